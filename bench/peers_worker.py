@@ -34,8 +34,21 @@ def _answer(name: str, case: Case, run: Run) -> None:
             other = asked["seed"] + UNSEEN
             rate = one.prompt_len / figures(run(one, 1, other)).ttft
         else:
-            rate = figures(run(case, asked["batch"], asked["seed"])).tokens_per_second or 0.0
+            rate = _steady_rate(case, run, asked["batch"], asked["seed"])
         print(json.dumps({"rate": rate}), flush=True)
+
+
+def _steady_rate(case: Case, run: Run, batch: int, seed: int) -> float:
+    """Tokens per second. Where first answers end before the last prompts are computed, longer ones are asked for."""
+    for times in (1, 2, 4):
+        one = replace(case, output_len=times * case.output_len)
+        rate = figures(run(one, batch, seed)).tokens_per_second
+        if rate is not None:
+            return rate
+    raise SystemExit(
+        f"{batch} sequences never decoded together, with answers of {times * case.output_len} tokens; "
+        "give a longer --output-len"
+    )
 
 
 def _afserve(name: str, case: Case, kept: str, dense: str) -> None:

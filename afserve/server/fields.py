@@ -88,10 +88,10 @@ class Fields:
 
     def __init__(self, values: Mapping[str, object], path: str = "") -> None:
         self._values = values
-        self._path = path
+        self.path = path
 
     def name(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
+        return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str) -> object:
         return self._values.get(key)

@@ -115,6 +115,12 @@ def test_tokens_of_a_message(http, server):  # noqa: F811
         ("tools[0].input_examples", {"tools": [{**ANTHROPIC_TOOLS[0], "input_examples": [{"days": 1}]}]}),
         ("tools[0].defer_loading", {"tools": [{**ANTHROPIC_TOOLS[0], "defer_loading": True}]}),
         ("tools[0].allowed_callers", {"tools": [{**ANTHROPIC_TOOLS[0], "allowed_callers": ["code"]}]}),
+        ("tools[0].name", {"tools": [{"name": "no name", "input_schema": {}}]}),
+        ("tools[0].input_schema", {"tools": [{"name": "a", "input_schema": 5}]}),
+        (
+            "messages[1].content",
+            {"messages": [{"role": "user", "content": "x"}, {"role": "user"}], "system": "x"},
+        ),
         ("tool_choice.type", {"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "some"}}),
         ("stop_sequences", {"stop_sequences": ["x"] * 17}),
     ],

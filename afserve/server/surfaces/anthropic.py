@@ -15,6 +15,9 @@ NAMES: Mapping[str, str] = {
     "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
+    "tools[].function.parameters": "tools[].input_schema",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEAVE = Known("leave it out")
@@ -36,8 +39,11 @@ def translate(fields: Fields) -> Translated:
     if fields.get("max_tokens") is None:
         fields.refuse("max_tokens", "an integer")
     messages = _system(fields)
+    names: dict[str, str] = {}
     for message in fields.sections("messages"):
-        messages += _message(message)
+        made = _message(message)
+        names |= {f"messages[{len(messages) + i}]": message.path for i in range(len(made))}
+        messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
     chat: Body = {**copied(fields, sampling), "messages": messages}
     chat["max_completion_tokens"] = fields.get("max_tokens")
@@ -48,7 +54,9 @@ def translate(fields: Fields) -> Translated:
     if thinking is not None:
         _thinking(thinking, chat)
     output = fields.section("output_config")
-    return Translated(chat, {}, names={} if output is None else _output(output, chat))
+    if output is not None:
+        names |= _output(output, chat)
+    return Translated(chat, {}, names=names)
 
 
 def translate_count(fields: Fields) -> Translated:

@@ -1,7 +1,7 @@
 """POST /v1/responses as a chat request: input items to messages, flat tools to nested ones."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
@@ -14,6 +14,7 @@ NAMES: Mapping[str, str] = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools[].function": "tools[]",
 }
 MAX_ITEMS = 8192
 MAX_REPEATED = 1 << 18
@@ -44,10 +45,10 @@ def translate(fields: Fields, before: list[object]) -> Translated:
     """`before` are the items of the responses that this one follows. Raises RequestError that names the field."""
     _refuse(fields)
     own = _items(fields)
-    messages = _messages([*before, *own])
     instructions = fields.text("instructions")
-    if instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
+    messages: list[Body] = [{"role": "system", "content": instructions}] if instructions else []
+    _messages(before, "previous_response_id", messages)
+    names = _messages(own, "input", messages)
     chat: Body = {**copied(fields), "messages": messages}
     if fields.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = fields.get("max_output_tokens")
@@ -57,7 +58,8 @@ def translate(fields: Fields, before: list[object]) -> Translated:
     if reasoning is not None:
         refuse_known(reasoning, _OF_REASONING)
         chat["reasoning_effort"] = reasoning.get("effort")
-    return Translated(chat, _facts(fields), [*before, *own] if fields.flag("store", True) else ())
+    kept = [*before, *own] if fields.flag("store", True) else ()
+    return Translated(chat, _facts(fields), kept, names)
 
 
 def _refuse(fields: Fields) -> None:
@@ -121,31 +123,35 @@ def _items(fields: Fields) -> list[object]:
     return items
 
 
-def _messages(items: list[object]) -> list[object]:
-    """Reasoning becomes part of the message or the call behind it; the model's template says whether it is shown."""
-    messages: list[Body] = []
+def _messages(items: Sequence[object], name: str, messages: list[Body]) -> dict[str, str]:
+    """Appends what `items` are as messages; `name` is the field they came in. Returns what parts of messages are
+    called there. Reasoning becomes part of the message or call behind it; the template says whether it is shown."""
+    names: dict[str, str] = {}
     thought = ""
     for at, item in enumerate(items):
         assert isinstance(item, dict), "items are objects"
-        fields = Fields(item, f"input[{at}]")
+        fields = Fields(item, f"{name}[{at}]")
         kind = or_else(fields.text("type"), "message")
         if kind == "message":
+            names[f"messages[{len(messages)}]"] = fields.path
             messages.append(_message(fields))
         elif kind == "function_call":
-            _call(fields, messages)
+            _call(fields, messages, names)
         elif kind == "function_call_output":
             call_id, content = fields.get("call_id"), _content(fields, "output")
+            names[f"messages[{len(messages)}].tool_call_id"] = fields.name("call_id")
+            names[f"messages[{len(messages)}].content"] = fields.name("output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif kind == "reasoning":
             thought += "".join(or_else(part.text("text"), "") for part in fields.sections("content"))
             continue
         else:
-            name = fields.name("type")
-            raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+            own = fields.name("type")
+            raise RequestError(f"{own}: {shown(kind)} is not served, this model reads text only", param=own)
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
         thought = ""
-    return list(messages)
+    return names
 
 
 def _message(fields: Fields) -> Body:
@@ -174,19 +180,20 @@ def _content(fields: Fields, key: str) -> object:
     return parts
 
 
-def _call(fields: Fields, messages: list[Body]) -> None:
+def _call(fields: Fields, messages: list[Body], names: dict[str, str]) -> None:
     """Calls that follow one another, or the words before them, are one message of the assistant."""
     call = {
         "id": fields.text("call_id"),
         "type": "function",
         "function": {"name": fields.text("name"), "arguments": fields.text("arguments")},
     }
-    if messages and messages[-1]["role"] == "assistant":
-        calls = messages[-1].setdefault("tool_calls", [])
-        assert isinstance(calls, list), "made here"
-        calls.append(call)
-    else:
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    calls = messages[-1].setdefault("tool_calls", [])
+    assert isinstance(calls, list), "made here"
+    chat = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
+    names |= {f"{chat}.id": fields.name("call_id"), f"{chat}.function": fields.path}
+    calls.append(call)
 
 
 def _tools(fields: Fields, chat: Body) -> None:

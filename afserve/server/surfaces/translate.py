@@ -1,5 +1,6 @@
 """Another API's request as the body of a chat request, and its refusals in that API's own field names."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,14 +42,25 @@ def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """A refusal inside that names a chat field names the API's own."""
+    """A refusal inside that names a chat field names the API's own, by the longest name that fits. "[]" is any index:
+    with "tools[].function.name" called "tools[].name", tools[3].function.name is tools[3].name."""
     try:
         yield
     except RequestError as error:
         param = error.param or ""
-        chat = next((n for n in names if param == n or param.startswith((f"{n}.", f"{n}["))), None)
-        if chat is None:
+        found = [beginning for name in names if (beginning := _beginning(param, name, names[name]))]
+        if not found:
             raise
-        own = names[chat]
+        chat, own = max(found, key=lambda pair: len(pair[0]))
         message = error.message.replace(chat, own, 1) if error.message.startswith(chat) else error.message
         raise type(error)(message, param=own + param[len(chat) :]) from error
+
+
+def _beginning(param: str, chat: str, own: str) -> tuple[str, str] | None:
+    """The beginning of `param` that `chat` names, and `own` with the indices that stand there."""
+    found = re.match(re.escape(chat).replace(r"\[\]", r"\[(\d+)\]") + r"(?=[.\[]|$)", param)
+    if found is None:
+        return None
+    for index in found.groups():
+        own = own.replace("[]", f"[{index}]", 1)
+    return found[0], own
