@@ -1,17 +1,15 @@
-"""The controller: the streams of all nodes, and the one place where the membership's effects become deeds.
+"""The controller: the one place where the membership's effects become deeds.
 
-What nodes say goes into `membership`, which decides; this file only moves bytes, keeps time and holds what others wait
-for. It lives in the gateway's event loop, imports no torch, and starts no process: whoever does gives it `on_start`.
+What nodes say (`streams`) goes into `membership`, which decides; this file keeps time and holds what others wait for.
+It lives in the gateway's event loop, imports no torch, and starts no process: whoever does gives it `on_start`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -34,13 +32,10 @@ from afserve.control.membership.events import (
     Event,
     Exited,
     Incident,
-    Joined,
     Known,
-    Left,
     MemberId,
     Place,
     Refuse,
-    Rejoined,
     Replan,
     Said,
     Settled,
@@ -49,7 +44,6 @@ from afserve.control.membership.events import (
     Tell,
     Ticked,
     Waited,
-    Withdrawn,
 )
 from afserve.control.membership.members import Members
 from afserve.control.membership.recovery import Rules
@@ -57,9 +51,8 @@ from afserve.control.membership.roster import Member
 from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
+from afserve.control.streams import NodeStreams
 from afserve.control.traces import Life, TraceFiles
-from afserve.control.wire import channel, messages
-from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,
@@ -71,7 +64,6 @@ from afserve.control.wire.values import (
     QueryAnswer,
     Ready,
     Recorded,
-    Register,
     Routed,
     Serve,
     Shutdown,
@@ -80,32 +72,16 @@ from afserve.control.wire.values import (
     Unheard,
 )
 from afserve.engine.stats import AttentionStats
-from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
+from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
-from afserve.tls import Certificates, CertifiedRole
+from afserve.tls import Certificates
 
 log = logging.getLogger("afserve.control")
 
 Wanted = Callable[[Mapping[Role, int], Mapping[int, AttentionPhase]], None]
 _TICK = 0.25
-_GRACE = 1.0
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One node's connection. `admitted` is answered once, `dismissed` at most once."""
-
-    number: int
-    last: SaidLast = field(default_factory=SaidLast)
-    outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
-    admitted: "asyncio.Future[MemberId]" = field(default_factory=asyncio.Future)
-    dismissed: "asyncio.Future[AfserveError]" = field(default_factory=asyncio.Future)
-
-    def put(self, value: ToNode) -> None:
-        """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
-        self.outbox.put_nowait(messages.encode_to_node(value, self.last))
 
 
 class Controller:
@@ -141,11 +117,8 @@ class Controller:
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
-        self._token = token
         self._clock = clock
-        self._numbers = count()
-        self._joining: dict[int, _Stream] = {}
-        self._streams: dict[MemberId, _Stream] = {}
+        self._streams = NodeStreams(token, self.check, self._on, self._hear)
         self._failure: AfserveError | None = None
         self._failed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -153,7 +126,6 @@ class Controller:
         self._stopping = False
         self._attending = AttentionNodes()
         self._phased = False  # whether attention nodes have, or had, phases
-        self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life
@@ -167,25 +139,10 @@ class Controller:
         shares_port: bool = False,
         certificates: Certificates | None = None,
     ) -> str:
-        """Listen, by default on loopback only, and return the address that nodes join.
-
-        `also` are services of this process that are reached at the same address, such as a gateway's. `shares_port`
-        where somebody keeps the port for the next controller of this run. With `certificates` only nodes that have one
-        of the same authority, for their role, may join.
-        """
-        options = channel.options(receive="from_node", shares_port=shares_port)
-        self._server = grpc.aio.server(options=options)
-        handler = grpc.stream_stream_rpc_method_handler(self._join)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}), *also)
+        """As `NodeStreams.listen`: returns the address that nodes join."""
+        self.address = await self._streams.listen(
+            host, port, also, shares_port=shares_port, certificates=certificates
         )
-        where = f"[{host}]" if ":" in host else host
-        try:
-            bound = channel.listen(self._server, f"{where}:{port}", certificates)
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
-        await self._server.start()
-        self.address = f"{where}:{bound}"
         self._on(TakenOver() if self._life else Begun())
         self._spawn(self._watch())
         self._compare_own(full=self.deployment.verify == FULL)
@@ -240,11 +197,7 @@ class Controller:
 
     async def stop(self) -> None:
         self._stopping = True
-        for stream in self._streams.values():
-            stream.put(Shutdown(self._failure))
-        await asyncio.sleep(0)  # lets the writers pick the message up before the server closes
-        if self._server is not None:
-            await self._server.stop(_GRACE)
+        await self._streams.stop(Shutdown(self._failure))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,59 +230,7 @@ class Controller:
         else:
             self.fail(PeerLost(who, reason))
 
-    # ---- one stream
-
-    async def _join(self, requests: AsyncIterator[bytes], context: channel.Context) -> None:
-        await channel.authenticate(context, self._token)
-        stream = _Stream(next(self._numbers))
-        member = await self._admit(stream, requests, context)
-        writing = asyncio.create_task(channel.write(stream.outbox, context))
-        reading = asyncio.create_task(self._read(member, requests))
-        reason = "its control stream broke"
-        either: set[asyncio.Future[Any]] = {reading, stream.dismissed}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if stream.dismissed.done():
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, stream.dismissed.result().message)
-            reason = reading.result()
-        finally:
-            writing.cancel()
-            reading.cancel()
-            self._streams.pop(member, None)
-            self._on(Left(member, reason))
-
-    async def _admit(
-        self, stream: _Stream, requests: AsyncIterator[bytes], context: channel.Context
-    ) -> MemberId:
-        """Whoever does not say first who it is belongs to nobody."""
-        try:
-            first = messages.decode_from_node(await anext(requests))
-            if not isinstance(first, Register):
-                raise RendezvousError(f"a node registers first; got {type(first).__name__}")
-            if first.role in tuple(CertifiedRole):
-                await channel.certify(context, CertifiedRole(first.role))
-            self.check()
-            self._joining[stream.number] = stream
-            back = first.standing is not None
-            self._on(Rejoined(stream.number, first) if back else Joined(stream.number, first))
-            return await stream.admitted
-        except AfserveError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
-            raise
-        finally:
-            if self._joining.pop(stream.number, None) is not None:
-                self._on(Withdrawn(stream.number))
-
-    async def _read(self, member: MemberId, requests: AsyncIterator[bytes]) -> str:
-        """Until the stream ends; why it did."""
-        try:
-            async for data in requests:
-                self._hear(member, messages.decode_from_node(data))
-        except ProtocolError as error:
-            return error.message
-        except grpc.RpcError:
-            return "its control stream broke"
-        return "its control stream ended"
+    # ---- what nodes say
 
     def _hear(self, member: MemberId, value: FromNode) -> None:
         """Routing counts, questions and lines for the log are no business of the membership."""
@@ -406,18 +307,17 @@ class Controller:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Admit(connection, member, assigned):
-                stream = self._streams[member] = self._joining.pop(connection)
+                self._streams.admit(connection, member)
                 if assigned is not None:
-                    stream.put(assigned)
+                    self._tell(member, assigned)
                 if member.node.role is Role.EXPERT and self._phased:
-                    stream.put(self._attending)
+                    self._tell(member, self._attending)
                 if member.node.role is Role.GATEWAY:
-                    stream.put(replace(self._attending, serves=self._settled.is_set()))
+                    self._tell(member, replace(self._attending, serves=self._settled.is_set()))
                 elif assigned is None and self._hears_of_others(member):
-                    stream.put(self._attending)  # it may have missed the last one
-                stream.admitted.set_result(member)
+                    self._tell(member, self._attending)  # it may have missed the last one
             case Refuse(connection, error):
-                self._joining.pop(connection).admitted.set_exception(error)
+                self._streams.refuse(connection, error)
             case Tell(member, value):
                 self._tell(member, value)
             case Start(node, instead):
@@ -425,8 +325,7 @@ class Controller:
                     self.on_instead(node, instead)
                 self.on_start(node)
             case Dismiss(member, error):
-                if (found := self._streams.pop(member, None)) is not None:
-                    found.dismissed.set_result(error)
+                self._streams.dismiss(member, error)
             case Replan():
                 self._spawn(self._replan(effect))
             case Incident():
@@ -445,8 +344,7 @@ class Controller:
         return bool(serves and (self.deployment.engine.kv_copies or self._phased))
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
-        if (stream := self._streams.get(member)) is not None:
-            stream.put(value)
+        self._streams.tell(member, value)
 
     async def _replan(self, asked: Replan) -> None:
         """Where there is no way there now, the next change of who is there asks again."""

@@ -365,6 +365,13 @@ def _kv(
     tokens = tokens // block * block
     used = max(0, tokens) * each
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
+    left = min((_room(machine, s, weights) for s in shares if s.here and s.attention), default=used)
+    most = left // each // block * block
+    if full and wishes.kv_tokens is not None and block <= most:
+        raise DoesNotFitError(
+            f"--kv-tokens {tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of the "
+            f"{gib(machine.memory)} that are free; at most {most} fit"
+        )
     if tokens < block or full:
         needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")

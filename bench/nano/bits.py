@@ -1,4 +1,4 @@
-"""`python -m bench.nano.bits`: what few-bit experts cost nano, as the engine serves it: bits per byte of held-out text.
+"""`python -m bench.nano.bits`: what few bits cost nano, as the engine serves it: bits per byte of held-out text.
 
 The text is the committed sample, the windows are those of `heldout`, the numbers are the engine's own logprobs in
 bfloat16. With --save they go to training.json and onto the card. Knows no training.
@@ -20,12 +20,18 @@ from bench.nano import card
 from bench.nano.heldout import CONTEXT, Scored, windows
 
 HOME = Path(__file__).parents[2] / "configs" / "nano"
+# Name -> what experts and what other linear maps are kept in.
+KEPT = {
+    "bf16": ("auto", "auto"),
+    **{kept: (kept, "auto") for kept in EXPERT_DTYPES if kept != "auto"},
+    **{f"{kept} everywhere": (kept, kept) for kept in EXPERT_DTYPES if kept != "auto"},
+}
 ASKED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`perplexity` is by token; `weight_error` is relative, 0 where nothing is rounded."""
+    """`perplexity` is by token; `weight_error` of experts is relative, 0 where nothing is rounded."""
 
     bits_per_byte: float
     perplexity: float
@@ -38,21 +44,20 @@ def texts(folder: Path) -> list[str]:
 
 
 def costs(folder: Path, most: int | None = None, threads: int = 1) -> dict[str, dict[str, float]]:
-    """By what experts are kept in; printed as they come."""
+    """By what experts, and with "everywhere" the other linear maps too, are kept in; printed as they come."""
     found = {}
-    for kept in EXPERT_DTYPES:
-        cost = measured(folder, kept, texts(folder), most, threads)
-        name = "bf16" if kept == "auto" else kept
+    for name, (kept, dense) in KEPT.items():
+        cost = measured(folder, kept, dense, texts(folder), most, threads)
         found[name] = {key: round(value, 5) for key, value in asdict(cost).items()}
-        print(json.dumps({"bench": "nano bits", "experts": name, **found[name]}), flush=True)
+        print(json.dumps({"bench": "nano bits", "kept": name, **found[name]}), flush=True)
     return found
 
 
-def measured(folder: Path, kept: str, some: list[str], most: int | None, threads: int) -> Cost:
+def measured(folder: Path, kept: str, dense: str, some: list[str], most: int | None, threads: int) -> Cost:
     """Windows of whole texts, at most `most` of them; bytes are those of the tokens that count."""
     bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
     scored = [w for text in some for w in windows(bpe.encode(text, add_special_tokens=False).ids)][:most]
-    nats = _nats(folder, kept, scored, threads)
+    nats = _nats(folder, kept, dense, scored, threads)
     tokens = [w.ids[w.first + 1 :] for w in scored]
     size = sum(len(bpe.decode(ids, skip_special_tokens=False).encode()) for ids in tokens)
     count = sum(map(len, tokens))
@@ -60,11 +65,17 @@ def measured(folder: Path, kept: str, some: list[str], most: int | None, threads
     return Cost(nats / math.log(2) / size, math.exp(nats / count), error, len(scored))
 
 
-def _nats(folder: Path, kept: str, scored: list[Scored], threads: int) -> float:
+def _nats(folder: Path, kept: str, dense: str, scored: list[Scored], threads: int) -> float:
     """Negative logprobs of the tokens that count, summed."""
     room = CONTEXT + 32
     config = EngineConfig(
-        room, 8 * room // 16, max_batch_tokens=512, prefix_caching=False, threads=threads, expert_dtype=kept
+        room,
+        8 * room // 16,
+        max_batch_tokens=512,
+        prefix_caching=False,
+        threads=threads,
+        expert_dtype=kept,
+        dense_dtype=dense,
     )
     node = colocated(ModelSource(str(folder), "nano"), config)
     for number, window in enumerate(scored):

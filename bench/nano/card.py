@@ -105,7 +105,8 @@ def _few_bits(facts: dict[str, Any]) -> str:
         + (f", weights off by {cost['weight_error']:.1%})" if cost["weight_error"] else ")")
         for name, cost in found.items()
     ]
-    return f"| bits per byte of the sample as served, by what experts are kept in | {'; '.join(kept)} |\n"
+    kinds = "what experts, or all linear maps (everywhere), are kept in"
+    return f"| bits per byte of the sample as served, by {kinds} | {'; '.join(kept)} |\n"
 
 
 def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:

@@ -580,7 +580,7 @@ def test_a_node_ends_when_no_controller_comes_within_the_grace():
         for node in nodes:
             node.start()
         await asyncio.wait_for(controller.wait_ready(), SECONDS)
-        await controller._server.stop(0)
+        await controller._streams._server.stop(0)
         for node in nodes:
             await asyncio.to_thread(node.join, SECONDS)
             assert isinstance(node.raised, PeerLost) and "stream broke" in node.raised.message

@@ -70,7 +70,9 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
         found = [token async for event in frontend.generate(request) for token in event.token_ids]
         assert len(found) == 4
         if not polite:
-            await controller._server.stop(None)  # as if the connection broke: nobody was told to stop
+            await controller._streams._server.stop(
+                None
+            )  # as if the connection broke: nobody was told to stop
         await controller.stop()
         return nodes
 

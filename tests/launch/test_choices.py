@@ -238,6 +238,16 @@ def test_a_small_machine_shortens_what_it_can_and_says_so():
     assert str(NANO.max_position) in chosen.picked["max-model-len"]
 
 
+def test_too_large_a_cache_says_how_much_fits():
+    here = machine(memory=(2 * NODE_OVERHEAD / GIB + 0.05) / 0.9)
+    with pytest.raises(DoesNotFitError, match=r"--kv-tokens 1000000: .* at most [0-9]+ fit") as refused:
+        choose(NANO, SOURCE, here, Wishes(kv_tokens=1000000, max_model_len=64))
+    most = int(refused.value.message.split()[-2])
+    assert choose(NANO, SOURCE, here, Wishes(kv_tokens=most, max_model_len=64)).deployment.engine.kv_blocks
+    with pytest.raises(DoesNotFitError, match="at most"):
+        choose(NANO, SOURCE, here, Wishes(kv_tokens=most + 16, max_model_len=64))
+
+
 def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
     found = find_model("deepseek-v3", tmp_path)
     spec = load_spec(found.folder)
