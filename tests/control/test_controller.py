@@ -547,7 +547,7 @@ def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_
                 node.start()
             await asyncio.wait_for(first.wait_ready(), SECONDS)
             known = {member.id for member in first.members}
-            await first._server.stop(0)  # as a killed process: nobody is told to go
+            await first._streams._server.stop(0)  # as a killed process: nobody is told to go
             gateway = Gateway(TOKEN, generation=256)
             second = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER, life=1)
             second.on_attention = gateway.told
