@@ -6,7 +6,8 @@ Attention nodes are scripted: each computes prompts one after the other at a fix
 an LRU cache, and runs a request for its output tokens. The rate is that at which round robin keeps nodes busy for 80 %
 of the time. `fetching` nodes get missing blocks from another node in a twentieth of the time that computing them takes.
 The oracle of hits is one LRU cache as large as all nodes' together. The router is the gateway's own code, asked with
-what a gateway knows.
+what a gateway knows: each node tells it every second which beginnings came into its cache and which left it. `untold`
+routers have only what they gave before.
 """
 
 import argparse
@@ -14,16 +15,19 @@ import heapq
 import json
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from afserve.control.affinity import Affinity
+from afserve.control.node.prefixes import SECONDS
+from afserve.engine.prefix_keys import keys_of
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "kv_routing.jsonl"
 TRACE = ROOT.parent / "shared/data/request_traces/mooncake_conversation_trace.jsonl"
 BLOCK = 512  # tokens of the trace's blocks
+ENGINE_BLOCK = 16  # of a node's
 TPOT = 0.02
 FETCHED = 0.05  # of the time that computing takes
 BUSY = 0.8
@@ -40,20 +44,25 @@ class Asked:
 
 
 class Cache:
-    """LRU over blocks; the tail of a prompt goes before its head."""
+    """LRU over blocks; the tail of a prompt goes before its head. Its `changes` are blocks that came (True) or went
+    since they were last taken."""
 
     def __init__(self, blocks: int) -> None:
         self._most, self._kept = blocks, OrderedDict[int, None]()
+        self.changes: dict[int, bool] = {}
 
     def run(self, blocks: Sequence[int]) -> int:
         return next((i for i, block in enumerate(blocks) if block not in self._kept), len(blocks))
 
     def use(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
+            if block not in self._kept:
+                self.changes[block] = True
             self._kept[block] = None
             self._kept.move_to_end(block)
         while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+            gone, _ = self._kept.popitem(last=False)
+            self.changes[gone] = False
 
 
 @dataclass
@@ -107,17 +116,44 @@ def round_robin() -> Router:
     return lambda turn, asked, nodes: Choice(turn % len(nodes))
 
 
-def gateway(*, fetching: bool) -> Router:
-    """The router that serves, told what a gateway is told."""
-    affinity = Affinity(16)
+class Keys:
+    """The keys of the beginnings that end in each block, in the engine's blocks of `ENGINE_BLOCK` tokens."""
 
-    def pick(turn: int, asked: Asked, nodes: Sequence[Node]) -> Choice:
+    def __init__(self) -> None:
+        self._of: dict[int, list[int]] = {}
+
+    def prompt(self, asked: Asked) -> list[int]:
+        """Token ids that stand for its blocks, the last one of which may be shorter."""
         prompt: list[int] = []
         for block in asked.blocks:
-            prompt += [block] * BLOCK  # the last one may be shorter
+            prompt += [block] * BLOCK
+        if asked.blocks[-1] not in self._of:
+            self._of.update((block, []) for block in asked.blocks if block not in self._of)
+            for key, end in keys_of(prompt, ENGINE_BLOCK):
+                mine = self._of[asked.blocks[(end - 1) // BLOCK]]
+                if key not in mine:
+                    mine.append(key)
+        return prompt
+
+    def of(self, blocks: Iterable[int]) -> list[int]:
+        return [key for block in blocks for key in self._of[block]]
+
+
+def gateway(*, fetching: bool, told: bool = True) -> Router:
+    """The router that serves, told what a gateway is told."""
+    affinity, keys = Affinity(ENGINE_BLOCK), Keys()
+    said: dict[int, float] = {}
+
+    def pick(turn: int, asked: Asked, nodes: Sequence[Node]) -> Choice:
+        for index, node in enumerate(nodes):
+            if told and asked.at - said.get(index, 0.0) >= SECONDS:
+                changes, node.cache.changes, said[index] = node.cache.changes, {}, asked.at
+                came = keys.of(block for block, here in changes.items() if here)
+                went = keys.of(block for block, here in changes.items() if not here)
+                affinity.told(index, came, went, anew=False)
         load = {index: len(node.running) for index, node in enumerate(nodes)}
         pending = {index: sum(missing for _, missing in node.prompts) for index, node in enumerate(nodes)}
-        route = affinity.pick(prompt, load, None, pending)
+        route = affinity.pick(keys.prompt(asked), load, None, pending)
         return Choice(route.node, route.missing, route.source if fetching else None)
 
     return pick
@@ -183,8 +219,9 @@ def oracle(trace: Sequence[Asked], blocks: int) -> int:
 def compare(trace: Sequence[Asked], count: int, blocks: int) -> Iterator[tuple[str, Outcome]]:
     rate = rate_of(trace, count, blocks)
     yield "round robin", play(trace, round_robin(), count, blocks, rate)
-    yield "gateway", play(trace, gateway(fetching=False), count, blocks, rate)
-    yield "gateway, fetching", play(trace, gateway(fetching=True), count, blocks, rate)
+    for name, told in (("gateway, untold", False), ("gateway", True)):
+        yield name, play(trace, gateway(fetching=False, told=told), count, blocks, rate)
+        yield f"{name}, fetching", play(trace, gateway(fetching=True, told=told), count, blocks, rate)
     yield "all-knowing", play(trace, all_knowing(rate, fetching=False), count, blocks, rate)
     yield "all-knowing, fetching", play(trace, all_knowing(rate, fetching=True), count, blocks, rate)
 

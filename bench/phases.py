@@ -95,7 +95,7 @@ class Bank:
 @dataclass
 class Loop:
     """One micro-batch of a node. `due`: when its attention stage is over; `ends`: when each pass through all layers
-    was."""
+    was; `answers`: when each layer was."""
 
     node: Node
     index: int
@@ -107,6 +107,7 @@ class Loop:
     layer: int = 0
     ticket: Ticket | None = None
     ends: list[float] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
 
     def turn(self, now: float, answered: dict[tuple[int, int], float]) -> None:
         """Take the answer where it is there, dispatch where the stage is over. Stages of micro-batches overlap.
@@ -116,6 +117,7 @@ class Loop:
             self.link.combine(self.ticket)
             at = answered[self.index, self.micro_batch]
             self.ticket, self.due = None, at + self.node.stage * self.dice.uniform(1 - JITTER, 1 + JITTER)
+            self.answers.append(at)
             self.layer = (self.layer + 1) % LAYERS
             if not self.layer:
                 self.ends.append(at)
@@ -175,14 +177,14 @@ def run(case: Case) -> dict[str, object]:
         for before, later in zip(loop.ends, loop.ends[1:], strict=False)
         if before >= since
     )
-    chunks = sum(loop.node.rows for loop in prefill for at in loop.ends if at >= since)
+    rows = sum(loop.node.rows for loop in prefill for at in loop.answers if at >= since)
     stats = expert.stats()
     return {
         "experiment": case.name,
         "layers": LAYERS,
         "token_ms": round(1e3 * gaps[len(gaps) // 2], 3) if gaps else None,
         "token_p99_ms": round(1e3 * gaps[int(0.99 * len(gaps))], 3) if gaps else None,
-        "prompt_tok_s": round(chunks / case.period),
+        "prompt_tok_s": round(rows / LAYERS / case.period),
         "busy": round(stats.busy_seconds / (case.warm + case.period), 3),
         "pieces": stats.prompt_pieces,
     }

@@ -90,7 +90,23 @@ def played_lines(found: tuple[Goodput, ...]) -> str:
     for one in found:
         words = described(one.found.layout) if one.found else "does not fit"
         lines.append(f"  {one.rate:8.2f} requests/s  {one.kind}: {words}")
-    return "\n".join([*lines, which_pays(found)])
+    return "\n".join(
+        [*lines, which_pays(found), how_to_start(found[0].kind) if found[0].rate else ""]
+    ).rstrip()
+
+
+def how_to_start(kind: str) -> str:
+    """What of a kind `afserve up` starts, and that no cluster file has it."""
+    from afserve.placement.planner.search_phases import HOSTED, MIXED, SHARED, TWO_COPIES
+
+    ways = {
+        SHARED: "Start it with `afserve up --prefill P --decode D --experts N`",
+        HOSTED: "Start it with `afserve up --prefill P --decode D --experts N` where N is P + D; on GPUs nothing lets "
+        "decoding go first on a device that both share, as was simulated",
+        TWO_COPIES: "`afserve up` does not start it: it hands no KV from one copy of the experts to another",
+        MIXED: "Instances of one device are `afserve up --colocated`; it starts no larger ones",
+    }
+    return f"{ways[kind]}. --cluster writes the plan above, none of these layouts."
 
 
 def which_pays(found: tuple[Goodput, ...]) -> str:

@@ -14,8 +14,8 @@ from afserve.engine.request import NO_TENANT, Tenant
 from afserve.errors import OverloadedError
 
 WINDOW_SECONDS = 0.5  # of a measurement at least
-_WEIGHT = 0.1  # of the newest measurement in the mean
-_FULL = 0.6  # of a limit: in overload the queue stays there, and what is taken would be late half of the time at 1
+_WEIGHT = 0.3  # of the newest measurement in the mean: what answers take changes within seconds
+_FULL = 0.5  # of a limit: in overload the queue stays there, and what is taken would be late half of the time at 1
 _SEEN = 0.3  # of a limit that somebody must have waited for
 _LEAST_RETRY = 1.0  # seconds
 

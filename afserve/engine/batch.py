@@ -16,8 +16,9 @@ from afserve.kernels.paged import PagedBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, else its last if sampled. `logit_ends`
-    are the places in it where each chunk's end.
+    """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, else its last if sampled. Nothing but
+    these is read of what the last layer gives; `logit_rows` are the same on the host. `logit_ends` are the places in it
+    where each chunk's end.
 
     The first `decodes` tokens are decoded or verified, the others belong to prompt chunks.
     """
@@ -25,6 +26,7 @@ class Batch:
     token_T: Tensor
     paged: PagedBatch
     logit_row_R: Tensor
+    logit_rows: list[int]
     logit_ends: list[int]
     all_logits: bool
     decodes: int
@@ -76,6 +78,7 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             contexts=tuple(contexts),
         ),
         logit_row_R,
+        rows,
         ends,
         len(rows) == len(tokens),
         plan.decodes,

@@ -203,7 +203,8 @@ class ExpertNode:
         """Of the prompt's message that has waited longest, and of those that share its call; all of them where nobody
         decodes."""
         start = self._clock.now()
-        beside = start - self._decoded < _DECODING
+        if beside := start - self._decoded < _DECODING:
+            self._pieces.beside(self._barrier.usual_gap(self._prefilling))
         if self._batch is None and beside and self._pieces.whole_experts:
             self._batch = self._begun()
         if self._batch is not None:

@@ -1,4 +1,4 @@
-"""How many rows each expert was sent, by workload class: notes per step, counted some steps later, many at once.
+"""How many rows chose each expert, by workload class: notes per step, counted some steps later, many at once.
 
 Used by the thread that steps the node and by nobody else: what was counted leaves as a value (`take`). On a device
 nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E experts.

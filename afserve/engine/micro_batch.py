@@ -30,6 +30,7 @@ T = TypeVar("T")
 Step = Generator[T | None, None, None]
 Run = tuple[int, ...]  # tokens of one sequence, one after the other
 Vectors = dict[int, tuple[bytes, ...]]  # `pooled` and `row` of an event, by a chunk's index in the plan
+_UNREAD = 0  # the token of who wants a row: somebody else draws it
 Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
 
 
@@ -71,9 +72,8 @@ class MicroBatch(Generic[T]):
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
-            x_TH = yield from self._layers(batch)
+            rows_RH = yield from self._layers(batch)
             since = self._meter.now()
-            rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
             self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
             tokens = len(batch.token_T)
@@ -95,19 +95,30 @@ class MicroBatch(Generic[T]):
         self.steps += 1
 
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
-        """Dispatch, run the shared expert meanwhile, combine, layer by layer. The routed sum is float32."""
+        """Dispatch, run the shared expert meanwhile, combine, layer by layer; what the last layer gives for the rows
+        that are read, R of them. Of the others it only keeps keys and values. The routed sum is float32."""
         model, spoiled_T = self._model, self._spoiled.of(batch.token_T)
+        last = len(model.layers) - 1
         x_TH, paged = model.embed(batch.token_T), model.ops.bind_batch(batch.paged)
         for number, (layer, attend) in enumerate(zip(model.layers, self._kv.halves, strict=True)):
             normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
             local_TH: Tensor | None
+            if expert_TK is not None:
+                self._load.note(self.index, expert_TK)
+            if number == last and not batch.all_logits:
+                spoiled_T = self._spoiled.only(batch.logit_rows, normed_TH, number, self._given_up())
+                if not batch.logit_rows:
+                    x_TH = x_TH[:0]
+                    break
+                x_TH, normed_TH = x_TH[batch.logit_row_R], normed_TH[batch.logit_row_R]
+                if expert_TK is not None and weight_TK is not None:
+                    expert_TK, weight_TK = expert_TK[batch.logit_row_R], weight_TK[batch.logit_row_R]
             if layer.moe_number is None:
                 local_TH = layer.local_ffn(normed_TH)
                 assert local_TH is not None, "a dense layer without an FFN"
                 model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
                 continue
             assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
-            self._load.note(self.index, expert_TK)
             since = self._meter.now()
             ticket = self._link.dispatch(
                 normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
@@ -125,17 +136,21 @@ class MicroBatch(Generic[T]):
 
     def _finish(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> None:
         """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""
-        logits_RV = self._model.logits(rows_RH)
-        failures = self._spoiled.failures(plan, self._given_up)
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
-        chosen = [ends[index] - 1 for index in last]
+        drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
+        chosen = [ends[index] - 1 for index in drawn]
+        scored = any(chunk.sequence.collects_prompt for chunk in plan.chunks)
+        read_RH = rows_RH if scored or len(chosen) == len(rows_RH) else rows_of(rows_RH, chosen)
+        logits_RV = self._model.logits(read_RH) if len(read_RH) else read_RH
+        failures = self._spoiled.failures(plan, self._given_up)
         chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
-        sequences = [plan.chunks[index].sequence for index in last]
+        sequences = [plan.chunks[index].sequence for index in drawn]
         outcomes = sample(chosen_RV, sequences, self._model.ops) if sequences else []
-        accepted: Accepted = {}
-        for at, (index, outcome) in enumerate(zip(last, outcomes, strict=True)):
+        accepted: Accepted = {index: ((_UNREAD,), ()) for index in last if index not in failures}
+        for at, (index, outcome) in enumerate(zip(drawn, outcomes, strict=True)):
             if isinstance(outcome, Failure):
                 failures.setdefault(index, outcome.message)
+                accepted.pop(index, None)
             elif index not in failures:
                 accepted[index] = (outcome,), _logprobs(sequences[at], outcome, chosen_RV, at)
         for index, chunk in enumerate(plan.chunks):

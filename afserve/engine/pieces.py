@@ -1,15 +1,18 @@
 """In which pieces an expert node computes long messages while others decode: numbers in, numbers of rows out.
 
-A decode message waits for the piece that runs, so a piece is short. But every piece costs something whatever its size,
-so it is not shorter than keeps that a small part of the work. Where a call costs more than a piece of rows can bear,
-because it reads the weights of its experts, pieces are cut between experts: all of them together read each one once.
-What a call and a row cost is measured. It knows no tensors and no clock.
+A decode message waits for the piece that runs, so a piece is short, against the time from its answer to the next one.
+But every piece costs something whatever its size, so it is not shorter than keeps that a small part of the work. Where
+a call costs more than a piece of rows can bear, because it reads the weights of its experts, pieces are cut between
+experts: all of them together read each one once. What a call and a row cost is measured. It knows no tensors and no
+clock.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
+PIECE_SECONDS = 200e-6  # of a piece, where a call costs little and decode messages follow quickly
+_MOST_SECONDS = 600e-6  # of one, where they do not: nodes that pause look slow too
+_OF_GAP = 1 / 4  # of the time from an answer to the same micro-batch's next message
 OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
 _SHORTEST, _LONGEST = 0.4, 2.0  # of a piece's usual size
 _GRAIN = 16  # rows
@@ -20,6 +23,7 @@ _DECAY = 0.98  # of what was measured before, per call
 class PieceSize:
     """Least squares of calls' seconds over their rows, older calls counting less."""
 
+    usual: float = PIECE_SECONDS  # seconds of a piece
     _weight: float = 0.0
     _rows: float = 0.0
     _seconds: float = 0.0
@@ -33,6 +37,11 @@ class PieceSize:
         self._seconds = _DECAY * self._seconds + seconds
         self._squares = _DECAY * self._squares + rows * rows
         self._products = _DECAY * self._products + rows * seconds
+
+    def beside(self, gap: float | None) -> None:
+        """Decoding goes on. A micro-batch that does has its next message here `gap` seconds behind an answer, if that
+        is known."""
+        self.usual = max(PIECE_SECONDS, min(_MOST_SECONDS, _OF_GAP * (gap or 0.0)))
 
     def costs(self) -> tuple[float, float]:
         """Seconds of a call without rows, and of one row; (0, 0) while calls of one size only were seen."""
@@ -57,7 +66,7 @@ class PieceSize:
         call, row = self.costs()
         if not row:
             return left
-        wanted = max(PIECE_SECONDS - call, call / OVERHEAD)
+        wanted = max(self.usual - call, call / OVERHEAD)
         if quiet is not None:
             wanted = min(max(quiet - call, _SHORTEST * wanted), _LONGEST * wanted)
         grains = max(1, int(wanted / row / _GRAIN))
@@ -67,7 +76,7 @@ class PieceSize:
     def whole_experts(self) -> bool:
         """Whether pieces of rows would be longer than usual for what their calls cost."""
         call, row = self.costs()
-        return row > 0 and call / OVERHEAD > PIECE_SECONDS - call
+        return row > 0 and call / OVERHEAD > self.usual - call
 
     def by_expert(self, rows: int, pairs: Sequence[int]) -> list[float]:
         """Seconds of each expert that computes `pairs` of `rows`."""
@@ -82,12 +91,12 @@ class PieceSize:
         if not any(pairs) or not row:
             return rows
         read, pair = call / sum(map(bool, pairs)), row / sum(pairs) * max(pairs)
-        grains = max(1, int(max(PIECE_SECONDS - read, read / OVERHEAD) / pair / _GRAIN))
+        grains = max(1, int(max(self.usual - read, read / OVERHEAD) / pair / _GRAIN))
         return min(rows, grains * _GRAIN)
 
     def experts(self, seconds: Sequence[float], quiet: float | None = None) -> int:
         """How many of the next ones, which take `seconds`, are a piece: one at least. `quiet` as for `rows`."""
-        wanted, taken = PIECE_SECONDS, 0.0
+        wanted, taken = self.usual, 0.0
         if quiet is not None:
             wanted = min(max(quiet, _SHORTEST * wanted), _LONGEST * wanted)
         for index, one in enumerate(seconds):

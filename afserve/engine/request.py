@@ -194,7 +194,8 @@ class GenerationRequest:
     highest is preempted first; among those of one priority each `tenant` has its share. Requests find cached blocks of
     those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before; another node
     has computed the others for it (None: it has not). With a `row`, which is what the last layer gave for its last
-    token there, the next token is drawn at once. One that `wants_row` ends with its own.
+    token there, the next token is drawn at once. One that `wants_row` ends with its own, and no
+    logits are computed for it: its one token is 0.
     """
 
     handle: int
@@ -211,6 +212,10 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if self.wants_row and self.params.max_tokens != 1:
+            raise RequestError(
+                "wants_row: a row comes with one token; set max_tokens to 1", param="wants_row"
+            )
         if len(self.cache_salt) > MAX_SALT:
             raise RequestError(
                 f"cache_salt: has {len(self.cache_salt)} characters, at most {MAX_SALT} are allowed",

@@ -15,6 +15,7 @@ from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
 from afserve.engine.prefix_keys import HeldPrefixes, extend
 from afserve.engine.request import FinishReason, GenerationRequest
+from afserve.engine.request_limits import RequestLimits
 from afserve.engine.sequence import Sequence
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
@@ -32,15 +33,19 @@ class Scheduler:
         prefixes: HeldPrefixes | None = None,
     ) -> None:
         self._config = config
-        self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self.prefixes = HeldPrefixes() if prefixes is None else prefixes
-        self._longest = min(config.max_model_len, self.pool.blocks * self.pool.block_size)
+        self._limits = RequestLimits(
+            config.max_model_len, self.pool.blocks * self.pool.block_size, vocab_size
+        )
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_handle: dict[int, Sequence] = {}
+        self._undrawn: dict[
+            int, Sequence
+        ] = {}  # of the running ones, those that brought the row of their next token
         self._order = 0
         self.active = config.micro_batches
         self.step_tokens = config.max_batch_tokens
@@ -54,7 +59,9 @@ class Scheduler:
 
     def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
         """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
-        self._check(request)
+        if request.handle in self._by_handle:
+            raise RequestError(f"request {request.handle} is already running", param="handle")
+        self._limits.check(request)
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
         sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         if not self._waiting.room(sequence, self._config.max_waiting):
@@ -66,45 +73,6 @@ class Scheduler:
         self._by_handle[request.handle] = sequence
         self._shares.opened(sequence)
         self._queue(sequence)
-
-    def _check(self, request: GenerationRequest) -> None:
-        length, limit = len(request.prompt_ids) + len(request.generated), self._config.max_model_len
-        what = "the prompt and what was generated have" if request.generated else "the prompt has"
-        if request.handle in self._by_handle:
-            raise RequestError(f"request {request.handle} is already running", param="handle")
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty; send at least one token", param="prompt")
-        if length >= limit:
-            raise RequestError(
-                f"{what} {length} tokens; at most {limit - 1} fit with one new token (max_model_len {limit})",
-                param="prompt",
-            )
-        self._check_ids(request)
-        if len(request.generated) >= request.params.max_tokens:
-            raise RequestError(
-                f"generated: {len(request.generated)} tokens are there and max_tokens is {request.params.max_tokens}: "
-                "the request has ended already",
-                param="generated",
-            )
-        if request.params.seed is None and not request.params.greedy:
-            raise RequestError(
-                "seed: a request that draws tokens needs one; SamplingParams.choices() gives it", param="seed"
-            )
-        capacity = self.pool.blocks * self.pool.block_size
-        if length >= capacity:
-            raise RequestError(
-                f"{what} {length} tokens, the KV cache of a node holds {capacity}", param="prompt"
-            )
-
-    def _check_ids(self, request: GenerationRequest) -> None:
-        limit = self._vocab_size
-        for name, ids in (("prompt", request.prompt_ids), ("generated", request.generated)):
-            worst = next((t for t in ids if not 0 <= t < limit), None)
-            if worst is not None:
-                raise RequestError(f"{name} token id {worst} is outside [0, {limit})", param=name)
-        for token in (*request.params.stop_token_ids, *(t for t, _ in request.params.logit_bias)):
-            if not 0 <= token < limit:
-                raise RequestError(f"token id {token} is outside [0, {limit})", param="stop_token_ids")
 
     def cancel(self, handle: int) -> bool:
         """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
@@ -152,7 +120,7 @@ class Scheduler:
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
-        mine = [sequence for sequence in self._running[micro_batch] if sequence.row]
+        mine = [sequence for sequence in self._undrawn.values() if sequence.micro_batch == micro_batch]
         for sequence in mine:
             sequence.in_flight = True
         chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
@@ -210,6 +178,8 @@ class Scheduler:
             self.prefix_hits += sequence.cached_tokens
             self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
         self._running[micro_batch].append(sequence)
+        if sequence.row:
+            self._undrawn[sequence.order] = sequence
         self._mark(sequence, len(found))
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
@@ -274,6 +244,7 @@ class Scheduler:
             sequence.in_flight = False
             if plan.draws:
                 sequence.row = b""
+                self._undrawn.pop(sequence.order, None)
             if index in failures:
                 finished.append(self._failed(chunk, failures[index]))
                 continue
@@ -332,7 +303,7 @@ class Scheduler:
             return "stop"
         length = len(sequence.tokens)
         most = sequence.prompt_length + sequence.request.params.max_tokens
-        return "length" if length >= most or length >= self._longest else None
+        return "length" if length >= most or length >= self._limits.longest else None
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
         """Whether this token, its last one, ends it."""
@@ -344,6 +315,7 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         self._running[sequence.micro_batch].remove(sequence)
+        self._undrawn.pop(sequence.order, None)
         sequence.micro_batch = -1
 
     def _drop(self, sequence: Sequence) -> None:
@@ -396,6 +368,8 @@ class Scheduler:
         self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         self._shares.check(list(self._by_handle.values()))
+        undrawn = {sequence.order for sequence in self._all_running() if sequence.row}
+        assert undrawn == set(self._undrawn), "rows that wait to be drawn are miscounted"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
 

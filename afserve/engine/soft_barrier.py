@@ -78,6 +78,16 @@ class SoftBarrier:
         ]
         return min(usual, default=None)
 
+    def usual_gap(self, besides: Collection[int]) -> float | None:
+        """The least usual time from an answer to the next dispatch, in seconds, of streams whose nodes are not
+        `besides`; None where none is known."""
+        gaps = [
+            stream.gap
+            for stream in self._streams.values()
+            if stream.node not in besides and stream.gap is not None
+        ]
+        return min(gaps, default=None)
+
     def forget(self, node: int) -> None:
         """An attention node is gone."""
         self._streams = {key: stream for key, stream in self._streams.items() if stream.node != node}

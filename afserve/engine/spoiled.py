@@ -1,10 +1,11 @@
 """Which rows of a step met a value that is not finite, and in which layer first. One per micro-batch.
 
 The kernels that add a layer's sums mark rows as they go (`Ops.add_sums`), so nothing is read twice. The marks are
-looked at once per step, after sampling has waited for the device anyway. Shapes: T tokens of the step.
+looked at once per step, after sampling has waited for the device anyway. Shapes: T tokens of the step, R rows
+of them that the last layer goes on with.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,12 +19,25 @@ FINE = -1
 class Spoiled:
     def __init__(self, most_tokens: int, device: torch.device) -> None:
         self._layer_N = torch.full((most_tokens,), FINE, dtype=torch.int32, device=device)
-        self._layer_T = self._layer_N[:0]
+        self._last_N = self._layer_N.clone()
+        self._layer_T, self._last_R = self._layer_N[:0], self._last_N[:0]
+        self._rows: Sequence[int] = ()
+        self._before: Mapping[int, str] = {}
 
     def of(self, token_T: Tensor) -> Tensor:
         """The marks of a step's rows, all fine yet; `failures` has reset them since the last step."""
         self._layer_T = self._layer_N[: token_T.shape[0]]
+        self._last_R, self._rows, self._before = self._last_N[:0], (), {}
         return self._layer_T
+
+    def only(self, rows: Sequence[int], normed_TH: Tensor, layer: int, given_up: Mapping[int, str]) -> Tensor:
+        """The marks of these rows, with which the step goes on alone from `layer` on; `normed_TH` tells what its
+        attention gave all of them, so that nothing stays in a cache that others trip over. `given_up` is of the layers
+        so far; what comes later counts these rows."""
+        spoiled_T = ~normed_TH.sum(-1).isfinite()
+        self._layer_T.masked_fill_(spoiled_T & (self._layer_T == FINE), layer)
+        self._last_R, self._rows, self._before = self._last_N[: len(rows)], rows, given_up
+        return self._last_R
 
     def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
         """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
@@ -34,9 +48,15 @@ class Spoiled:
         """
         if self._all_fine():
             return {}
-        layers = self._layer_T.tolist()
+        layers, why = self._layer_T.tolist(), dict(given_up())
+        if self._rows:
+            why = {self._rows[at]: said for at, said in why.items()}
+        why |= self._before
+        for row, layer in zip(self._rows, self._last_R.tolist(), strict=True):
+            layers[row] = layer if layers[row] == FINE else layers[row]
         self._layer_T.fill_(FINE)
-        why, found, start = given_up(), {}, 0
+        self._last_R.fill_(FINE)
+        found, start = {}, 0
         for index, chunk in enumerate(plan.chunks):
             spoiled = [row for row in range(start, start + chunk.count) if layers[row] != FINE]
             start += chunk.count
@@ -47,8 +67,11 @@ class Spoiled:
 
     def _all_fine(self) -> bool:
         """In host memory a list is quicker than a reduction; from a device one number is fetched, not all."""
-        marks_T = self._layer_T
-        return (max(marks_T.tolist()) if marks_T.is_cpu else int(marks_T.max())) == FINE
+        return all(
+            (max(marks_N.tolist()) if marks_N.is_cpu else int(marks_N.max())) == FINE
+            for marks_N in (self._layer_T, self._last_R)
+            if len(marks_N)
+        )
 
 
 def _message(where: str, given_up: str | None) -> str:

@@ -28,3 +28,4 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
     assert paged.contexts == tuple(paged.context_S.tolist()) == (10, 10)
     assert paged.block_table_SB.tolist() == [[7, 2, 5], [1, 3, 6]]
     assert (paged.max_query, paged.max_context, batch.logit_row_R.tolist()) == (6, 10, [0])
+    assert batch.logit_rows == [0] and batch.logit_ends == [1, 1] and not batch.all_logits

@@ -202,6 +202,12 @@ def test_a_slow_an_idle_and_a_dead_node_are_not_waited_for():
     assert barrier.due(3, {0}, since=early, now=early) == early, "nor one that is at another layer"
 
 
+def test_the_usual_time_to_a_next_dispatch_is_the_least_of_those_asked_for():
+    barrier = barrier_of([3 * MS, 2 * MS, MS])
+    assert barrier.usual_gap({2}) == pytest.approx(2 * MS)
+    assert barrier.usual_gap({0, 1, 2}) is None and SoftBarrier(LAYERS).usual_gap(()) is None
+
+
 def test_a_node_that_leaves_takes_its_rows_along():
     rig = Rig()
     warm(rig)

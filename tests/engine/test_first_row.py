@@ -7,6 +7,9 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.errors import RequestError
+from afserve.models.decoder import AttentionModel
+from afserve.models.experts import ExpertBank
 from tests.engine.driving import collect, config, drive, prompts, requests
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -78,3 +81,48 @@ def test_a_preempted_sequence_draws_from_its_row_once(node):
     rows = rows_of(node(), wanted)
     assert collect(drive(small, [replace(one, row=rows[one.handle]) for one in wanted])) == alone
     assert small.stats().preemptions > 0
+
+
+@pytest.fixture
+def counted(node, monkeypatch):
+    """A node; rows of each call of its experts, by layer, and of each of its LM head."""
+
+    def make(**fields):
+        one, layers, head = node(**fields), [], []
+        forward, logits = ExpertBank.forward, AttentionModel.logits
+        monkeypatch.setattr(
+            ExpertBank,
+            "forward",
+            lambda bank, layer, x_RH, *rest, **more: (
+                layers.append((layer, len(x_RH))),
+                forward(bank, layer, x_RH, *rest, **more),
+            )[1],
+        )
+        monkeypatch.setattr(
+            AttentionModel, "logits", lambda model, x_RH: (head.append(len(x_RH)), logits(model, x_RH))[1]
+        )
+        return one, layers, head
+
+    return make
+
+
+def test_the_last_layer_goes_on_with_rows_that_somebody_reads(counted):
+    one, layers, head = counted(max_batch_tokens=32)
+    (request,) = requests(prompts((80,)), ONE)
+    drive(one, [request])
+    last = max(layer for layer, _ in layers)
+    assert [rows for layer, rows in layers if layer == 0] == [32, 32, 16]
+    assert [rows for layer, rows in layers if layer == last] == [1] and head == [1]
+
+
+def test_nobody_computes_logits_of_a_row_that_somebody_else_draws_from(counted):
+    one, _, head = counted(max_batch_tokens=64)
+    wanted = requests(prompts((33, 20)), ONE)
+    events = drive(one, [replace(wanted[0], wants_row=True), wanted[1]])
+    assert head == [1] and {event.handle: bool(event.row) for event in events} == {0: True, 1: False}
+    assert all(event.finish_reason == "length" for event in events)
+
+
+def test_a_row_comes_with_one_token():
+    with pytest.raises(RequestError, match="wants_row"):
+        GenerationRequest(0, (1, 2), DRAWN, wants_row=True)

@@ -86,6 +86,18 @@ def test_a_piece_ends_where_a_decode_message_is_usually_there():
     assert CALL + told[3] * ROW <= 210e-6 < CALL + (told[3] + 16) * ROW
 
 
+def test_pieces_are_longer_where_decode_messages_follow_slowly():
+    size = PieceSize()
+    for rows in (16, 64, 200):
+        size.ran(rows, CALL + rows * ROW)
+    told = []
+    for gap in (None, 0.0, 0.5e-3, 2e-3, 1.0):
+        size.beside(gap)
+        told.append(size.rows(1000) * ROW + CALL)
+    assert told[0] == told[1] == told[2] <= PIECE_SECONDS
+    assert told[2] < told[3] <= 2e-3 / 4 and told[3] < told[4] <= 3 * PIECE_SECONDS, "a pause is no rhythm"
+
+
 def test_alone_a_prompts_message_is_one_call():
     made = learnt()
     made.clock.advance(1.0)

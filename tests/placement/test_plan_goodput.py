@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.plan_goodput import Goodput, which_pays
+from afserve.cli.plan_goodput import Goodput, how_to_start, which_pays
 from afserve.placement.planner.search_phases import KINDS, Found
 from afserve.placement.planner.simulate_phases import Asked, Layout, Targets
 from tests.placement.test_plan_cli import call
@@ -35,10 +35,16 @@ def test_the_three_are_played_and_the_best_is_named(
     rates = [float(line.split()[0]) for line in lines]
     assert rates == [30.0, 20.0, 20.0, 10.0]
     assert {line.split("requests/s")[1].partition(":")[0].strip() for line in lines} == set(KINDS)
+    assert out.rstrip().endswith("--cluster writes the plan above, none of these layouts.")
     code, out, _ = call(capsys, f"{ASKED} --trace {trace} --json")
     values = json.loads(out)["goodput"]
     assert [one["requests_per_s"] for one in values["layouts"]] == pytest.approx(rates, abs=0.01)
     assert values["verdict"] == which_pays_of(values["layouts"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_a_layout_is_started_is_said_and_that_no_cluster_file_has_it(kind: str) -> None:
+    assert "`afserve up" in how_to_start(kind) and "--cluster writes the plan above" in how_to_start(kind)
 
 
 def which_pays_of(layouts: list[dict[str, object]]) -> str:

@@ -4,12 +4,12 @@ It blocks where there is nothing to do: on its inbox while idle, on the link whi
 tells whose it is. The node keeps a request until its gateway has acknowledged the end of it, or has been away too long.
 """
 
-import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from afserve.clock import AwakeClock, Clock, MonotonicClock
 from afserve.comm.kv.reach import address_of
+from afserve.control.node.beginning import freeze_heap, identify, meet, spans_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
@@ -19,7 +19,6 @@ from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
-from afserve.control.node.spans import NodeSpans
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
@@ -33,9 +32,7 @@ from afserve.control.wire.values import (
     Cancel,
     Drain,
     Drained,
-    Endpoint,
     Gateways,
-    Identity,
     KvSource,
     Peers,
     Ready,
@@ -54,7 +51,6 @@ from afserve.member import AttentionPhase, Role, attention_node
 from afserve.placement.placement import Placement
 from afserve.trace import Slice, Trace
 
-PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
 _DIALLING = 0.05  # of an idle node that has a gateway to call again
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
 _TOGETHER = 0.004  # tokens of steps shorter than this go out together: a message costs a tenth of such a step
@@ -136,36 +132,6 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
             spans.close()
 
 
-def spans_of(assigned: Assigned) -> NodeSpans | None:
-    """Where the node's spans go; None without a collector."""
-    endpoint = assigned.deployment.otlp_endpoint
-    return NodeSpans(endpoint, str(assigned.node)) if endpoint else None
-
-
-def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
-    """Tells what this node's host has of the checkpoint."""
-    return lambda things: stream.send(Identity(things))
-
-
-def meet(stream: ControlStream, address: str) -> Callable[[dict[str, str]], Peers]:
-    """Tells what this node will put on the data plane and where its KV blocks are, and returns the expert nodes to
-    begin with."""
-
-    def rendezvous(agreed: dict[str, str]) -> Peers:
-        stream.send(Endpoint(address, agreed))
-        peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
-        assert isinstance(peers, Peers)
-        return peers
-
-    return rendezvous
-
-
-def freeze_heap() -> None:
-    """Weights and tables live as long as the process; the collector need not look at them again."""
-    gc.collect()
-    gc.freeze()
-
-
 class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the controller's stream ends."""
 
@@ -199,38 +165,49 @@ class AttentionLoop:
         self._adopting: int | None = None
         self._unsent: list[TokenEvent] = []
         self._sent = self._looked = float("-inf")
-        self._kv_busy = False
 
     def run(self) -> None:
         while self._running:
             self.turn()
 
     def turn(self) -> None:
-        """Take what has arrived, and one step. Between steps a busy node looks at the rest every few milliseconds; KV
-        that is ready to leave comes first, for somebody waits for it."""
-        eager = self._kv.eager
-        if eager:
+        """KV that is ready to leave comes first, for somebody waits for it; then what has arrived, and one step."""
+        copied = self._kv.eager
+        if copied:
             self._look_after_requests()
-        busy, now = self._node.busy, self._clock.now()
-        due = not busy or not self._was_busy or now - self._looked >= _ROUND
-        if due:
-            self._looked = now
-            self._report_turn(busy)
-            self._gateways.redial()
-            self._experts.look()
-            self._recorder.look()
-            self._look()
-        commands = self._stream.receive(0.0 if busy else self._patience())
+        round_due = self._round_due
+        if round_due:
+            self._look_around()
+        commands = self._stream.receive(self._patience())
         for command in commands:
             self._obey(command)
-        if commands or (not eager and (due or self._kv_busy)):
+        if commands or (not copied and (round_due or self._kv.busy)):
             self._look_after_requests()
+        self._tell_controller()
+        if self._node.busy:
+            self._step()
+
+    @property
+    def _round_due(self) -> bool:
+        """Between steps a busy node looks at the rest every few milliseconds."""
+        steps_on = self._node.busy and self._was_busy
+        return not steps_on or self._clock.now() - self._looked >= _ROUND
+
+    def _look_around(self) -> None:
+        """At what is neither a step nor a request."""
+        self._looked = self._clock.now()
+        self._report_turn(self._node.busy)
+        self._gateways.redial()
+        self._experts.look()
+        self._recorder.look()
+        self._look()
+
+    def _tell_controller(self) -> None:
+        """What it waits for."""
         if self._adopting is not None and self._node.settled:
             self._stream.send(Adopted(self._adopting))
             self._adopting = None
-        if self._node.busy:
-            self._step()
-        elif self._draining and not self._kept.wanted and not self._kv.holding:
+        if self._draining and not (self._node.busy or self._kept.wanted or self._kv.holding):
             self._draining = False
             self._report(at_once=True)
             self._stream.send(Drained())
@@ -241,7 +218,6 @@ class AttentionLoop:
             self._drop(number)
         for request in self._kv.turn():
             self._begin(request)
-        self._kv_busy = self._kv.busy
 
     def _report_turn(self, busy: bool) -> None:
         if not busy:
@@ -254,22 +230,26 @@ class AttentionLoop:
             self._report(soon=True, at_once=not busy)
 
     def _patience(self) -> float:
-        """Seconds that an idle node waits for a command."""
-        if self._kv.eager:
+        """Seconds to wait for a command: a node that has nothing else to do does."""
+        if self._node.busy or self._kv.eager:
             return 0.0
-        if self._kv_busy or self._recorder.active:
+        if self._kv.busy or self._recorder.active:
             return _MOVING
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
-        """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts. Where a
-        step has ended, so do the first rows of the next one, before its blocks are copied for others."""
+        """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts."""
         self._advance()
         if self._node.stalled:
-            self._node.wait(_MOVING if self._kv_busy else _PARKED)
+            self._node.wait(_MOVING if self._kv.busy else _PARKED)
             self._advance()
-            if self._kv_busy and not (self._node.under_way or self._kv.eager):
+            if self._copies_next:
                 self._advance()
+
+    @property
+    def _copies_next(self) -> bool:
+        """A step has ended, and its blocks are copied for others: the first rows of the next step leave before."""
+        return self._kv.busy and not (self._node.under_way or self._kv.eager)
 
     def _advance(self) -> None:
         for event in self._node.step():

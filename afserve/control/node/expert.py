@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from afserve.control.node.attention import freeze_heap, identify, spans_of
+from afserve.control.node.beginning import freeze_heap, identify, spans_of
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
