@@ -12,6 +12,7 @@ from typing import Any
 from bench.rows import Row, newest, rows, table
 
 Line = tuple[str, str, str, str]
+_TOGETHER = 32  # sequences
 
 
 def one(found: Iterable[Row], **wanted: Any) -> Row:
@@ -26,15 +27,19 @@ def times(ratio: Row, peer: str) -> str:
 
 
 def with_vllm() -> list[Row]:
-    """Rows of runs that had vLLM in them."""
-    return [row for row in rows("peers") if any("vllm" in peer for peer in row["ratio"])]
+    """Rows of runs of the Qwen shape that had vLLM in them."""
+    return [
+        row
+        for row in rows("peers")
+        if row["model"].startswith("qwen") and any("vllm" in peer for peer in row["ratio"])
+    ]
 
 
 def colocated() -> Line:
-    row = one(with_vllm(), engine="colocated", batch=64)
+    row = one(with_vllm(), engine="colocated", batch=_TOGETHER)
     ratio = row["ratio"]
     return (
-        f"generated tokens/s, {row['threads']} threads, batch 64, colocated",
+        f"generated tokens/s, {row['threads']} threads, batch {_TOGETHER}, colocated",
         f"{row['tokens_per_second']:,.0f}",
         f"{times(ratio, 'vllm|all cores')} vLLM on the same cores, {times(ratio, 'llama.cpp')} llama.cpp, "
         f"{times(ratio, 'transformers')} transformers",
@@ -44,10 +49,10 @@ def colocated() -> Line:
 
 def disaggregated() -> Line:
     found = with_vllm()
-    row = one(found, engine="afd 1x1", batch=64)
-    whole = one(found, engine="colocated", batch=64)
+    row = one(found, engine="afd 1x1", batch=_TOGETHER)
+    whole = one(found, engine="colocated", batch=_TOGETHER)
     return (
-        "the same with attention and experts in two processes",
+        "the same with attention and experts in two processes that lend each other their cores",
         f"{row['tokens_per_second']:,.0f}",
         f"{times(row['ratio'], 'vllm|all cores')} vLLM on the same cores; colocated has {whole['tokens_per_second']:,.0f}",
         "python -m bench.peers",

@@ -43,9 +43,8 @@ class Scheduler:
         self._waiting = WaitingRequests(self._shares)
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_handle: dict[int, Sequence] = {}
-        self._undrawn: dict[
-            int, Sequence
-        ] = {}  # of the running ones, those that brought the row of their next token
+        # Of the running ones, by order, those that brought the row of their next token.
+        self._undrawn: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
         self.step_tokens = config.max_batch_tokens
