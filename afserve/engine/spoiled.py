@@ -18,16 +18,16 @@ FINE = -1
 
 class Spoiled:
     def __init__(self, most_tokens: int, device: torch.device) -> None:
-        self._layer_N = torch.full((most_tokens,), FINE, dtype=torch.int32, device=device)
-        self._last_N = self._layer_N.clone()
-        self._layer_T, self._last_R = self._layer_N[:0], self._last_N[:0]
+        self._layer_N = torch.full((2 * most_tokens,), FINE, dtype=torch.int32, device=device)
+        self._layer_T, self._tokens = self._layer_N[:0], 0
         self._rows: Sequence[int] = ()
         self._before: Mapping[int, str] = {}
 
     def of(self, token_T: Tensor) -> Tensor:
         """The marks of a step's rows, all fine yet; `failures` has reset them since the last step."""
-        self._layer_T = self._layer_N[: token_T.shape[0]]
-        self._last_R, self._rows, self._before = self._last_N[:0], (), {}
+        self._tokens = token_T.shape[0]
+        self._layer_T = self._layer_N[: self._tokens]
+        self._rows, self._before = (), {}
         return self._layer_T
 
     def only(self, rows: Sequence[int], normed_TH: Tensor, layer: int, given_up: Mapping[int, str]) -> Tensor:
@@ -36,8 +36,13 @@ class Spoiled:
         so far; what comes later counts these rows."""
         spoiled_T = ~normed_TH.sum(-1).isfinite()
         self._layer_T.masked_fill_(spoiled_T & (self._layer_T == FINE), layer)
-        self._last_R, self._rows, self._before = self._last_N[: len(rows)], rows, given_up
-        return self._last_R
+        self._rows, self._before = rows, given_up
+        return self._marks[self._tokens :]
+
+    @property
+    def _marks(self) -> Tensor:
+        """Of all rows, and behind them of those that the step goes on with: one tensor, so that a host waits once."""
+        return self._layer_N[: self._tokens + len(self._rows)]
 
     def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
         """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
@@ -48,14 +53,13 @@ class Spoiled:
         """
         if self._all_fine():
             return {}
-        layers, why = self._layer_T.tolist(), dict(given_up())
+        layers, why = self._marks.tolist(), dict(given_up())
         if self._rows:
             why = {self._rows[at]: said for at, said in why.items()}
         why |= self._before
-        for row, layer in zip(self._rows, self._last_R.tolist(), strict=True):
+        for row, layer in zip(self._rows, layers[self._tokens :], strict=True):
             layers[row] = layer if layers[row] == FINE else layers[row]
-        self._layer_T.fill_(FINE)
-        self._last_R.fill_(FINE)
+        self._marks.fill_(FINE)
         found, start = {}, 0
         for index, chunk in enumerate(plan.chunks):
             spoiled = [row for row in range(start, start + chunk.count) if layers[row] != FINE]
@@ -67,11 +71,8 @@ class Spoiled:
 
     def _all_fine(self) -> bool:
         """In host memory a list is quicker than a reduction; from a device one number is fetched, not all."""
-        return all(
-            (max(marks_N.tolist()) if marks_N.is_cpu else int(marks_N.max())) == FINE
-            for marks_N in (self._layer_T, self._last_R)
-            if len(marks_N)
-        )
+        marks_N = self._marks
+        return (max(marks_N.tolist()) if marks_N.is_cpu else int(marks_N.max())) == FINE
 
 
 def _message(where: str, given_up: str | None) -> str:

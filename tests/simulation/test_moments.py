@@ -112,4 +112,5 @@ def test_nobody_notices_a_loss(case, model):
     assert sum(struck) >= 2, "the moment has come"
     assert sum(world.happened[Happening.LOST] for world in worlds) > 0
     done = [client for world in worlds for client in world.done]
-    assert len(done) > 8 * len(worlds) and sum(not client.failure for client in done) > 0.8 * len(done)
+    # How many come is drawn, 8 to 14 a world.
+    assert len(done) > 6 * len(worlds) and sum(not client.failure for client in done) > 0.8 * len(done)
