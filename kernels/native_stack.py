@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels import _native, native_half
 from afserve.kernels.native_products import address
+from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import Stack, Stacked, StackLayer
 
@@ -42,21 +43,26 @@ def _top_k(layer: StackLayer) -> int:
 
 
 def _native_layer(layer: StackLayer) -> _native.StackLayer | None:
-    half, experts = layer.half.handle, None if layer.experts is None else layer.experts.handle
+    half = layer.half.handle
     if not isinstance(half, native_half.HalfOverCache):
         return None
-    if layer.experts is not None and (
-        not isinstance(experts, _native.Experts) or layer.experts.dtype is not half.dtype
-    ):
-        return None
-    first = second = None
+    first = second = experts = None
     if layer.ffn is not None:
-        first, second = layer.ffn[0].handle, layer.ffn[1].handle
-        alike = {packed.dtype for packed in layer.ffn} == {half.dtype}
-        if not isinstance(first, _native.Linear) or not isinstance(second, _native.Linear) or not alike:
+        first, second = _linear(layer.ffn[0], half.dtype), _linear(layer.ffn[1], half.dtype)
+        if first is None or second is None:
             return None
-    assert experts is None or isinstance(experts, _native.Experts)
+    if layer.experts is not None:
+        handle = layer.experts.handle
+        if not isinstance(handle, _native.Experts) or layer.experts.dtype is not half.dtype:
+            return None
+        experts = handle
     return _native.StackLayer(half.half, first, second, experts)
+
+
+def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
+    """The library's map, if it is one for such rows."""
+    handle = packed.handle
+    return handle if isinstance(handle, _native.Linear) and packed.dtype is dtype else None
 
 
 def run(
