@@ -21,6 +21,8 @@ LOAD_FORMATS = ("safetensors", "dummy")
 SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/identity.py
 EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
+SOCKETS = "sockets"
+KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 BLOCK_TOKENS = Range(1, 4096)
@@ -84,6 +86,12 @@ class EngineSettings:
         "Attention nodes that keep copies of another one's KV, so that what ran there resumes without recomputation.",
         Range(0, 8),
         "N",
+    )
+    kv_transport: str = setting(
+        SOCKETS,
+        "How KV blocks travel between attention nodes: over sockets, or by the library of afserve[mooncake] or "
+        "afserve[nixl].",
+        KV_TRANSPORTS,
     )
     straight_tokens: int = _count(
         256,

@@ -1,6 +1,7 @@
 """How fast KV blocks move between two processes, and what `--kv-copies` costs decoding.
 
     python -m bench.kv                  # 1 MiB to 256 MiB, over a Unix socket and tcp, beside a plain stream and memcpy
+    python -m bench.kv --over mooncake nixl    # payloads by these libraries, beside a plain stream over tcp
     python -m bench.kv --copies 10      # ten pairs of turns with and without copies
 
 A transfer is everything from the wish to the last block being findable: names, read, checksum, socket, check, write.
@@ -21,6 +22,8 @@ from pathlib import Path
 import torch
 
 from afserve.clock import MonotonicClock
+from afserve.comm.kv.carried import CarriedWires, memory_for
+from afserve.comm.kv.carriers.table import CARRIERS, open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.reach import listen_here, listen_on
 from afserve.comm.kv.socket_wires import SocketWires
@@ -61,13 +64,25 @@ class Cache:
 class End:
     """One process' end."""
 
-    def __init__(self, listener: socket.socket, blocks: int) -> None:
+    def __init__(self, kind: str, blocks: int) -> None:
         self.news = threading.Event()
         self.cache = Cache(blocks)
         self.store = PooledBlocks(self.cache)  # type: ignore[arg-type]
-        self.wires = SocketWires(listener, "t", {}, self.cache.block_bytes, self.news.set)
+        self.wires = self._wires(kind)
         self.wires.start()
         self.exchange = Exchange(self.store, self.wires, MonotonicClock())
+
+    def _wires(self, kind: str) -> SocketWires | CarriedWires:
+        size = self.cache.block_bytes
+
+        def connected(wake: Callable[[], None]) -> SocketWires:
+            return SocketWires(listener_of(kind), "t", {}, size, wake)
+
+        if kind not in CARRIERS:
+            return connected(self.news.set)
+        memory = memory_for(size)
+        carrier = open_carrier(kind, "127.0.0.1", memory)
+        return CarriedWires(connected, carrier, memory, size, self.news.set, MonotonicClock())
 
     def turn(self) -> None:
         self.exchange.turn(0.02)
@@ -92,7 +107,7 @@ def owner(control: Connection, kind: str) -> None:
     """The other process: holds blocks that are asked for, and streams plain bytes."""
     torch.set_num_threads(1)
     largest = SIZES[-1] * MIB // Cache(1).block_bytes + 1
-    end = End(listener_of(kind), largest * 33 // 32 + 33)
+    end = End(kind, largest * 33 // 32 + 33)
     names = chain(0, largest)
     blocks = end.store.reserve(largest, copies=False)
     for block, name in zip(blocks, names, strict=True):
@@ -132,7 +147,7 @@ def transfers(kind: str) -> list[dict[str, object]]:
     stream = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
     stream.connect(plain_address)
     largest = SIZES[-1] * MIB // Cache(1).block_bytes + 1
-    end = End(listener_of(kind), largest * 33 // 32 + 33)
+    end = End(kind, largest * 33 // 32 + 33)
     into, source = bytearray(SIZES[-1] * MIB), bytearray(SIZES[-1] * MIB)
     rows = []
     for size in (mib * MIB for mib in SIZES):
@@ -161,7 +176,7 @@ def transfers(kind: str) -> list[dict[str, object]]:
         rates = dict(zip(("kv", "stream", "memcpy"), (size / s / 1e9 for s in seconds), strict=True))
         rows.append({"what": "transfer", "over": kind, "bytes": size, "gb_s": rates})
         print(
-            f"{kind:5} {size / MIB:7.1f} MiB   KV {rates['kv']:6.2f} GB/s   plain stream {rates['stream']:6.2f}   "
+            f"{kind:8} {size / MIB:7.1f} MiB   KV {rates['kv']:6.2f} GB/s   plain stream {rates['stream']:6.2f}   "
             f"memcpy {rates['memcpy']:6.2f}   {rates['kv'] / rates['stream']:.0%} of the stream"
         )
     here.send(("end", 0))
@@ -204,13 +219,16 @@ def overhead(pairs: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--copies", type=int, metavar="PAIRS", help="measure what copies cost instead")
+    parser.add_argument(
+        "--over", nargs="+", default=["unix", "tcp"], choices=["unix", "tcp", *CARRIERS], help="unix and tcp"
+    )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.copies:
         rows = [overhead(options.copies)]
     else:
-        rows = [row for kind in ("unix", "tcp") for row in transfers(kind)]
+        rows = [row for kind in options.over for row in transfers(kind)]
     if options.save:
         with Path(options.save).open("a") as file:
             file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)

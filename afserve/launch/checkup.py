@@ -101,6 +101,17 @@ def _transport() -> Finding:
     )
 
 
+def _kv_transports() -> Iterator[Finding]:
+    """Libraries that may carry KV blocks instead of sockets."""
+    from afserve.comm.kv.carriers.table import CARRIERS, lacking
+
+    for name in CARRIERS:
+        if why := lacking(name):
+            yield Finding("KV transport", NOTE, f"{name}: not usable; sockets carry KV blocks", why)
+        else:
+            yield Finding("KV transport", OK, f"{name}: use it with --kv-transport {name}")
+
+
 def _engine() -> Iterator[Finding]:
     """What stands on torch."""
     try:
@@ -116,6 +127,7 @@ def _engine() -> Iterator[Finding]:
         yield Finding("GPU", NOTE, "none that torch can use", "everything runs on the CPU")
     yield _native()
     yield _transport()
+    yield from _kv_transports()
 
 
 def _native() -> Finding:

@@ -26,7 +26,7 @@ from afserve.launch.ray_run import set_aside
 from afserve.launch.ray_settings import RaySettings
 from afserve.launch.rebalance import balance_rules
 from afserve.launch.topology import Topology, choose
-from afserve.launch.transports import choose_transport
+from afserve.launch.transports import check_kv_transport, choose_transport
 from afserve.launch.wishes import Wishes
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.completion import Completion
@@ -154,6 +154,7 @@ class OfflineRun:
         check_exposed("nodes on Ray", plan.assignment.listen, asked.certs, asked.insecure)
         topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
         certified = asked.certs is not None
+        check_kv_transport(plan.wishes.engine.kv_transport, plan.devices, certified=certified)
         choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
         return topology.over(choice.kind, choice.reason), plan.assignment
 
@@ -167,6 +168,7 @@ async def _choose_here(
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     topology = choose(_spec(source, found), source, this_machine(), wishes)
     assignment = HostAssignment.all_here(topology.deployment, gpus)
+    check_kv_transport(wishes.engine.kv_transport, assignment.hosted)
     choice = choose_transport("auto", assignment.hosted, gpus)
     return topology.over(choice.kind, choice.reason), assignment
 

@@ -14,7 +14,7 @@ from afserve.launch.models import FoundModel
 from afserve.launch.rebalance import balance_rules
 from afserve.launch.site import RunSite
 from afserve.launch.topology import Topology, choose
-from afserve.launch.transports import choose_transport
+from afserve.launch.transports import check_kv_transport, choose_transport
 from afserve.launch.wishes import UpFlags
 from afserve.server.settings import ServerSettings
 
@@ -40,6 +40,7 @@ def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> Pla
     topology = plan_here(flags, found, site.machine, gpus)
     assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
     hosted, certified = site.devices or assignment.hosted, flags.run.certs is not None
+    check_kv_transport(flags.wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
     topology = topology.told(flags.run.log_level, settings.log_format, settings.otlp_endpoint or "")

@@ -1,4 +1,5 @@
-"""Chooses the transport that carries rows between the nodes of a run, and says why. Values in, a choice out.
+"""Chooses the transport that carries rows between the nodes of a run, and says why. Values in, a choice out. What
+carries KV blocks is asked for by name, and only checked here.
 
 Between GPUs rows stay in device memory: over symmetric memory where every GPU of this machine reaches the others', else
 over NCCL. Rows pass through host memory, pinned at a GPU's end, where one end is on a CPU or where nodes share a GPU
@@ -9,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from afserve.comm.kv.carriers.table import lacking
+from afserve.config import SOCKETS
 from afserve.errors import ConfigError
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostedNode
@@ -49,6 +52,22 @@ def choose_transport(
     if asked in ("symm", "dist") and on_gpus:
         _check_own(asked, on_gpus)
     return Choice(asked, "as asked")
+
+
+def check_kv_transport(asked: str, hosted: Sequence[HostedNode], *, certified: bool = False) -> None:
+    """Raises ConfigError where no attention node on this host could move KV so: the library is missing, or what
+    travels is to be encrypted."""
+    if asked == SOCKETS:
+        return
+    if certified:
+        raise ConfigError(
+            f"--kv-transport {asked}: its library neither encrypts nor asks who reads, although there are --certs; "
+            f"use {SOCKETS}",
+            param="kv_transport",
+        )
+    here = any(one.here and one.node.role is Role.ATTENTION for one in hosted)
+    if here and (why := lacking(asked)):
+        raise ConfigError(f"--kv-transport {asked}: {why}", param="kv_transport")
 
 
 def _auto(hosted: Sequence[HostedNode], gpus: Gpus, *, elsewhere: bool) -> Choice:

@@ -2,8 +2,9 @@
 
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
-pull, and Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is
-checked here before memory is allocated for what follows. It knows no sockets and no blocks.
+pull, and Settled answers it. Where a library carries payloads, Placed stands for a Piece and Fetched answers it
+(`carried.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked here
+before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
 MOST_TOKENS = 1 << 24  # of a prompt
 MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
+_LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes
 _MOST_SALT = 1024  # bytes
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
@@ -150,7 +152,42 @@ class Row:
     payload: Payload
 
 
-Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled | Prefill | Coming | Row
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The bytes of a Piece lie `at` this offset of the lender's memory, which its library calls `where`."""
+
+    transfer: int
+    first: int
+    count: int
+    checksum: int
+    at: int
+    where: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The puller waits no more for what was placed `at` this offset."""
+
+    transfer: int
+    at: int
+
+
+Message = (
+    Want
+    | Grant
+    | Piece
+    | Ack
+    | Renew
+    | Abort
+    | End
+    | Offer
+    | Settled
+    | Prefill
+    | Coming
+    | Row
+    | Placed
+    | Fetched
+)
 _KINDS: tuple[type[Message], ...] = (
     Want,
     Grant,
@@ -164,6 +201,8 @@ _KINDS: tuple[type[Message], ...] = (
     Prefill,
     Coming,
     Row,
+    Placed,
+    Fetched,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
@@ -218,6 +257,10 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case Row(_, checksum, body):
             body = memoryview(body)
+        case Placed(_, first, count, checksum, request, body):
+            body = memoryview(body)
+        case Fetched(_, request):
+            body = b""
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -233,6 +276,9 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         fits = 0 < count <= MOST_NAMES
     elif kind is Piece:
         low = high = count * block_bytes
+        fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
+    elif kind is Placed:
+        low, high = _LEAST_WHERE, _MOST_WHERE
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
     elif kind is Prefill:
         low = _ASKED.size + 4 * count
@@ -275,6 +321,10 @@ def decode(head: Head, body: Payload) -> Message:
         return Coming(transfer, head.count, head.checksum, head.first)
     if head.kind is Row:
         return Row(transfer, head.checksum, body)
+    if head.kind is Placed:
+        return Placed(transfer, head.first, head.count, head.checksum, head.request, bytes(body))
+    if head.kind is Fetched:
+        return Fetched(transfer, head.request)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

@@ -102,7 +102,8 @@ class _Stream:
 
 
 class SocketWires:
-    """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new."""
+    """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new; who dials
+    and sends need not be who receives."""
 
     def __init__(
         self,

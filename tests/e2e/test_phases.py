@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from afserve.comm.kv.carriers.table import CARRIERS, lacking
 from afserve.control.membership.events import ChangePhase
 from afserve.member import AttentionPhase, attention_node
 from tests.e2e.test_lost_attention import Stream, homes, kill, serving, until
@@ -53,3 +54,21 @@ def test_prompts_are_handed_over_and_either_side_may_be_lost():
             assert [one.answer() for one in repeated] == first
 
     asyncio.run(scenario())
+
+
+async def answers_over(name):
+    """Of prompts that were handed over so, with the bytes that went."""
+    async with serving(attention=None, prefill=1, decode=1, over=name) as (run, client):
+        await until(lambda: len(run._gateway._attendance.usable()) == 2)
+        streams = [await Stream(client, asked).read() for asked in (LONG, OTHER)]
+        await until(lambda: stats(run, 1).kv.handed == 2)
+        moved = stats(run, 1).kv
+        assert not moved.handed_short and not moved.recomputed_tokens
+        return [stream.answer() for stream in streams], moved.bytes_received
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_a_library_may_carry_what_is_handed_over(name):
+    if why := lacking(name):
+        pytest.skip(f"{name}: {why}")
+    assert asyncio.run(answers_over(name)) == asyncio.run(answers_over("sockets"))

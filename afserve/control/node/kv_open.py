@@ -1,14 +1,18 @@
-"""Puts together how an attention node moves KV blocks: its listening socket, what must agree, and who keeps copies."""
+"""Puts together how an attention node moves KV blocks: its listening socket, what must agree, what carries payloads,
+and who keeps copies."""
 
 import socket
 from dataclasses import fields
 from typing import Any
 
 from afserve.clock import AwakeClock
+from afserve.comm.kv.carried import CarriedWires, Wake, memory_for
+from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.greeting import PROTOCOL
 from afserve.comm.kv.reach import listen_here, listen_on
 from afserve.comm.kv.socket_wires import SocketWires
+from afserve.config import SOCKETS
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import KvMoves, Moved
 from afserve.control.node.stream import ControlStream
@@ -28,18 +32,24 @@ def listen(stream: ControlStream) -> socket.socket:
 def open_kv(
     node: AttentionNode[Any], listener: socket.socket, stream: ControlStream, assigned: Assigned
 ) -> KvMoves:
-    """It takes the socket over."""
+    """It takes the socket over. Raises ConfigError where the library that is to carry payloads cannot be used."""
     clock, kv, engine = AwakeClock(most=_GAP), node.kv, assigned.deployment.engine
     terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
-    terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes)}
-    wires = SocketWires(
-        listener,
-        stream.token,
-        terms,
-        kv.block_bytes,
-        lambda: stream.deliver(Moved()),
-        stream.certificates,
-    )
+    terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes), "transport": engine.kv_transport}
+
+    def connected(wake: Wake) -> SocketWires:
+        return SocketWires(listener, stream.token, terms, kv.block_bytes, wake, stream.certificates)
+
+    def moved() -> None:
+        stream.deliver(Moved())
+
+    wires: SocketWires | CarriedWires
+    if engine.kv_transport == SOCKETS:
+        wires = connected(moved)
+    else:
+        memory = memory_for(kv.block_bytes)
+        carrier = open_carrier(engine.kv_transport, stream.own_address(), memory)
+        wires = CarriedWires(connected, carrier, memory, kv.block_bytes, moved, AwakeClock(most=_GAP))
     exchange = Exchange(node.blocks, wires, clock, assigned.generation)
     copier = None
     if engine.kv_copies:
