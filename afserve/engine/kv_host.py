@@ -244,7 +244,7 @@ class HostTier:
         return Filled(piece.job, piece.names, piece.blocks, right)
 
     def end(self, job: int) -> list[int]:
-        free = []
+        free: list[int] = []
         for piece in [piece for piece in self._pieces if piece.job == job]:
             self._pieces.remove(piece)
             self._slots.unpin(reversed(piece.names))
