@@ -122,6 +122,11 @@ class EngineSettings:
         "With one attention and one expert node of one thread each on this host: the one that waits lends its core. "
         "Where the host has no more cores, unless told otherwise.",
     )
+    kv_host: str = setting(
+        "",
+        "Keep KV that leaves an attention node's cache in so much memory of its host: useful beside a GPU.",
+        metavar="SIZE",
+    )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
     )
@@ -161,13 +166,22 @@ class EngineSettings:
                 "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
                 param="kv_copies",
             )
-        if self.kv_ssd and not self.prefix_caching:
-            raise ConfigError(
-                "--kv-ssd: blocks are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
-                param="kv_ssd",
-            )
+        for name in ("kv_host", "kv_ssd"):
+            if getattr(self, name) and not self.prefix_caching:
+                raise ConfigError(
+                    f"{flag_of(name)}: blocks are found as prefixes are, and --no-prefix-caching turns that off; "
+                    "leave out one",
+                    param=name,
+                )
         if self.kv_ssd:
             bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)
+        if self.kv_host:
+            bytes_of(flag_of("kv_host"), self.kv_host)
+
+    @property
+    def kv_host_bytes(self) -> int:
+        """Of each attention node; 0 without."""
+        return bytes_of(flag_of("kv_host"), self.kv_host) if self.kv_host else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
-"""How fast KV comes back from the disk, beside the disk's own sequential read, and what that does to a first token.
+"""How fast KV comes back from the disk, beside the disk's own sequential read, or from host memory, beside a plain copy
+of as many bytes, and what that does to a first token.
 
     python -m bench.kv_tiers --folder DIR            # blocks of three sizes, restored from a cold page cache
-    python -m bench.kv_tiers --folder DIR --first    # first tokens of 3,000-token follow-ups, two ways
+    python -m bench.kv_tiers --host                  # the same blocks, restored from host memory
+    python -m bench.kv_tiers --folder DIR --first    # first tokens of 3,000-token follow-ups, three ways
 
 A restoration is everything from the wish to the last block being findable in memory: read, checksum, copy. The plain
 read fills one buffer after another from the same bytes of the same file, in the same way, which was measured as fastest
 at first. A disk of a virtual machine changes its rate within a second, so a round is one short read of each kind, of
 the same bytes, out of the page cache before each, and the order alternates. The share is the median over rounds of a
 restoration's rate by that of the plain read beside it. --first starts nano twice: the first life writes the prompts,
-the second reads them.
+the second reads them. Host memory is measured in that second life too: prompts that were read or computed there have
+left a cache for four of them when they are asked again.
 """
 
 import argparse
@@ -31,17 +34,21 @@ from afserve.comm.disk.workers import DiskWorkers
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.engine.kv_cache import Fingerprint, KvBlocks
 from afserve.engine.kv_disk import DiskTier
+from afserve.engine.kv_host import HostArena, HostTier
 from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.kv_tiers import KvTiers, Tier
 from afserve.engine.request import SamplingParams
-from afserve.kernels.cache import LayerShape
+from afserve.kernels.cache import Copied, LayerShape
 from afserve.kernels.ops import open_ops
 from afserve.llm import LLM
+from afserve.member import attention_node
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "kv_tiers.jsonl"
 MIB = 1 << 20
 BLOCK_TOKENS = 16
-PARTS = 8  # of the file: rounds go through them
+PARTS = 8  # of what is kept: rounds go through them
+_BEHIND = 3  # rounds, after which a cache for four prompts has nothing of a prompt any more
 SHAPES = {
     "nano": [LayerShape(1, 96)] * 5,  # 15 KiB
     "8 layers of DeepSeek's latent rows": [LayerShape(1, 576)] * 8,  # 144 KiB
@@ -50,17 +57,23 @@ SHAPES = {
 
 
 class Cache:
-    """A KV cache without a model: what `PooledBlocks` and `DiskTier` need of `KvCache`."""
+    """A KV cache without a model: what `PooledBlocks` and `KvTiers` need of `KvCache`."""
 
     def __init__(self, shape: list[LayerShape], blocks: int) -> None:
         self.on_idle = self.on_evict = None
         self.ops = open_ops("cpu", 1)
         self.memory = self.ops.open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
         self.pool = BlockPool(
-            blocks, BLOCK_TOKENS, on_idle=lambda found: self.on_idle and self.on_idle(found)
+            blocks,
+            BLOCK_TOKENS,
+            on_idle=lambda found: self.on_idle and self.on_idle(found),
+            on_evict=lambda found: self.on_evict and self.on_evict(found),
         )
         self.block_bytes = self.memory.block_bytes
         self.fingerprint = Fingerprint("bench", "bfloat16", "v1", BLOCK_TOKENS)
+
+    def copy_out(self, blocks: list[int], rows_NY: torch.Tensor) -> Copied | None:
+        return self.memory.copy_out(blocks, rows_NY)
 
     def read(self, blocks: list[int]) -> KvBlocks:
         return KvBlocks(self.fingerprint, self.memory.read(blocks))
@@ -81,20 +94,31 @@ class Cache:
 
 
 class Node:
-    """A cache with a disk, and the loop around it."""
+    """A cache with a tier, and the loop around it: a disk's where there is a folder, else host memory."""
 
-    def __init__(self, folder: Path, shape: list[LayerShape], total: int, way: Way) -> None:
-        self.news, self.way = threading.Event(), way
+    def __init__(
+        self, shape: list[LayerShape], total: int, folder: Path | None = None, way: Way | None = None
+    ) -> None:
+        self.news, self.way = threading.Event(), way or Way()
         self.count = max(1, total // Cache(shape, 1).block_bytes)
         self.cache = Cache(shape, self.count * 32 // 31 + 33)  # a thirty-second stays free for requests
         for tensor in itertools.chain.from_iterable(self.cache.memory.layers):
             tensor.fill_(1)  # as of a node that has served for a while: its memory is there
-        blocks = PooledBlocks(self.cache)  # type: ignore[arg-type]
-        digest, size = self.cache.fingerprint.digest, self.cache.block_bytes
-        store = DiskStore.open(folder, digest, size, 2 * total, direct=way.direct)
-        self.disk = DiskWorkers(store, self.news.set, way=way)
-        self.tier = DiskTier(self.cache, blocks, self.disk, MonotonicClock())  # type: ignore[arg-type]
-        self.disk.start()
+        blocks, clock, size = PooledBlocks(self.cache), MonotonicClock(), self.cache.block_bytes  # type: ignore[arg-type]
+        self.disk = self.arena = None
+        tier: Tier
+        if folder is None:
+            self.arena = HostArena(self.count * size, size)
+            self.copied = torch.ones(self.count // PARTS * size, dtype=torch.uint8)
+            tier = HostTier(blocks, self.arena, clock)
+        else:
+            store = DiskStore.open(
+                folder, self.cache.fingerprint.digest, size, 2 * total, direct=self.way.direct
+            )
+            self.disk = DiskWorkers(store, self.news.set, way=self.way)
+            self.disk.start()
+            tier = DiskTier(blocks, self.disk, clock)
+        self.tiers = KvTiers(self.cache, blocks, [tier], clock)  # type: ignore[arg-type]
         self.names, parent = [], b"root"
         for number in range(self.count):
             parent = block_hash(parent, [number])
@@ -102,46 +126,63 @@ class Node:
 
     def turn_until(self, ended: Callable[[], bool]) -> None:
         while not ended():
-            self.tier.turn(0.02)
-            self.news.wait(0.001)
-            self.news.clear()
+            self.tiers.turn(0.02)
+            if self.disk is not None:
+                self.news.wait(0.001)
+                self.news.clear()
 
     def fill(self) -> float:
-        """Write all blocks; seconds until the files have them."""
+        """Keep all blocks; seconds until the tier has them."""
         pool = self.cache.pool
         blocks = pool.allocate(self.count)
         for block, name in zip(blocks, self.names, strict=True):
             pool.publish(block, name)
         began = time.perf_counter()
         pool.release(blocks)
-        self.turn_until(lambda: self.tier.settled)
+        if self.arena is not None:
+            self.forget()
+        self.turn_until(lambda: self.tiers.settled)
         return time.perf_counter() - began
+
+    def forget(self) -> None:
+        """Everything in the cache."""
+        pool = self.cache.pool
+        pool.release(pool.allocate(pool.available))
 
     def restore(self, first: int, count: int) -> float:
         """Seconds until `count` blocks from this one on are in memory, which has none of them before."""
-        pool = self.cache.pool
-        self.turn_until(lambda: not self.tier.busy)
-        pool.release(pool.allocate(pool.available))  # everything is forgotten
+        self.turn_until(lambda: not self.tiers.busy)
+        self.forget()
         began = time.perf_counter()
-        assert self.tier.restore(self.names[first : first + count], 600.0) is not None
-        self.turn_until(lambda: bool(self.tier.ended))
+        assert self.tiers.restore(self.names[first : first + count], 600.0) is not None
+        self.turn_until(lambda: bool(self.tiers.ended))
         seconds = time.perf_counter() - began
-        (found,) = self.tier.ended
-        self.tier.ended.clear()
-        assert found.received == count, found
+        (found,) = self.tiers.ended
+        self.tiers.ended.clear()
+        assert sum(found.received.values()) == count, found
         return seconds
 
     def plain(self, first: int, count: int) -> float:
-        """Seconds for the same bytes into buffers."""
-        pitch = self.disk.store.kind.pitch
-        file = File(self.data, direct=self.way.direct)
+        """Seconds for the same bytes into buffers; of host memory into other memory, in one copy."""
+        if self.arena is not None:
+            began = time.perf_counter()
+            self.copied.view(count, -1).copy_(self.arena.rows_SY[first : first + count])
+            return time.perf_counter() - began
+        assert self.disk is not None
+        pitch, file = self.disk.store.kind.pitch, File(self.data, direct=self.way.direct)
         try:
             return read_seconds(file, range(first * pitch, (first + count) * pitch), self.way)
         finally:
             file.close()
 
+    def cold(self) -> None:
+        """What is read next is not in the page cache."""
+        if self.disk is not None:
+            forget(self.data)
+
     @property
     def data(self) -> Path:
+        assert self.disk is not None
         return self.disk.store.folder / "data"
 
 
@@ -160,39 +201,44 @@ def restores(folder: Path, mib: int, rounds: int) -> list[dict[str, object]]:
     way = fastest(found_ways).way
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            node = Node(Path(own), shape, mib * PARTS * MIB, way)
-            written = node.count * node.cache.block_bytes / node.fill() / 1e9
-            part = node.count // PARTS
-            size = part * node.cache.block_bytes
-            found: dict[str, list[float]] = {"restore": [], "plain": []}
-            for turn in range(-2, rounds):
-                first = turn % PARTS * part
-                acts = [("restore", node.restore), ("plain", node.plain)]
-                for what, act in acts if turn % 2 else acts[::-1]:
-                    forget(node.data)
-                    rate = size / act(first, part) / 1e9
-                    if turn >= 0:  # others warm what is used
-                        found[what].append(rate)
-            node.tier.close()
-        rates = {what: statistics.median(one) for what, one in found.items()}
-        shares = [r / p for r, p in zip(found["restore"], found["plain"], strict=True)]
-        share, (low, _, high) = statistics.median(shares), statistics.quantiles(shares, n=4)
-        print(
-            f"{name:36} {size / MIB:8,.0f} MiB   restored {rates['restore']:5.2f} GB/s   plain read "
-            f"{rates['plain']:5.2f} GB/s   {share:4.0%} (half of the rounds {low:.0%} to {high:.0%})   "
-            f"written {written:5.2f} GB/s"
-        )
-        row = {
-            "what": "restore",
-            "shape": name,
-            "block_bytes": node.cache.block_bytes,
-            "bytes": size,
-            "rounds": rounds,
-            "by": str(way),
-        }
-        quartiles = {"share": share, "quartiles": [low, high]}
-        rows.append({**row, "gb_s": rates, "write_gb_s": written, **quartiles, "all": found})
+            node = Node(shape, mib * PARTS * MIB, Path(own), way)
+            rows.append({"what": "restore", "by": str(way), **in_turns(node, name, rounds)})
     return rows
+
+
+def host_restores(mib: int, rounds: int) -> list[dict[str, object]]:
+    return [
+        {"what": "host restore", **in_turns(Node(shape, mib * PARTS * MIB), name, rounds)}
+        for name, shape in SHAPES.items()
+    ]
+
+
+def in_turns(node: Node, name: str, rounds: int) -> dict[str, object]:
+    """Restorations and plain reads of the same blocks, one after another."""
+    written = node.count * node.cache.block_bytes / node.fill() / 1e9
+    part = node.count // PARTS
+    size = part * node.cache.block_bytes
+    found: dict[str, list[float]] = {"restore": [], "plain": []}
+    for turn in range(-2, rounds):
+        first = turn % PARTS * part
+        acts = [("restore", node.restore), ("plain", node.plain)]
+        for what, act in acts if turn % 2 else acts[::-1]:
+            node.cold()
+            rate = size / act(first, part) / 1e9
+            if turn >= 0:  # others warm what is used
+                found[what].append(rate)
+    node.tiers.close()
+    rates = {what: statistics.median(one) for what, one in found.items()}
+    shares = [r / p for r, p in zip(found["restore"], found["plain"], strict=True)]
+    share, (low, _, high) = statistics.median(shares), statistics.quantiles(shares, n=4)
+    print(
+        f"{name:36} {size / MIB:8,.0f} MiB   restored {rates['restore']:5.2f} GB/s   plain "
+        f"{rates['plain']:5.2f} GB/s   {share:4.0%} (half of the rounds {low:.0%} to {high:.0%})   "
+        f"kept {written:5.2f} GB/s"
+    )
+    row = {"shape": name, "block_bytes": node.cache.block_bytes, "bytes": size, "rounds": rounds}
+    quartiles = {"share": share, "quartiles": [low, high]}
+    return {**row, "gb_s": rates, "write_gb_s": written, **quartiles, "all": found}
 
 
 def prompts(count: int, tokens: int) -> list[list[int]]:
@@ -202,10 +248,12 @@ def prompts(count: int, tokens: int) -> list[list[int]]:
 
 
 def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str, object]:
-    """Milliseconds to the first token of a prompt that goes on from one that was asked in an earlier life."""
-    known, unknown = prompts(rounds, tokens), prompts(2 * rounds + 1, tokens)[rounds:]
+    """Milliseconds to the first token of a prompt that goes on from one that was asked in an earlier life, from one
+    that has left the cache since it was asked, and from none."""
+    total = rounds + _BEHIND
+    known, unknown = prompts(total, tokens), prompts(2 * total + 1, tokens)[total:]
     asked = SamplingParams(max_tokens=1, temperature=0.0)
-    found: dict[str, list[float]] = {"disk": [], "computed": []}
+    found: dict[str, list[float]] = {"disk": [], "host": [], "computed": []}
     best = fastest(measure(folder))
     with tempfile.TemporaryDirectory(dir=folder) as own:
         save(Path(own), best)
@@ -215,19 +263,25 @@ def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str
                 llm.generate([prompt], asked)
         for path in Path(own).rglob("data"):
             forget(path)
-        with LLM(model, **settings) as llm:
+        with LLM(model, kv_host="1GiB", **settings) as llm:
             llm.generate([unknown.pop()], asked)  # warm
-            for old, new in zip(known, unknown, strict=False):
-                for what, prompt in (("disk", [*old, *new[:20]]), ("computed", [*new, *old[:20]])):
+            for number, (old, new) in enumerate(zip(known, unknown, strict=False)):
+                acts = [("disk", [*old, *new[:20]]), ("computed", [*new, *old[:20]])]
+                if number >= _BEHIND:
+                    acts.append(("host", [*known[number - _BEHIND], *new[20:40]]))
+                for what, prompt in acts:
                     began = time.perf_counter()
                     (answer,) = llm.generate([prompt], asked)
                     found[what].append(1e3 * (time.perf_counter() - began))
                     cached = answer.cached_tokens
-                    assert (cached > 0.9 * tokens) == (what == "disk"), f"{what}: {cached} tokens were found"
+                    assert (cached > 0.9 * tokens) == (what != "computed"), (
+                        f"{what}: {cached} tokens were found"
+                    )
+            check_hits(llm, tokens, rounds)
     medians = {what: statistics.median(one) for what, one in found.items()}
     print(
-        f"{model}, {tokens:,} tokens and 20 more: first token after {medians['disk']:,.1f} ms from the disk, "
-        f"{medians['computed']:,.1f} ms computed: {medians['computed'] / medians['disk']:.1f}x (median of {rounds})"
+        f"{model}, {tokens:,} tokens and 20 more: first token after {medians['host']:,.1f} ms from host memory, "
+        f"{medians['disk']:,.1f} ms from the disk, {medians['computed']:,.1f} ms computed (median of {rounds})"
     )
     return {
         "what": "first token",
@@ -239,22 +293,37 @@ def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str
     }
 
 
+def check_hits(llm: LLM, tokens: int, rounds: int) -> None:
+    """What was measured as found in host memory was found there, by what the node says within a few heartbeats."""
+    wanted, until = 0.9 * rounds * tokens, time.monotonic() + 10.0
+    while time.monotonic() < until:
+        member = llm.run.controller.members.at(attention_node(0))
+        hits = member.stats.tiers.host.hit_tokens if member is not None and member.stats is not None else 0
+        if hits >= wanted:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{hits} tokens were found in host memory, {wanted:.0f} at least were asked again")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.kv_tiers", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--folder", type=Path, required=True, help="on the disk to be measured")
+    parser.add_argument("--folder", type=Path, help="on the disk to be measured")
+    parser.add_argument("--host", action="store_true", help="measure host memory instead of a disk")
     parser.add_argument("--first", action="store_true", help="measure first tokens instead")
-    parser.add_argument(
-        "--mib", type=int, default=128, help="restored at once, an eighth of what is on the disk"
-    )
+    parser.add_argument("--mib", type=int, default=128, help="restored at once, an eighth of what is kept")
     parser.add_argument("--rounds", type=int, help="64 restorations, 9 first tokens")
     parser.add_argument("--model", default="nano", help="for --first")
     parser.add_argument("--tokens", type=int, default=3000, help="of the prompt, for --first")
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.first:
+    if options.folder is None and (options.first or not options.host):
+        parser.error("--folder: say which disk is to be measured, or --host")
+    if options.host and not options.first:
+        rows = host_restores(options.mib, options.rounds or 64)
+    elif options.first:
         rows = [first_tokens(options.folder, options.rounds or 9, options.model, options.tokens)]
     else:
         rows = restores(options.folder, options.mib, options.rounds or 64)

@@ -109,28 +109,43 @@ def overload() -> str:
     )
 
 
+def _restored(row: Row) -> list[str]:
+    return [
+        row["shape"],
+        f"{row['bytes'] / 2**20:,.0f}",
+        f"{row['gb_s']['restore']:.2f}",
+        f"{row['gb_s']['plain']:.2f}",
+        f"{row['share']:.0%}",
+    ]
+
+
+def _from_host(row: Row) -> str:
+    """Older rows say nothing of it."""
+    return f"{row['ms']['host']:,.1f} ms from host memory, " if "host" in row["ms"] else ""
+
+
 def restored() -> str:
     found = newest([row for row in rows("kv_tiers") if row["what"] == "restore"], "shape")
-    lines = [
-        [
-            row["shape"],
-            f"{row['bytes'] / 2**20:,.0f}",
-            f"{row['gb_s']['restore']:.2f}",
-            f"{row['gb_s']['plain']:.2f}",
-            f"{row['share']:.0%}",
-            row["by"],
-        ]
-        for row in found
-    ]
+    lines = [[*_restored(row), row["by"]] for row in found]
     first = newest([row for row in rows("kv_tiers") if row["what"] == "first token"], "model", "tokens")
     told = [
-        f"{row['model']}, {row['tokens']:,} tokens and 20 more: first token after {row['ms']['disk']:,.1f} ms from the disk, {row['ms']['computed']:,.1f} ms computed "
+        f"{row['model']}, {row['tokens']:,} tokens and 20 more: first token after {_from_host(row)}{row['ms']['disk']:,.1f} ms from the disk, {row['ms']['computed']:,.1f} ms computed "
         f"({where(row)}; `--first`)."
         for row in first
     ]
-    if not (lines or told):
+    memory = newest([row for row in rows("kv_tiers") if row["what"] == "host restore"], "shape")
+    if not (lines or told or memory):
         return ""
     parts = []
+    if memory:
+        parts += [
+            f"**KV from host memory** ({where(memory[-1])}); `python -m bench.kv_tiers --host --save`. Checked and copied into the cache, beside a plain copy of as many bytes in the "
+            "same run.",
+            table(
+                ["shape", "MiB", "restored GB/s", "plain copy GB/s", "share"],
+                [_restored(row) for row in memory],
+            ),
+        ]
     if lines:
         parts += [
             f"**KV from disk** ({where(found[-1])}); `python -m bench.kv_tiers --folder DIR --save`. Restored into the cache, beside a plain read of the same bytes in the same "

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ from afserve.kernels.tiled import KEYS, by_token, from_token
 LAYOUT = 1
 _ALIGNED = 16  # bytes: any element, and the words that keys are moved in
 LayerCache = tuple[Tensor, ...]
+
+
+class Copied(Protocol):
+    """The end of a copy, as `torch.cuda.Event` has it."""
+
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +77,35 @@ class PagedCache:
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """(len(blocks), block_bytes) uint8 on the host: a copy of those blocks, in the order that was asked for."""
-        self._check(blocks)
         found = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=self._device)
+        self._gather(blocks, found)
+        return found.cpu()
+
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
+        """As `read`, into (len(blocks), block_bytes) uint8 on the host. From a GPU to pinned memory it may be under way
+        when this returns, before anything that the GPU is told to do later; what is returned then says when it ended.
+        Raises ValueError."""
+        if tuple(rows_NY.shape) != (len(blocks), self.block_bytes) or rows_NY.dtype is not torch.uint8:
+            raise ValueError(
+                f"rows_NY: shape {tuple(rows_NY.shape)} of {rows_NY.dtype}, expected "
+                f"{(len(blocks), self.block_bytes)} of {torch.uint8}"
+            )
+        if self._device.type == "cpu":
+            self._gather(blocks, rows_NY)
+            return None
+        found = torch.empty(rows_NY.shape, dtype=torch.uint8, device=self._device)
+        self._gather(blocks, found)
+        rows_NY.copy_(found, non_blocking=True)
+        ended = torch.cuda.Event()
+        ended.record(torch.cuda.current_stream(self._device))
+        return ended
+
+    def _gather(self, blocks: Sequence[int], out_NY: Tensor) -> None:
+        self._check(blocks)
         runs = _runs(blocks)
-        for part, tensor in self._parts(found):
+        for part, tensor in self._parts(out_NY):
             for at, first, count in runs:
                 part[at : at + count].copy_(by_token(tensor[first : first + count]))
-        return found.cpu()
 
     @cached_property
     def part_bytes(self) -> int:

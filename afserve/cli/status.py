@@ -47,7 +47,7 @@ def _print(answer: Fields) -> None:
     console.print(table(answer, console.width))
     for line in missing_lines(answer):
         console.print(line, style="bold", markup=False)
-    for lines in (placement_lines, phase_lines, kv_lines, disk_lines, incident_lines):
+    for lines in (placement_lines, phase_lines, kv_lines, tier_lines, incident_lines):
         for line in lines(answer):
             console.print(line, style="dim", markup=False, highlight=False)
 
@@ -133,10 +133,25 @@ def _handed(kv: Fields) -> list[str]:
     ]
 
 
-def disk_lines(answer: Fields) -> list[str]:
-    """KV blocks on the disks of attention nodes, if any node has one."""
+def tier_lines(answer: Fields) -> list[str]:
+    """KV blocks in the host memory and on the disks of attention nodes, if any node has such a tier."""
     found = [n["stats"]["tiers"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
-    total = {name: sum(tiers[name] for tiers in found) for name in (found[0] if found else ())}
+    return [*_in_host_memory([tiers["host"] for tiers in found]), *_on_disk(found)]
+
+
+def _in_host_memory(found: Sequence[Fields]) -> list[str]:
+    total = {name: sum(host[name] for host in found) for name in (found[0] if found else ())}
+    if not (total and total["capacity"]):
+        return []
+    return [
+        f"KV in host memory: {total['blocks']:,} of {total['capacity']:,} blocks, {total['hit_tokens']:,} prompt "
+        f"tokens found there, {total['bytes_read'] / 1e6:,.1f} MB read, {total['bytes_written'] / 1e6:,.1f} MB "
+        f"written, {total['left']:,} made room for others, {total['damaged']:,} damaged"
+    ]
+
+
+def _on_disk(found: Sequence[Fields]) -> list[str]:
+    total = {name: sum(t[name] for t in found) for name in (found[0] if found else ()) if name != "host"}
     if not (total and total["capacity"]):
         return []
     lost = ("damaged", "unreadable", "overwritten", "late", "refused")

@@ -19,6 +19,7 @@ from afserve.engine.blocks import Hash
 from afserve.engine.guides import Guides
 from afserve.engine.kv_cache import KvCache
 from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.kv_tiers import DISK, HOST
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
@@ -215,7 +216,7 @@ class AttentionNode(Generic[T]):
         tiers: TierStats = TierStats(),  # noqa: B008
     ) -> AttentionStats:
         """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
-        exchanged with other nodes, `tiers` what is on the disk."""
+        exchanged with other nodes, `tiers` what is in host memory and on the disk."""
         s, recovery = self._scheduler, self._link.recovery()
         return AttentionStats(
             running=s.running,
@@ -240,7 +241,11 @@ class AttentionNode(Generic[T]):
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
             kv=replace(moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits),
-            tiers=replace(tiers, hit_tokens=s.disk_hits),
+            tiers=replace(
+                tiers,
+                hit_tokens=s.tier_hits[DISK],
+                host=replace(tiers.host, hit_tokens=s.tier_hits[HOST]),
+            ),
         )
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

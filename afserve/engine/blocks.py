@@ -7,13 +7,13 @@ released as many releases later as there are blocks. It knows no tensors and no 
 
 import hashlib
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from afserve.engine.free_blocks import FreeBlocks
 
 Hash = bytes
-OnEvict = Callable[[int, Hash], None]
+OnEvict = Callable[[Sequence[tuple[int, Hash]]], None]
 OnIdle = Callable[[Sequence[tuple[int, Hash]]], None]
 ROOT: Hash = b""
 
@@ -40,8 +40,9 @@ def salted(root: Hash, salt: str) -> Hash:
 
 
 class BlockPool:
-    """`root` is the name before the first block of every sequence. `on_evict` is told each block that loses its name,
-    with that name, once: before the block is given out, so that what it holds can still be read. `on_idle` is told the
+    """`root` is the name before the first block of every sequence. `on_evict` is told the blocks that lose their names,
+    with those, once, all of one allocation together, before they are given out: what they hold can still be read, and
+    the last of a chain comes first. `on_idle` is told the
     named blocks that nobody holds any more and that are no copies, those of one release together, in the order of their
     chain."""
 
@@ -52,7 +53,7 @@ class BlockPool:
         *,
         caching: bool = True,
         root: Hash = ROOT,
-        on_evict: OnEvict = lambda block, name: None,
+        on_evict: OnEvict = lambda blocks: None,
         on_idle: OnIdle = lambda blocks: None,
     ) -> None:
         self.block_size = block_size
@@ -67,7 +68,7 @@ class BlockPool:
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._copies: OrderedDict[int, int] = OrderedDict()
         self._releases = 0
-        self._restored: set[int] = set()  # blocks that came from a file and were not yet used
+        self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
         self.copy_hits = 0
 
     @property
@@ -121,19 +122,20 @@ class BlockPool:
         while len(taken) < count and self._free:
             taken += self._free.take_some(last, count - len(taken))
             last = taken[-1]
-        while len(taken) < count:
-            taken.append(self._evict())
+        if len(taken) < count:
+            evicted = [self._evict() for _ in range(count - len(taken))]
+            self._on_evict(evicted)
+            taken += [block for block, _ in evicted]
         for block in taken:
             self._references[block] = 1
         return taken
 
-    def _evict(self) -> int:
+    def _evict(self) -> tuple[int, Hash]:
         block, _ = self._next_evicted().popitem(last=False)
         name = self._hash_of.pop(block)
         del self._block_of[name]
-        self._restored.discard(block)
-        self._on_evict(block, name)
-        return block
+        self._restored.pop(block, None)
+        return block, name
 
     def _next_evicted(self) -> OrderedDict[int, int]:
         """Where the cached block is that was released first, by the count that is a copy's."""
@@ -166,19 +168,18 @@ class BlockPool:
         if idle:
             self._on_idle(idle[::-1])
 
-    def publish_restored(self, blocks: Sequence[int], names: Sequence[Hash]) -> None:
-        """`publish` of each; these came from a file."""
+    def publish_restored(self, blocks: Sequence[int], names: Sequence[Hash], tier: str) -> None:
+        """`publish` of each; these came from that tier."""
         for block, name in zip(blocks, names, strict=True):
             self.publish(block, name)
-        self._restored.update(block for block in blocks if block in self._hash_of)
+            if block in self._hash_of:
+                self._restored[block] = tier
 
-    def take_restored(self, blocks: Iterable[int]) -> int:
-        """How many of them came from a file; each is counted once."""
+    def take_restored(self, blocks: Iterable[int]) -> Counter[str]:
+        """How many of them came from which tier; each is counted once."""
         if not self._restored:
-            return 0
-        found = self._restored.intersection(blocks)
-        self._restored -= found
-        return len(found)
+            return Counter()
+        return Counter(self._restored.pop(block) for block in blocks if block in self._restored)
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""

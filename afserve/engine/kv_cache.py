@@ -15,7 +15,7 @@ from torch import Tensor
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
 from afserve.errors import ProtocolError, RendezvousError
-from afserve.kernels.cache import LAYOUT, KeptShape, StateShape
+from afserve.kernels.cache import LAYOUT, Copied, KeptShape, StateShape
 from afserve.models.decoder import AttentionModel
 
 
@@ -66,9 +66,9 @@ class KvCache:
     """`halves` are the model's attention halves over this memory, `pool` says who holds which block.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
-    share blocks with nobody. Whoever sets `on_evict` is told each block whose contents can no longer be found, with its
-    name, while they can still be read; `on_idle` is told the named blocks that nobody holds any more; `on_forgotten` is
-    told names that can no longer be found.
+    share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with
+    their names, while they can still be read; `on_idle` is told the named blocks that nobody holds any more;
+    `on_forgotten` is told names that can no longer be found.
     """
 
     def __init__(self, model: AttentionModel, config: EngineConfig, weights: str = "") -> None:
@@ -105,6 +105,11 @@ class KvCache:
         has whatever was written so far. Raises ValueError for a block that there is not."""
         return KvBlocks(self.fingerprint, self._memory.read(blocks))
 
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
+        """As `read`, into memory of the host, a row of bytes for each block. None where they are there; else what to
+        wait for: a GPU goes on copying to pinned memory. Blocks may be given out meanwhile. Raises ValueError."""
+        return self._memory.copy_out(blocks, rows_NY)
+
     def write(self, blocks: Sequence[int], contents: KvBlocks) -> None:
         """Replace held blocks by what `read` gave, of this cache or of one with the same fingerprint.
 
@@ -138,11 +143,12 @@ class KvCache:
         for layer in self._memory.layers if blocks else ():
             self._ops.clear_blocks(layer, blocks)
 
-    def _evicted(self, block: int, name: Hash) -> None:
+    def _evicted(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_evict is not None:
-            self.on_evict(block, name)
+            self.on_evict(blocks)
         if self.on_forgotten is not None:
-            self.on_forgotten(name)
+            for _, name in blocks:
+                self.on_forgotten(name)
 
     def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_idle is not None:

@@ -1,22 +1,20 @@
-"""The KV cache's tier on disk: blocks that nobody holds are written, and come back before a request is scheduled.
+"""The KV cache's tier on disk: blocks that nobody holds are written, and read again where a restoration asks for them.
 
-All calls come from the thread that steps the node, between two steps; it only copies, for no longer than it is told to.
 Files are read and written by threads of `comm/disk`, straight into the cache where its memory has the files' order:
-then a block is held until nobody writes to it any more, whatever became of its restoration. A restoration ends when
-everything came, at its deadline, or with the first block that is not there; what came stays, the rest is computed. It
-knows no requests.
+then a block is held until nobody writes to it any more, whatever became of its restoration. What a nearer tier lets go
+is written too, where it is not there yet. It knows no requests.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from afserve.clock import Clock
 from afserve.comm.disk.store import DAMAGED, UNREADABLE
 from afserve.comm.disk.workers import DiskWorkers, Place, Read
 from afserve.engine.blocks import Hash
-from afserve.engine.kv_cache import KvCache
 from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.kv_tiers import DISK, Filled, Named
 from afserve.engine.stats import TierStats
 
 _COPIED_BYTES = 1 << 20  # at once, out of the cache
@@ -26,79 +24,60 @@ LEAST_PART = 8 << 10
 _BEGUN_BYTES = 16 << 20  # are looked up at once, while those before are being read
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """How a restoration ended: of `asked` blocks `received` came from the disk, beside `here` that were in memory."""
-
-    job: int
-    asked: int
-    received: int
-    here: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Job:
-    """`blocks` has the memory for each position of `names` that may still come; `here` and `came` are held."""
-
-    number: int
-    names: Sequence[Hash]
-    here: list[int]
-    blocks: dict[int, int]
-    began: float
-    until: float
-    came: list[int] = field(default_factory=list)
-
-
 class DiskTier:
-    """Ends of restorations are in `ended`, for whoever takes them out."""
+    """A `Tier`. `workers` were started by whoever made them."""
 
-    def __init__(self, kv: KvCache, blocks: PooledBlocks, disk: DiskWorkers, clock: Clock) -> None:
-        self._kv, self._blocks, self._disk, self._clock = kv, blocks, disk, clock
+    name = DISK
+
+    def __init__(self, blocks: PooledBlocks, workers: DiskWorkers, clock: Clock) -> None:
+        self._blocks, self._disk, self._clock = blocks, workers, clock
         self._unsaved: OrderedDict[Hash, int] = OrderedDict()
-        self._jobs: dict[int, _Job] = {}
-        self._coming: dict[Hash, int] = {}  # which restoration brings it
-        self._numbers = self._late = self._refused = 0
-        self._restores = self._short = 0
-        self._seconds = 0.0
-        self._ready: list[int] = []
-        self._in_place = disk.in_place and blocks.part_bytes >= LEAST_PART
-        self._leaving: dict[tuple[int, int], list[int]] = {}  # still written to, by restoration and begin
-        self.ended: list[Restored] = []
-        kv.on_idle, kv.on_evict = self._idle, self._evicted
+        self._late = self._refused = 0
+        self._in_place = workers.in_place and blocks.part_bytes >= LEAST_PART
+        self._memory: dict[int, dict[int, int]] = {}  # held blocks by their place in a restoration
 
     @property
     def busy(self) -> bool:
-        """Whether `turn` has something to do, or may soon."""
-        return bool(
-            self._jobs
-            or self._disk.done
-            or self._leaving
-            or self.ended
-            or self._ready
-            or (self._unsaved and self._disk.room)
-        )
+        return bool(self._disk.done or self._memory or (self._unsaved and self._disk.room))
 
     @property
     def settled(self) -> bool:
-        """Whether everything that is to be written was."""
         return not (self._unsaved and self._disk.writable) and not self._disk.writing
 
     # ---- out of memory
 
-    def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
+    def idle(self, blocks: Named) -> None:
         block_of = {name: block for block, name in blocks}
-        wanted = self._disk.wanted(block_of)
-        if not self._disk.writable:
-            self._refused += sum(not self._disk.store.run([name]) for name in block_of)
-        for name in wanted:
+        for name in self._wanted(list(block_of)):
             self._unsaved[name] = block_of[name]
 
-    def _evicted(self, block: int, name: Hash) -> None:
-        if self._unsaved.pop(name, None) is not None:
-            self._late += 1
+    def evicted(self, blocks: Named, kept: Sequence[bool]) -> list[bool]:
+        """What a nearer tier has comes by `keep` when that lets it go."""
+        for (_, name), elsewhere in zip(blocks, kept, strict=True):
+            if self._unsaved.pop(name, None) is not None and not elsewhere:
+                self._late += 1
+        here = self.holds([name for _, name in blocks])
+        return [one or other for one, other in zip(kept, here, strict=True)]
 
-    def _save(self, until: float) -> None:
+    def wanted(self, names: Sequence[Hash]) -> list[Hash]:
+        """Those that are worth to be given to `keep`, as a nearer tier lets them go, and for which there is room."""
+        found = self._wanted(names)
+        if not self._disk.writable:
+            return []
+        fit = self._disk.room // self._blocks.block_bytes
+        self._late += max(0, len(found) - fit)
+        return found[:fit]
+
+    def keep(self, names: Sequence[Hash], payload: bytes) -> None:
+        """Their bytes, one block behind the other."""
+        self._disk.write(names, payload)
+
+    def _wanted(self, names: Sequence[Hash]) -> list[Hash]:
+        if not self._disk.writable:
+            self._refused += sum(not here for here in self.holds(names))
+        return self._disk.wanted(names)
+
+    def save(self, until: float) -> None:
         """One batch at least, where there is room for it."""
         size = self._blocks.block_bytes
         while self._unsaved and self._disk.room >= size:
@@ -110,103 +89,53 @@ class DiskTier:
 
     # ---- back into memory
 
-    def waits_on_disk(self, names: Sequence[Hash]) -> int:
-        """How many blocks of this chain `restore` would read now."""
-        here = len(self._kv.pool.match(names))
-        return self._disk.store.run(names[here:])
+    def holds(self, names: Sequence[Hash]) -> list[bool]:
+        return self._disk.store.holds(names)
 
-    def restore(self, names: Sequence[Hash], limit: float) -> int | None:
-        """Begin to bring back what of this chain is on the disk and not in memory, within `limit` seconds; the
-        restoration's number. None where there is nothing to bring, or no room for it. Where an earlier one brings the
-        first block that is missing, it is that one's number."""
-        if not self.waits_on_disk(names):
-            return None
-        if (earlier := self._coming.get(names[len(self._kv.pool.match(names))])) is not None:
-            return earlier
-        self._let_go()  # or there may be no room for it
-        now, here = self._clock.now(), self._blocks.find(names)
-        self._numbers += 1
-        blocks = self._begin(self._numbers, names[len(here) :])
-        if not blocks:
-            self._disk.end(self._numbers)
-            self._blocks.release(here)
-            return None
-        coming = names[len(here) : len(here) + len(blocks)]
-        self._jobs[self._numbers] = _Job(
-            self._numbers, coming, here, dict(enumerate(blocks)), now, now + limit
-        )
-        self._coming.update(dict.fromkeys(coming, self._numbers))
-        return self._numbers
+    def run(self, names: Sequence[Hash]) -> int:
+        return self._disk.store.run(names)
 
-    def _begin(self, number: int, names: Sequence[Hash]) -> list[int]:
-        """The memory for the first of these that are on the disk. Those are being read; the first ones already while
-        memory for others is looked for."""
-        found: list[int] = []
-        step, last = max(1, _BEGUN_BYTES // self._blocks.block_bytes), self._disk.store.run(names)
-        while len(found) < last:
-            wanted = names[len(found) : min(last, len(found) + step)]
+    def begin(self, job: int, names: Sequence[Hash], first: int) -> int:
+        """The first ones are being read already while memory for others is looked for."""
+        memory = self._memory.setdefault(job, {})
+        step, done = max(1, _BEGUN_BYTES // self._blocks.block_bytes), 0
+        while done < len(names):
+            wanted, at = names[done : done + step], first + done
             blocks = self._blocks.reserve(len(wanted), copies=False)
             blocks.sort()  # neighbours are copied at once
-            place = self._place(blocks, len(found)) if self._in_place else None
-            coming = self._disk.read(number, wanted[: len(blocks)], len(found), place) if blocks else 0
+            place = self._place(blocks, at) if self._in_place else None
+            coming = self._disk.read(job, wanted[: len(blocks)], at, place) if blocks else 0
             self._blocks.release(blocks[coming:])
-            found += blocks[:coming]
+            memory.update(enumerate(blocks[:coming], at))
+            done += coming
             if coming < len(wanted):
                 break
-        return found
+        return done
 
-    def _place(self, blocks: Sequence[int], begin: int) -> Place:
-        """These are from position `begin` on. Called by the threads that read."""
+    def _place(self, blocks: Sequence[int], first: int) -> Place:
+        """These are from place `first` on. Called by the threads that read."""
 
-        def parts(first: int, count: int) -> list[list[memoryview]]:
-            return self._blocks.parts(blocks[first - begin : first - begin + count])
+        def parts(begin: int, count: int) -> list[list[memoryview]]:
+            return self._blocks.parts(blocks[begin - first : begin - first + count])
 
         return parts
 
-    def cancel(self, number: int) -> None:
-        """Nobody wants it any more; it is not among `ended`."""
-        if (job := self._jobs.get(number)) is not None:
-            self._finish(job)
-            self._let_go()
-
-    def turn(self, seconds: float) -> None:
-        """Take in what was read and copy out what is to be written: at least one piece of each, then until so much time
-        is over."""
-        until = self._clock.now() + seconds
-        self._let_go()
-        while self._disk.done:
-            self._take(self._disk.done.popleft())
-            if self._clock.now() >= until:
-                break
-        now = self._clock.now()
-        for job in [job for job in self._jobs.values() if now >= job.until]:
-            self._end(job)
-        self._save(until)
-
-    def _take(self, read: Read) -> None:
+    def next(self) -> Filled | None:
+        if not self._disk.done:
+            return None
+        read = self._disk.done.popleft()
         try:
-            job = self._jobs.get(read.job)
-            if job is not None:
-                self._fill(job, read)
+            memory, span = self._memory.get(read.job, {}), read.span
+            places = range(span.begin, span.begin + len(span.names))
+            blocks = [memory.pop(at) for at in places if at in memory]
+            right = read.right if blocks else 0
+            if right and read.buffer is not None:
+                self._blocks.write(blocks[:right], self._packed(read, read.buffer))
         finally:
             self._disk.give_back(read)
-            self._leave(self._leaving.pop((read.job, read.span.begin), []))
-
-    def _fill(self, job: _Job, read: Read) -> None:
-        names = read.span.names[: read.right]
-        if names:
-            begin = read.span.begin
-            blocks = [job.blocks.pop(begin + at) for at in range(len(names))]
-            if read.buffer is not None:
-                self._blocks.write(blocks, self._packed(read, read.buffer))
-            self._kv.pool.publish_restored(blocks, names)
-            job.came += blocks
-        if read.right < len(read.span.names) or not job.blocks:
-            self._end(job)
-
-    def _leave(self, blocks: Sequence[int]) -> None:
-        self._blocks.clear(blocks)
-        self._blocks.release(blocks)
+        if not memory:
+            self._memory.pop(read.job, None)
+        return Filled(read.job, span.names, blocks, right)
 
     def _packed(self, read: Read, buffer: memoryview) -> memoryview | bytearray:
         """The blocks of a read, one behind the other."""
@@ -215,42 +144,24 @@ class DiskTier:
             return buffer[: read.right * size]
         return bytearray().join(buffer[at * pitch : at * pitch + size] for at in range(read.right))
 
-    def _end(self, job: _Job) -> None:
-        self._finish(job)
-        seconds = self._clock.now() - job.began
-        self._restores += 1
-        self._short += len(job.came) < len(job.names)
-        self._seconds += seconds
-        self.ended.append(Restored(job.number, len(job.names), len(job.came), len(job.here), seconds))
+    def end(self, job: int) -> list[int]:
+        begun, memory = self._disk.end(job), self._memory.get(job, {})
+        written = (
+            {at for first, count in begun for at in range(first, first + count)} if self._in_place else ()
+        )
+        free = [memory.pop(at) for at in list(memory) if at not in written]
+        if not memory:
+            self._memory.pop(job, None)
+        return free
 
-    def _finish(self, job: _Job) -> None:
-        del self._jobs[job.number]
-        for begin, count in self._disk.end(job.number):
-            if self._in_place:
-                left = [job.blocks.pop(at) for at in range(begin, begin + count) if at in job.blocks]
-                self._leaving[job.number, begin] = left
-        for name in job.names:
-            if self._coming.get(name) == job.number:
-                del self._coming[name]
-        self._blocks.release(list(job.blocks.values()))
-        self._ready += job.here + job.came
-
-    def _let_go(self) -> None:
-        """What restorations brought is held until the turn, or the restoration, behind their end: whoever waited finds
-        it until then."""
-        ready, self._ready = self._ready, []
-        self._blocks.release(ready)
-
-    def stats(self) -> TierStats:
+    def stats(self, so_far: TierStats) -> TierStats:
         store = self._disk.store
-        return TierStats(
+        return replace(
+            so_far,
             blocks=store.blocks,
             capacity=store.capacity,
             bytes_read=store.bytes_read,
             bytes_written=store.bytes_written,
-            restores=self._restores,
-            restores_short=self._short,
-            restore_seconds=self._seconds,
             damaged=store.dropped[DAMAGED],
             unreadable=store.dropped[UNREADABLE],
             overwritten=store.overwritten,
@@ -258,14 +169,9 @@ class DiskTier:
             refused=self._refused + self._disk.refused,
         )
 
-    def close(self) -> None:
-        """Let all blocks go, and write what is still to be written."""
-        for job in list(self._jobs.values()):
-            self._finish(job)
-        self._let_go()
-        self._save(float("inf"))
-        self._kv.on_idle = self._kv.on_evict = None
+    def close(self) -> list[int]:
+        self.save(float("inf"))
         self._disk.close()
-        for blocks in self._leaving.values():
-            self._blocks.release(blocks)
-        self._leaving.clear()
+        held = [block for memory in self._memory.values() for block in memory.values()]
+        self._memory.clear()
+        return held

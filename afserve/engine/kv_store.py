@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from afserve.comm.kv.messages import Name, Payload
 from afserve.engine.kv_cache import KvBlocks, KvCache
+from afserve.kernels.cache import Copied
 
 _LEFT, _LEFT_BY_COPIES = 32, 8  # one part in so many of the cache stays available
 
@@ -67,6 +69,10 @@ class PooledBlocks:
     def read(self, blocks: Sequence[int]) -> memoryview:
         return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
 
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
+        """As `KvCache.copy_out`."""
+        return self._kv.copy_out(blocks, rows_NY)
+
     @property
     def part_bytes(self) -> int:
         """Of the smallest of a block's `parts`; 0 where there are none."""
@@ -81,5 +87,10 @@ class PooledBlocks:
         self._kv.clear(blocks)
 
     def write(self, blocks: Sequence[int], payload: Payload) -> None:
-        bytes_NY = torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), self.block_bytes)
-        self._kv.write(blocks, KvBlocks(self._kv.fingerprint, bytes_NY))
+        self.write_rows(
+            blocks, torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), self.block_bytes)
+        )
+
+    def write_rows(self, blocks: Sequence[int], rows_NY: Tensor) -> None:
+        """As `write`, from memory of the host: a row of bytes for each block."""
+        self._kv.write(blocks, KvBlocks(self._kv.fingerprint, rows_NY))

@@ -5,6 +5,7 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
@@ -52,7 +53,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self.disk_hits = 0
+        self.tier_hits: Counter[str] = Counter()  # tokens of prompts that were found in a tier
 
     # -- what may come in ------------------------------------------------------------------------------
 
@@ -175,7 +176,8 @@ class Scheduler:
             sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.cached_tokens
-            self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
+            for tier, blocks in self.pool.take_restored(found).items():
+                self.tier_hits[tier] += blocks * self.pool.block_size
         self._running[micro_batch].append(sequence)
         if sequence.row:
             self._undrawn[sequence.order] = sequence

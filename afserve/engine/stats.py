@@ -40,12 +40,30 @@ class KvStats:
 
 
 @dataclass(frozen=True, slots=True)
-class TierStats:
-    """KV blocks on this node's disk. `blocks` of at most `capacity` are there now; all else are totals.
+class HostStats:
+    """KV blocks in this node's host memory. `blocks` of at most `capacity` are there now; all else are totals.
 
-    `hit_tokens` of prompts were found on the disk. `restores` took `restore_seconds` in sum, and `restores_short` of
-    them did not bring everything. Blocks were dropped because they were `damaged` or `unreadable`, `overwritten` by
-    others, left memory before they were written (`late`), or could not be written (`refused`).
+    `hit_tokens` of prompts were found there. `bytes_read` came back into the cache. `left` blocks made room for others;
+    `damaged` ones were dropped.
+    """
+
+    blocks: int = 0
+    capacity: int = 0
+    hit_tokens: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    left: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """KV blocks on this node's disk, and in its `host` memory. `blocks` of at most `capacity` are on the disk now; all
+    else are totals.
+
+    `hit_tokens` of prompts were found on the disk. `restores`, from either, took `restore_seconds` in sum, and
+    `restores_short` of them did not bring everything. Blocks were dropped because they were `damaged` or `unreadable`,
+    `overwritten` by others, left memory before they were written (`late`), or could not be written (`refused`).
     """
 
     blocks: int = 0
@@ -61,6 +79,7 @@ class TierStats:
     overwritten: int = 0
     late: int = 0
     refused: int = 0
+    host: HostStats = HostStats()
 
 
 @dataclass(frozen=True, slots=True)

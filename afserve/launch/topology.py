@@ -21,11 +21,12 @@ from afserve.launch.footprint import (
     kept_dtype,
     needs,
     role_bytes,
-    usable,
 )
 from afserve.launch.gpus import Gpus
+from afserve.launch.host_kv import check_host_kv
 from afserve.launch.kv_blocks import block_size, per_token
 from afserve.launch.machine import Machine
+from afserve.launch.node_memory import NodeWeights, left_by, node_weights, room_of_one
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.settings import in_range
@@ -42,23 +43,16 @@ _LEAST_MOST_ATTENTION = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """Bytes of one node of each role."""
-
-    attention: int
-    expert: int
-
-
-@dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of one node of a role."""
+    """Bytes of one node of a role: `host` are those of its tier of KV in host memory, where that is the node's own."""
 
     weights: int
     kv: int = 0
+    host: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + NODE_OVERHEAD
+        return self.weights + self.kv + self.host + NODE_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ class Topology:
 def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
     """Everything that `afserve up` starts."""
     picked: dict[str, str] = {}
-    nodes = _counts(spec, machine, wishes, picked)
+    nodes, host = _counts(spec, machine, wishes, picked), machine
     _check_colocated_and_bits(spec, source, wishes, nodes)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
@@ -114,8 +108,11 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     threads = _threads(machine, wishes, nodes, picked)
     shares = _shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
-    weights = _weights(spec, source, wishes, nodes, slots.total)
+    weights = node_weights(spec, source, wishes, nodes, slots.total)
     block = _block(spec, source, wishes)
+    each = per_token(spec, element_bytes(source, spec), block)
+    least = wishes.kv_tokens or max(block, wishes.max_model_len or 0) / _KV_SHARE
+    check_host_kv(wishes, nodes, host, weights, int(least * each))
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
@@ -140,9 +137,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         most_attention=_most_attention(wishes, nodes),
         phases=wishes.phases,
     )
-    kv = kv_tokens * per_token(spec, element_bytes(source, spec), block)
     expert = Need(weights.expert) if nodes.experts else None
-    need = Need(weights.attention, kv)
+    need = Need(weights.attention, kv_tokens * each, weights.host)
     return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
 
 
@@ -318,23 +314,15 @@ def _affordable(
     spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes, nodes: Share, slots: ExpertSlots
 ) -> int:
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
-    weights = _weights(spec, source, wishes, nodes, slots.total)
+    weights = node_weights(spec, source, wishes, nodes, slots.total)
     one = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1] // spec.experts
     kv = (wishes.kv_tokens or 0) * per_token(spec, element_bytes(source, spec), _block(spec, source, wishes))
     free = [
-        (_free(machine, share, weights) - share.attention * kv) / share.experts
+        (left_by(machine, share, weights) - share.attention * kv) / share.experts
         for share in wishes.shares(nodes)
         if share.experts
     ]
     return max(0, int(min(free) * _SPARE_SHARE / one))
-
-
-def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
-    """Of one attention node and of the fullest expert node."""
-    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), wishes.engine.dense_dtype)
-    if not nodes.experts:
-        return _Weights(own + routed, 0)
-    return _Weights(own, slots * routed // spec.experts)
 
 
 def _kv(
@@ -343,7 +331,7 @@ def _kv(
     machine: Machine,
     wishes: Wishes,
     nodes: Share,
-    weights: _Weights,
+    weights: NodeWeights,
     picked: dict[str, str],
 ) -> tuple[int, int]:
     """(KV tokens of one attention node, in whole blocks; longest sequence)."""
@@ -352,7 +340,7 @@ def _kv(
     if spec.state_bytes() and wishes.engine.block_size is None:
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.shares(nodes)
-    room = min(_room(machine, share, weights) for share in shares if share.attention)
+    room = min(room_of_one(machine, share, weights) for share in shares if share.attention)
     longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
@@ -364,8 +352,8 @@ def _kv(
         )
     tokens = tokens // block * block
     used = max(0, tokens) * each
-    full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
-    left = min((_room(machine, s, weights) for s in shares if s.here and s.attention), default=used)
+    full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
+    left = min((room_of_one(machine, s, weights) for s in shares if s.here and s.attention), default=used)
     most = left // each // block * block
     if full and wishes.kv_tokens is not None and block <= most:
         raise DoesNotFitError(
@@ -383,17 +371,6 @@ def _kv(
     if longest > tokens:
         raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
     return tokens, longest
-
-
-def _free(machine: Machine, share: Share, weights: _Weights) -> int:
-    """Bytes that weights and processes leave on a host, for KV caches. Below zero where they do not fit."""
-    taken = share.attention * weights.attention + share.experts * weights.expert
-    return usable(machine) - taken - share.total * NODE_OVERHEAD
-
-
-def _room(machine: Machine, share: Share, weights: _Weights) -> int:
-    """Of one attention node."""
-    return _free(machine, share, weights) // share.attention
 
 
 def _cores(machine: Machine) -> str:

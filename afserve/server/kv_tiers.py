@@ -1,4 +1,4 @@
-"""What /metrics says of where prompts' KV was found, and of the KV that attention nodes keep on disk."""
+"""What /metrics says of where prompts' KV was found, and of what attention nodes keep in host memory and on disk."""
 
 from collections.abc import Iterator
 
@@ -7,28 +7,65 @@ from afserve.metrics import MetricFamily, Sample, gauge
 
 _REASONS = ("damaged", "unreadable", "overwritten", "late", "refused")
 _TOTALS = (
-    ("kv_restores", "Requests whose beginning was read from the disk.", "restores"),
+    ("kv_restores", "Requests whose beginning was read from host memory or the disk.", "restores"),
     ("kv_restores_short", "Those of which not everything came.", "restores_short"),
-    ("kv_restore_seconds", "Time that requests waited for the disk.", "restore_seconds"),
+    ("kv_restore_seconds", "Time that requests waited for that.", "restore_seconds"),
 )
 Nodes = list[tuple[str, AttentionStats]]
 
 
 def tiers(nodes: Nodes) -> Iterator[MetricFamily]:
-    """Hits by tier are always drawn; the rest where a node has a disk."""
+    """Hits by tier are always drawn; the rest where a node has such a tier."""
     hits = [
         (name, tier, value)
         for name, stats in nodes
         for tier, value in (
-            ("memory", max(0, stats.prefix_hits - stats.tiers.hit_tokens - stats.kv.peer_tokens)),
+            ("memory", max(0, stats.prefix_hits - _below(stats) - stats.kv.peer_tokens)),
             ("peer", stats.kv.peer_tokens),
+            ("host", stats.tiers.host.hit_tokens),
             ("disk", stats.tiers.hit_tokens),
         )
     ]
     yield _counter("kv_hit_tokens", "Prompt tokens whose KV was found, by where it was.", "tier", hits)
-    nodes = [(name, stats) for name, stats in nodes if stats.tiers.capacity]
-    if nodes:
-        yield from _disks(nodes)
+    with_host = [(name, stats) for name, stats in nodes if stats.tiers.host.capacity]
+    with_disk = [(name, stats) for name, stats in nodes if stats.tiers.capacity]
+    if with_host or with_disk:
+        yield from _restores([one for one in nodes if one in with_host or one in with_disk])
+    if with_host:
+        yield from _hosts(with_host)
+    if with_disk:
+        yield from _disks(with_disk)
+
+
+def _below(stats: AttentionStats) -> int:
+    """Tokens that were found in a tier below the cache."""
+    return stats.tiers.hit_tokens + stats.tiers.host.hit_tokens
+
+
+def _restores(nodes: Nodes) -> Iterator[MetricFamily]:
+    for name, help, field in _TOTALS:
+        samples = tuple(Sample(getattr(s.tiers, field), (("node", node),), "_total") for node, s in nodes)
+        yield MetricFamily((f"afserve_{name}",), "counter", help, samples)
+
+
+def _hosts(nodes: Nodes) -> Iterator[MetricFamily]:
+    hosts = [(name, stats.tiers.host) for name, stats in nodes]
+    moved = [
+        (name, way, value)
+        for name, host in hosts
+        for way, value in (("read", host.bytes_read), ("written", host.bytes_written))
+    ]
+    yield _counter("kv_host_bytes", "Bytes of KV blocks copied from host memory, or to it.", "way", moved)
+    dropped = [(name, why, getattr(host, why)) for name, host in hosts for why in ("left", "damaged")]
+    yield _counter(
+        "kv_host_dropped_blocks", "Blocks that host memory does not have any more.", "reason", dropped
+    )
+    for name, help, field in (
+        ("kv_host_blocks", "Blocks in host memory.", "blocks"),
+        ("kv_host_capacity_blocks", "Blocks that may be there at most.", "capacity"),
+    ):
+        values = [((("node", node),), getattr(host, field)) for node, host in hosts]
+        yield gauge((f"afserve_{name}",), help, values)
 
 
 def _disks(nodes: Nodes) -> Iterator[MetricFamily]:
@@ -42,9 +79,6 @@ def _disks(nodes: Nodes) -> Iterator[MetricFamily]:
     yield _counter(
         "kv_disk_dropped_blocks", "Blocks that the disk does not have, or no more.", "reason", dropped
     )
-    for name, help, field in _TOTALS:
-        samples = tuple(Sample(getattr(s.tiers, field), (("node", node),), "_total") for node, s in nodes)
-        yield MetricFamily((f"afserve_{name}",), "counter", help, samples)
     for name, help, field in (
         ("kv_disk_blocks", "Blocks on the disk.", "blocks"),
         ("kv_disk_capacity_blocks", "Blocks that may be there at most.", "capacity"),

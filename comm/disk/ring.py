@@ -59,6 +59,11 @@ class Ring:
                 return at
         return len(names)
 
+    def holds(self, names: Iterable[Name]) -> list[bool]:
+        """Of each whether it is there."""
+        known = self._slot_of
+        return [name in known for name in names]
+
     def places(self, names: Sequence[Name]) -> tuple[list[int], list[Record]]:
         """Slots and records of the names, from the first on, up to one that is not there."""
         slots: list[int] = []

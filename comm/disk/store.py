@@ -121,6 +121,11 @@ class DiskStore:
         with self._guard:
             return self._ring.run(names)
 
+    def holds(self, names: Iterable[Name]) -> list[bool]:
+        """Of each whether it is there."""
+        with self._guard:
+            return self._ring.holds(names)
+
     def wanted(self, names: Iterable[Name]) -> list[Name]:
         """Those that are worth writing: they are not there, or would be overwritten soon."""
         with self._guard:

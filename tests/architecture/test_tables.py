@@ -36,8 +36,17 @@ def test_overload(monkeypatch):
 def test_tiers_and_routing(monkeypatch):
     restore = {"what": "restore", "shape": "nano", "bytes": 1 << 20, "by": "2 threads", "share": 0.9}
     first = {"what": "first token", "model": "nano", "tokens": 3000, "ms": {"disk": 10.0, "computed": 50.0}}
-    rows = [{**restore, "gb_s": {"restore": 0.9, "plain": 1.0}}, first]
-    assert "after 10.0 ms" in drawn(monkeypatch, tables_phases.restored, kv_tiers=rows)[-1]
+    rates = {"gb_s": {"restore": 0.9, "plain": 1.0}}
+    lines = drawn(monkeypatch, tables_phases.restored, kv_tiers=[{**restore, **rates}, first])
+    assert "after 10.0 ms from the disk, 50.0" in lines[-1]
+    memory = {**restore, **rates, "what": "host restore"}
+    later = {**first, "ms": {"host": 5.0, **first["ms"]}}
+    lines = drawn(monkeypatch, tables_phases.restored, kv_tiers=[{**restore, **rates}, memory, later])
+    assert "after 5.0 ms from host memory, 10.0 ms from the disk, 50.0" in lines[-1]
+    assert (
+        "| nano | 1 | 0.90 | 1.00 | 90% |" in lines
+        and "| nano | 1 | 0.90 | 1.00 | 90% | 2 threads |" in lines
+    )
     routed = {"what": "trace", "nodes": 8, "blocks": 10, "p50_s": 1.0, "p99_s": 2.0, "hits": 0.9, "busy": 0.8}
     rows = [{**routed, "router": name} for name in ("gateway", "round robin")]
     assert drawn(monkeypatch, tables_phases.routing, kv_routing=rows)[-1].startswith("| gateway |")

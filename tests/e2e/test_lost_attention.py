@@ -44,13 +44,27 @@ ASKED = [
 
 
 @asynccontextmanager
-async def serving(attention=2, gateways=0, grace=1.0, copies=0, disk="", over="sockets", **phases):
+async def serving(
+    attention=2,
+    gateways=0,
+    grace=1.0,
+    copies=0,
+    disk="",
+    host="",
+    over="sockets",
+    kv_tokens=32768,
+    **phases,
+):
     """(run, client): nano with attention nodes that are started again when they are lost."""
     with NodeProcesses() as processes, bind("127.0.0.1", 0) as sock:
         found = find_model("nano", processes.folder)
         source = ModelSource(str(found.folder), found.name)
-        engine = EngineSettings(stream_grace=grace, kv_copies=copies, kv_ssd=disk, kv_transport=over)
-        wishes = Wishes(attention, 1, kv_tokens=32768, threads=1, gateways=gateways, engine=engine, **phases)
+        engine = EngineSettings(
+            stream_grace=grace, kv_copies=copies, kv_ssd=disk, kv_host=host, kv_transport=over
+        )
+        wishes = Wishes(
+            attention, 1, kv_tokens=kv_tokens, threads=1, gateways=gateways, engine=engine, **phases
+        )
         topology = choose(load_spec(found.folder), source, this_machine(), wishes)
         assignment = HostAssignment.all_here(topology.deployment, Gpus())
         settings = ServerSettings(drain_seconds=0)

@@ -24,10 +24,12 @@ class Books:
         self.named: dict[bytes, int] = {}
         self.fresh = 0
 
-    def _evicted(self, block: int, name: bytes) -> None:
-        assert not self.pool.is_held(block), "told after it was given out"
-        assert self.named.pop(name) == block, "an eviction of what was not there, or twice"
-        self.told.append((block, name))
+    def _evicted(self, blocks: list[tuple[int, bytes]]) -> None:
+        assert blocks, "told of nothing"
+        for block, name in blocks:
+            assert not self.pool.is_held(block), "told after it was given out"
+            assert self.named.pop(name) == block, "an eviction of what was not there, or twice"
+            self.told.append((block, name))
 
     def allocate(self, n: int) -> None:
         count = n % 3 + 1
@@ -148,12 +150,12 @@ def test_named_blocks_that_nobody_holds_any_more_are_told_in_the_order_of_their_
     assert len(told) == 2  # its owner tells it
 
 
-def test_blocks_from_a_file_are_counted_once_and_not_under_another_name():
+def test_blocks_from_a_tier_are_counted_once_and_not_under_another_name():
     pool = BlockPool(3, 4)
     blocks = pool.allocate(3)
-    pool.publish_restored(blocks[:2], [b"a", b"b"])
+    pool.publish_restored(blocks[:2], [b"a", b"b"], "disk")
     pool.release(blocks)
-    assert pool.take_restored(blocks[:1]) == 1 and pool.take_restored(blocks[:1]) == 0
+    assert pool.take_restored(blocks[:1]) == {"disk": 1} and not pool.take_restored(blocks[:1])
     again = pool.allocate(3)
-    assert pool.take_restored(again) == 0
+    assert not pool.take_restored(again)
     pool.release(again)

@@ -145,9 +145,10 @@ def test_evicted_blocks_can_be_kept_elsewhere_and_put_back(name, tiny_checkpoint
     node = opened(name, tiny_checkpoint, "native", kv_blocks=15)
     kept, told = {}, []
 
-    def keep(block, digest):
-        told.append((block, digest))
-        kept[digest] = node.kv.read([block])
+    def keep(blocks):
+        for block, digest in blocks:
+            told.append((block, digest))
+            kept[digest] = node.kv.read([block])
 
     node.kv.on_evict = keep
     for index, request in enumerate(requests(prompts())):

@@ -1,23 +1,15 @@
 """Tokens over blocks that were on a disk meanwhile are those of blocks that stayed; the disk never holds anyone up."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from afserve.clock import FakeClock, MonotonicClock
-from afserve.comm.disk.store import DiskStore
-from afserve.comm.disk.ways import Way
-from afserve.comm.disk.workers import DiskWorkers
-from afserve.config import ModelSource
-from afserve.engine.kv_disk import DiskTier
-from afserve.engine.local import colocated
+from afserve.clock import FakeClock
 from afserve.engine.request import GenerationRequest
-from tests.engine.driving import FAMILIES, collect, config, prompts, requests
-
-PATIENCE = 60.0
+from tests.engine.driving import FAMILIES, collect, prompts, requests
+from tests.engine.tiered import PATIENCE, Node, rest_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,60 +19,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Node:
-    """A node with a disk, and what its loop does with it."""
-
-    def __init__(self, path, folder, clock=None, limit=1 << 20, spared=0, readers=1, **fields):
-        self.engine = colocated(ModelSource(str(path), "m"), config(**fields))
-        kv, self.said = self.engine.kv, []
-        store = DiskStore.open(folder, kv.fingerprint.digest, kv.block_bytes, limit, spared=spared)
-        self.disk = DiskWorkers(store, tell=self.said.append, way=Way(readers=readers))
-        self.disk.start()
-        self.tier = DiskTier(kv, self.engine.blocks, self.disk, clock or MonotonicClock())
-
-    def wait(self, until):
-        deadline = time.monotonic() + PATIENCE
-        while not until():
-            assert time.monotonic() < deadline
-            self.tier.turn(0.01)
-            self.check()
-            time.sleep(0.001)
-
-    def restore(self, request):
-        number = self.tier.restore(self.engine.usable_names(request), PATIENCE)
-        if number is None:
-            return None
-        self.wait(lambda: self.tier.ended)
-        return self.tier.ended.pop()
-
-    def ask(self, request):
-        """Its events, and everything that is idle then is on the disk."""
-        self.restore(request)
-        self.engine.submit(request)
-        events = []
-        while self.engine.busy:
-            events += self.engine.step()
-            self.check()
-        self.wait(lambda: self.tier.settled)
-        return events
-
-    def check(self):
-        self.engine._scheduler.check(self.engine.blocks.held)
-        self.disk.store.check()
-
-    def forget(self):
-        """Everything in memory."""
-        pool = self.engine.kv.pool
-        pool.release(pool.allocate(pool.available))
-
-    def stats(self):
-        return self.engine.stats(tiers=self.tier.stats()).tiers
-
-    def close(self):
-        self.tier.close()
-        assert not list(self.engine.blocks.held)
 
 
 @pytest.fixture(autouse=True, params=["in place", "by copies"])
@@ -103,11 +41,6 @@ def node(tmp_path, tiny_checkpoint):
         one.close()
 
 
-def rest_of(request, said, handle):
-    """The same request with 40 tokens of its answer: a follow-up whose prefix is known."""
-    return replace(request, handle=handle, generated=tuple(said[:40]))
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
     """Memory holds one sequence only, so that each follow-up finds its blocks on the disk."""
@@ -128,7 +61,7 @@ def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
 def test_another_process_life_finds_the_store(node, expected):
     first, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
     first.ask(request)
-    first.tier.close()
+    first.tiers.close()
     second = node()
     events = second.ask(rest_of(request, answer, 5))
     assert collect([replace(e, handle=0) for e in events])[0] == answer[40:]
@@ -143,7 +76,7 @@ def test_other_salts_and_other_models_find_nothing(node, tiny_checkpoint, tmp_pa
     other = Node(tiny_checkpoint("mixtral-window"), tmp_path / "disk")
     assert other.restore(request) is None and other.disk.store.folder.parent != one.disk.store.folder.parent
     other.close()
-    assert one.restore(request).received == 4
+    assert one.restore(request).received == {"disk": 4}
 
 
 def test_damaged_blocks_are_computed_again(node, expected):
@@ -162,27 +95,27 @@ def test_damaged_blocks_are_computed_again(node, expected):
     assert sum(event.cached_tokens for event in events) == 16
     assert one.stats().damaged == 1 and one.stats().restores_short == 1
     one.forget()
-    assert one.restore(request).received == 4  # it was written again
+    assert one.restore(request).received == {"disk": 4}  # it was written again
 
 
 def test_a_restoration_ends_at_its_deadline_and_can_be_cancelled(node):
     first, request, clock = node(), requests(prompts())[2], FakeClock()
     first.ask(request)
-    first.tier.close()
+    first.tiers.close()
     one = node(clock=clock, readers=0)  # nobody reads
     names = one.engine.usable_names(request)
-    number = one.tier.restore(names, 2.0)
+    number = one.tiers.restore(names, 2.0)
     clock.advance(1.9)
-    one.tier.turn(0.0)
-    assert one.tier.busy and not one.tier.ended
+    one.tiers.turn(0.0)
+    assert one.tiers.busy and not one.tiers.ended
     clock.advance(0.1)
-    one.tier.turn(0.0)
-    (ended,) = one.tier.ended
-    assert (ended.job, ended.asked, ended.received) == (number, 4, 0)
-    one.tier.ended.clear()
-    one.tier.cancel(number)  # said late
-    one.tier.cancel(one.tier.restore(names, 2.0))
-    assert not one.tier.busy and not list(one.engine.blocks.held)
+    one.tiers.turn(0.0)
+    (ended,) = one.tiers.ended
+    assert (ended.job, ended.asked, ended.received) == (number, {"disk": 4}, {})
+    one.tiers.ended.clear()
+    one.tiers.cancel(number)  # said late
+    one.tiers.cancel(one.tiers.restore(names, 2.0))
+    assert not one.tiers.busy and not list(one.engine.blocks.held)
 
 
 def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeypatch, placed):
@@ -201,13 +134,13 @@ def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeyp
         return fetch(span, blocks)
 
     monkeypatch.setattr(one.disk.store, "fetch_parts", slowly)
-    number = one.tier.restore(one.engine.usable_names(request), PATIENCE)
+    number = one.tiers.restore(one.engine.usable_names(request), PATIENCE)
     assert begun.wait(PATIENCE)
-    one.tier.cancel(number)
+    one.tiers.cancel(number)
     held = list(one.engine.blocks.held)
-    assert len(held) == 4 and one.tier.busy
+    assert len(held) == 4 and one.tiers.busy
     go_on.set()
-    one.wait(lambda: not one.tier.busy)
+    one.wait(lambda: not one.tiers.busy)
     assert not list(one.engine.blocks.held)
     taken = one.engine.kv.pool.allocate(one.engine.kv.pool.available)
     assert not one.engine.kv.read(held).bytes_NY.any()
@@ -217,16 +150,16 @@ def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeyp
 def test_what_is_on_its_way_is_not_read_twice(node):
     first, request = node(), requests(prompts())[2]
     first.ask(request)
-    first.tier.close()
+    first.tiers.close()
     one = node(readers=0)
     names = one.engine.usable_names(request)
-    number = one.tier.restore(names[:2], PATIENCE)
-    assert one.tier.restore(names, PATIENCE) == number
-    one.tier.cancel(number)
-    another = one.tier.restore(names, PATIENCE)
+    number = one.tiers.restore(names[:2], PATIENCE)
+    assert one.tiers.restore(names, PATIENCE) == number
+    one.tiers.cancel(number)
+    another = one.tiers.restore(names, PATIENCE)
     assert another not in (None, number)
-    one.tier.cancel(another)
-    assert not one.tier._coming and not list(one.engine.blocks.held)
+    one.tiers.cancel(another)
+    assert not one.tiers._coming and not list(one.engine.blocks.held)
 
 
 def test_what_came_is_held_until_the_turn_behind_its_end(node):
@@ -234,11 +167,11 @@ def test_what_came_is_held_until_the_turn_behind_its_end(node):
     one, request = node(), requests(prompts())[2]
     one.ask(request)
     one.forget()
-    assert one.restore(request).received == 4
+    assert one.restore(request).received == {"disk": 4}
     held = list(one.engine.blocks.held)
-    assert len(held) == 4 and one.tier.busy
-    one.tier.turn(0.0)
-    assert not list(one.engine.blocks.held) and not one.tier.busy
+    assert len(held) == 4 and one.tiers.busy
+    one.tiers.turn(0.0)
+    assert not list(one.engine.blocks.held) and not one.tiers.busy
     names = one.engine.usable_names(request)
     assert one.engine.kv.pool.match(names) == held
 
@@ -249,7 +182,7 @@ def test_a_chain_is_looked_up_in_parts(node, monkeypatch):
     one.ask(request)
     one.forget()
     restored = one.restore(request)
-    assert (restored.asked, restored.received) == (4, 4)
+    assert restored.asked == restored.received == {"disk": 4}
 
 
 def test_a_full_disk_ends_writing_and_nothing_else(node, expected):
@@ -259,9 +192,9 @@ def test_a_full_disk_ends_writing_and_nothing_else(node, expected):
         events = []
         while one.engine.busy:
             events += one.engine.step()
-            one.tier.turn(0.01)
+            one.tiers.turn(0.01)
         assert collect([replace(e, handle=0) for e in events])[0] == answer
-        one.wait(lambda: one.tier.settled)
+        one.wait(lambda: one.tiers.settled)
     assert len(one.said) == 1 and "is not written" in one.said[0] and "are free" in one.said[0]
     assert one.stats().refused > 5 and not one.stats().blocks
 
@@ -272,5 +205,5 @@ def test_only_what_fits_is_restored(node):
     one.ask(replace(request, params=replace(request.params, max_tokens=4)))
     one.forget()
     taken = one.engine.blocks.reserve(10, copies=False)
-    assert one.restore(request).received == 5
+    assert one.restore(request).received == {"disk": 5}
     one.engine.blocks.release(taken)

@@ -82,14 +82,14 @@ class AttentionEngine(Protocol):
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
-    from afserve.control.node.kv_disk_open import open_disk
     from afserve.control.node.kv_open import listen, open_kv
+    from afserve.control.node.kv_tiers_open import open_tiers
     from afserve.control.node.wiring import build_attention
 
     progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
     rendezvous = meet(stream, address_of(listener, stream.certificates))
     node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
-    kv = open_disk(open_kv(node, listener, stream, assigned), node, stream, assigned)
+    kv = open_tiers(open_kv(node, listener, stream, assigned), node, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
     report = Reporter(
         heartbeat, stream, lambda: node.stats(kv.stats(), kv.tiers()), node.take_routed, attention=nodes

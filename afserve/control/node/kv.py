@@ -67,7 +67,7 @@ class KvSide(Protocol):
         ...
 
     def restore(self, request: GenerationRequest) -> bool:
-        """Whether the request, which nobody has blocks for, waits for blocks from the disk; `turn` returns it."""
+        """Whether the request, which nobody has blocks for, waits for those below the cache; `turn` returns it."""
         ...
 
     def part(self, number: int) -> None:
@@ -296,7 +296,7 @@ class KvMoves:
         )
 
     def tiers(self) -> TierStats:
-        """Nothing is on a disk."""
+        """There are none."""
         return TierStats()
 
     def close(self) -> None:

@@ -293,7 +293,7 @@ class AttentionStats(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., queued_tokens: _Optional[int] = ..., tiers: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "restores", "restores_short", "restore_seconds", "damaged", "unreadable", "overwritten", "late", "refused")
+    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "restores", "restores_short", "restore_seconds", "damaged", "unreadable", "overwritten", "late", "refused", "host")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +307,7 @@ class TierStats(_message.Message):
     OVERWRITTEN_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     capacity: int
     hit_tokens: int
@@ -320,7 +321,26 @@ class TierStats(_message.Message):
     overwritten: int
     late: int
     refused: int
-    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., restores: _Optional[int] = ..., restores_short: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ..., overwritten: _Optional[int] = ..., late: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    host: HostStats
+    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., restores: _Optional[int] = ..., restores_short: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ..., overwritten: _Optional[int] = ..., late: _Optional[int] = ..., refused: _Optional[int] = ..., host: _Optional[_Union[HostStats, _Mapping]] = ...) -> None: ...
+
+class HostStats(_message.Message):
+    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "left", "damaged")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    capacity: int
+    hit_tokens: int
+    bytes_read: int
+    bytes_written: int
+    left: int
+    damaged: int
+    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., left: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
 
 class KvStats(_message.Message):
     __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts", "peer_tokens", "oldest_lease")

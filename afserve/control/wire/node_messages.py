@@ -58,7 +58,7 @@ from afserve.control.wire.values import (
     Traced,
     Unheard,
 )
-from afserve.engine.stats import AttentionStats, ExpertStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, ExpertStats, HostStats, KvStats, TierStats
 from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
@@ -136,13 +136,15 @@ def put_stats(stats: Stats, proto: Proto) -> None:
         if isinstance(stats, AttentionStats):
             put_flat(stats.kv, body.kv)
             put_flat(stats.tiers, body.tiers)
+            put_flat(stats.tiers.host, body.tiers.host)
 
 
 def take_stats(proto: Proto) -> Stats:
     match proto.WhichOneof("stats"):
         case "attention":
             body = proto.attention
-            tiers, kv = take_flat(TierStats, body.tiers), take_flat(KvStats, body.kv)
+            host, kv = take_flat(HostStats, body.tiers.host), take_flat(KvStats, body.kv)
+            tiers = take_flat(TierStats, body.tiers, host=host)
             return take_flat(AttentionStats, body, kv=kv, tiers=tiers)
         case "expert":
             return take_flat(ExpertStats, proto.expert)

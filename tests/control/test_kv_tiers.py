@@ -1,23 +1,23 @@
-"""When KV is read from the disk and when it is computed, and what is said of it: a scripted tier, a fake clock."""
+"""When KV is read from a tier and when it is computed, and what is said of it: scripted tiers, a fake clock."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
-from afserve.cli.status import disk_lines
+from afserve.cli.status import tier_lines
 from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
 from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
-from afserve.control.node.kv_disk import KvOnDisk
-from afserve.control.node.kv_disk_open import open_disk
+from afserve.control.node.kv_tiers import KvInTiers
+from afserve.control.node.kv_tiers_open import open_tiers
 from afserve.control.wire.values import KvSource
 from afserve.engine.kv_cache import Fingerprint
-from afserve.engine.kv_disk import Restored
+from afserve.engine.kv_tiers import Restored
 from afserve.engine.request import GenerationRequest
-from afserve.engine.stats import AttentionStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.checkup import disk
 from afserve.member import attention_node
@@ -61,17 +61,23 @@ class Moves:
         self.closed = True
 
 
-class Tier:
+class Tiers:
     busy = True
 
     def __init__(self):
-        self.there, self.limits, self.cancelled, self.ended, self.turns = 10, [], [], [], []
+        self.there = [("disk", 10)]
+        self.limits, self.most, self.cancelled, self.ended, self.turns = [], [], [], [], []
 
-    def waits_on_disk(self, names):
-        return min(self.there, len(names))
+    def look(self, names):
+        found, left = [], len(names)
+        for tier, count in self.there:
+            found.append((tier, min(left, count)))
+            left -= found[-1][1]
+        return [(tier, count) for tier, count in found if count]
 
-    def restore(self, names, limit):
+    def restore(self, names, limit, most):
         self.limits.append(limit)
+        self.most.append(most)
         return len(self.limits)
 
     def cancel(self, number):
@@ -86,15 +92,15 @@ class Tier:
     def close(self):
         self.closed = True
 
-    def ends(self, number, received, seconds, asked=10):
-        self.ended.append(Restored(number, asked, received, 0, seconds))
+    def ends(self, number, received, seconds, asked=10, tier="disk"):
+        self.ended.append(Restored(number, {tier: asked}, {tier: received} if received else {}, 0, seconds))
 
 
 class Scene:
     def __init__(self):
-        self.moves, self.tier, self.node, self.said = Moves(), Tier(), Node(), []
+        self.moves, self.tiers, self.node, self.said = Moves(), Tiers(), Node(), []
         self.clock = FakeClock(5.0)
-        self.side = KvOnDisk(self.moves, self.tier, self.node, self.clock, BLOCK, BYTES, self.said.append)
+        self.side = KvInTiers(self.moves, self.tiers, self.node, self.clock, BLOCK, BYTES, self.said.append)
 
 
 @pytest.fixture
@@ -107,66 +113,69 @@ def request(handle, blocks=10):
 
 
 def test_a_request_waits_for_its_blocks_and_goes_on_with_what_came(scene):
-    assert scene.side.restore(request(1)) and scene.tier.limits == [UNKNOWN_SECONDS]
+    assert scene.side.restore(request(1)) and scene.tiers.limits == [UNKNOWN_SECONDS]
     assert scene.side.turn() == []
-    scene.tier.ends(1, 10, 0.01)
+    scene.tiers.ends(1, 10, 0.01)
     assert scene.side.turn() == [request(1)] and scene.side.turn() == [] and not scene.said
     assert scene.side.restore(request(2))
-    scene.tier.ends(2, 4, 0.01)
+    scene.tiers.ends(2, 4, 0.01)
     assert scene.side.turn() == [request(2)]
     (line,) = scene.said
     assert line == "request 2: 4 of 10 blocks came from the disk in 10.0 ms; 96 tokens are computed again"
 
 
 def test_what_is_not_there_is_computed(scene):
-    scene.tier.there = 0
-    assert not scene.side.restore(request(1)) and not scene.tier.limits
-    scene.tier.there, scene.tier.restore = 3, lambda names, limit: None  # no memory for it
+    scene.tiers.there = [("disk", 0)]
+    assert not scene.side.restore(request(1)) and not scene.tiers.limits
+    scene.tiers.there, scene.tiers.restore = (
+        [("disk", 3)],
+        lambda names, limit, most: None,
+    )  # no memory for it
     assert not scene.side.restore(request(1))
 
 
 def test_it_is_read_where_that_is_faster_and_a_slow_disk_gets_another_chance(scene):
     scene.node.prefill_rate = 16_000.0  # 160 tokens in 10 ms
-    assert scene.side.restore(request(1)) and scene.tier.limits == [LEAST_SECONDS]
-    scene.tier.ends(1, 10, 0.02)  # 20 ms
+    assert scene.side.restore(request(1)) and scene.tiers.limits == [LEAST_SECONDS]
+    scene.tiers.ends(1, 10, 0.02)  # 20 ms
     scene.side.turn()
     tries = next(n for n in range(50) if scene.side.restore(request(2)))
     assert 0 < tries < 5
     scene.node.prefill_rate = 16.0
-    assert scene.side.restore(request(3)) and scene.tier.limits[-1] == 10.0
+    assert scene.side.restore(request(3)) and scene.tiers.limits[-1] == 10.0
 
 
 def test_a_cancelled_request_waits_no_more(scene):
     scene.side.restore(request(1))
     scene.side.cancel(1)
-    assert scene.tier.cancelled == [1] and scene.moves.cancelled == [1]
-    scene.tier.ends(1, 10, 0.1)
+    assert scene.tiers.cancelled == [1] and scene.moves.cancelled == [1]
+    scene.tiers.ends(1, 10, 0.1)
     assert scene.side.turn() == []
 
 
 def test_requests_that_begin_alike_wait_for_one_restoration(scene):
-    scene.tier.restore = lambda names, limit: 7
+    scene.tiers.restore = lambda names, limit, most: 7
     for handle in (1, 2, 3):
         assert scene.side.restore(request(handle))
     scene.side.cancel(2)
-    assert not scene.tier.cancelled
-    scene.tier.there = 0
-    scene.tier.ends(7, 10, 0.1)
+    assert not scene.tiers.cancelled
+    scene.tiers.there = [("disk", 0)]
+    scene.tiers.ends(7, 10, 0.1)
     assert scene.side.turn() == [request(1), request(3)]
-    scene.tier.there = 10
+    scene.tiers.there = [("disk", 10)]
     for handle in (4, 5):
         assert scene.side.restore(request(handle))
-    scene.tier.ends(7, 10, 0.1)
+    scene.tiers.ends(7, 10, 0.1)
     assert scene.side.turn() == [request(4)]  # the other one waits for what comes behind that
     scene.side.cancel(5)
-    assert scene.tier.cancelled == [7] and not scene.side._waiting
+    assert scene.tiers.cancelled == [7] and not scene.side._waiting
 
 
 def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
     assert scene.side.pull(request(1), KvSource(1, 0, 7, "unix:there")) and scene.moves.pulled == [1]
     scene.moves.ready = [request(1), request(2, blocks=0)]
     assert scene.side.turn() == [request(2, blocks=0)]
-    scene.tier.ends(1, 10, 0.1)
+    scene.tiers.ends(1, 10, 0.1)
     assert scene.side.turn() == [request(1)]
 
 
@@ -177,13 +186,13 @@ def test_a_busy_node_gives_the_disk_a_tenth_of_its_time(scene):
     scene.side.turn()
     scene.clock.advance(5.0)
     scene.side.turn()
-    assert scene.tier.turns == [0.02, pytest.approx(0.005), 0.01]
+    assert scene.tiers.turns == [0.02, pytest.approx(0.005), 0.01]
 
 
 def test_it_stands_around_the_exchange(scene):
     assert scene.side.stats() == KvStats(pulls=3) and scene.side.tiers() == TierStats(blocks=1)
     scene.side.close()
-    assert scene.moves.closed and scene.tier.closed
+    assert scene.moves.closed and scene.tiers.closed
 
 
 def test_settings_are_checked():
@@ -198,6 +207,37 @@ def test_settings_are_checked():
         EngineSettings(kv_ssd="/somewhere", kv_ssd_size="3KiB")
     sizes = ("100GiB", "1.5 MB", "2mib")
     assert [bytes_of("size", text) for text in sizes] == [100 << 30, 1_500_000, 2 << 20]
+
+
+def test_host_memory_is_a_size_and_blocks_in_it_are_found_as_prefixes():
+    assert EngineSettings().kv_host_bytes == 0 and EngineSettings(kv_host="7GiB").kv_host_bytes == 7 << 30
+    with pytest.raises(ConfigError, match="--kv-host: '7 apples' is not a size such as 100GiB") as refused:
+        EngineSettings(kv_host="7 apples")
+    assert refused.value.param == "kv_host"
+    with pytest.raises(ConfigError, match="--kv-host: blocks are found as prefixes are"):
+        EngineSettings(kv_host="7GiB", prefix_caching=False)
+
+
+def test_each_tier_has_a_rate_and_so_much_is_read_as_pays(scene):
+    """Host memory takes 1 ms for its ten blocks, the disk 100 ms for as many; 160 tokens are computed in 20 ms."""
+    scene.node.prefill_rate = 8_000.0
+    for number, (tier, seconds) in enumerate((("host", 0.001), ("disk", 0.1)), 1):
+        scene.tiers.there = [(tier, 10)]
+        assert scene.side.restore(request(number))
+        scene.tiers.ends(number, 10, seconds, tier=tier)
+        assert scene.side.turn() == [request(number)]
+    scene.tiers.there = [("host", 10), ("disk", 10)]
+    assert scene.side.restore(request(3, blocks=20)) and scene.tiers.most == [10, 10, 10]
+    tries = next(
+        n for n in range(4, 50) if scene.side.restore(request(n, blocks=20)) and scene.tiers.most[-1] == 20
+    )
+    assert tries < 12, "a disk that was too slow gets another chance"
+    scene.tiers.ended.append(Restored(4, {"host": 10, "disk": 10}, {"host": 10, "disk": 4}, 0, 0.5))
+    scene.side.turn()
+    assert scene.said == [
+        "request 4: 14 of 20 blocks came from host memory and the disk in 500.0 ms; 96 tokens are computed again"
+    ]
+    assert scene.side.restore(request(60, blocks=20)) and scene.tiers.most[-1] == 10
 
 
 def test_doctor_leaves_the_fastest_way_in_the_folder(tmp_path, monkeypatch):
@@ -218,13 +258,28 @@ def test_metrics_and_status_say_where_prompts_were_found():
     assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="memory"} 36' in text
     assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="disk"} 64' in text
     assert 'afserve_kv_disk_dropped_blocks_total{node="attention-0",reason="overwritten"} 3' in text
-    assert "afserve_kv_disk" not in render(tiers(nodes[1:]))
+    assert not any(name in render(tiers(nodes[1:])) for name in ("kv_disk", "kv_host", "kv_restores"))
+    host = HostStats(3, 8, hit_tokens=32, bytes_read=2000, bytes_written=5000, left=4, damaged=1)
+    with_host = AttentionStats(prefix_hits=100, tiers=TierStats(hit_tokens=8, restores=2, host=host))
+    text = render(tiers([("attention-0", with_host), ("attention-1", with_disk)]))
+    for tier, tokens in (("memory", 60), ("host", 32), ("disk", 8), ("peer", 0)):
+        assert f'afserve_kv_hit_tokens_total{{node="attention-0",tier="{tier}"}} {tokens}\n' in text
+    assert 'afserve_kv_host_bytes_total{node="attention-0",way="read"} 2000' in text
+    assert 'afserve_kv_host_dropped_blocks_total{node="attention-0",reason="left"} 4' in text
+    assert 'afserve_kv_host_capacity_blocks{node="attention-0"} 8' in text
+    assert text.count('afserve_kv_restores_total{node="attention-') == 2
+    assert 'afserve_kv_host_blocks{node="attention-1"}' not in text
 
     def answer(*found):
         return {"nodes": [{"role": "attention", "stats": asdict(stats)} for stats in found]}
 
-    assert disk_lines(answer(AttentionStats())) == []
-    (line,) = disk_lines(answer(with_disk, AttentionStats()))
+    assert tier_lines(answer(AttentionStats())) == []
+    (line,) = tier_lines(answer(with_host))
+    assert line == (
+        "KV in host memory: 3 of 8 blocks, 32 prompt tokens found there, 0.0 MB read, 0.0 MB written, "
+        "4 made room for others, 1 damaged"
+    )
+    (line,) = tier_lines(answer(with_disk, AttentionStats()))
     assert line == (
         "KV on disk: 5 of 90 blocks, 64 prompt tokens found there, 2.5 MB read, 0.0 MB written, "
         "blocks dropped: 1 damaged, 3 overwritten"
@@ -250,8 +305,9 @@ def opened(**settings):
     """(what stands around the exchange, the exchange, what was said)"""
     moves, stream = Moves(), Stream()
     kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
-    node = SimpleNamespace(kv=kv, blocks=None)
-    return open_disk(moves, node, stream, assigned(**settings)), moves, stream.sent
+    blocks = SimpleNamespace(part_bytes=0)
+    node = SimpleNamespace(kv=kv, blocks=blocks)
+    return open_tiers(moves, node, stream, assigned(**settings)), moves, stream.sent
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
@@ -267,6 +323,28 @@ def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_pa
     assert line.text.endswith("give a folder that it may write to")
 
 
+def test_host_memory_that_cannot_be_had_is_said_and_the_node_serves_without():
+    kv, moves, said = opened(kv_host="1000TiB")
+    (line,) = said
+    assert kv is moves and line.warning
+    assert line.text.startswith("KV is not kept in host memory: --kv-host 1000TiB: 1,099,")
+    assert line.text.endswith("; ask for another size")
+    kv, _, said = opened(kv_host="2MiB")
+    (line,) = said
+    assert (
+        line.text == "KV in host memory: at most 2,097 blocks of 16 tokens (1,000 bytes)" and not line.warning
+    )
+    assert [tier.name for tier in kv._tiers._tiers] == ["host"]
+
+
+def test_host_memory_comes_before_the_disk(tmp_path):
+    kv, _, said = opened(kv_host="2MiB", kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
+    assert len(said) == 2
+    host, disk = kv._tiers._tiers
+    assert (host.name, disk.name) == ("host", "disk") and host._below is disk
+    disk._disk.close()
+
+
 def test_a_folder_is_read_as_it_was_measured(tmp_path):
     save(tmp_path, Measured(Way(direct=False, readers=1), 1e9))
     kv, _, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
@@ -275,35 +353,35 @@ def test_a_folder_is_read_as_it_was_measured(tmp_path):
         not line.warning
         and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line.text
     )
-    names = [thread.name for thread in kv._tier._disk._threads]
+    names = [thread.name for thread in kv._tiers._tiers[0]._disk._threads]
     assert names == ["disk-read-0", "disk-check", "disk-write"]
-    kv._tier._disk.close()
+    kv._tiers._tiers[0]._disk.close()
 
 
 def test_a_prompt_too_short_for_any_disk_teaches_nothing(scene):
     assert scene.side.restore(request(1))
-    scene.tier.ends(1, 10, 0.1)  # 0.1 MB/s
+    scene.tiers.ends(1, 10, 0.1)  # 0.1 MB/s
     scene.side.turn()
     scene.node.prefill_rate = 1e6
-    scene.tier.there = 1
+    scene.tiers.there = [("disk", 1)]
     assert not any(scene.side.restore(request(handle)) for handle in range(2, 3000))
-    scene.tier.there, scene.node.prefill_rate = 10, 16_000.0  # 10 ms
+    scene.tiers.there, scene.node.prefill_rate = [("disk", 10)], 16_000.0  # 10 ms
     assert not scene.side.restore(request(3000)), "the disk takes 100 ms"
 
 
 def test_a_disk_that_gives_nothing_is_not_asked_by_all_who_wait(scene):
     scene.node.prefill_rate = 16_000.0
-    scene.tier.restore = lambda names, limit: 7
+    scene.tiers.restore = lambda names, limit, most: 7
     for handle in (1, 2, 3):
         assert scene.side.restore(request(handle))
-    scene.tier.ends(7, 0, LEAST_SECONDS)
+    scene.tiers.ends(7, 0, LEAST_SECONDS)
     assert scene.side.turn() == [request(1), request(2), request(3)]
     assert not scene.side.restore(request(4)), "it is known to be slow now"
 
 
 def test_as_many_wait_as_the_scheduler_would_take(scene):
-    scene.side = KvOnDisk(
-        scene.moves, scene.tier, scene.node, scene.clock, BLOCK, BYTES, scene.said.append, 2
+    scene.side = KvInTiers(
+        scene.moves, scene.tiers, scene.node, scene.clock, BLOCK, BYTES, scene.said.append, 2
     )
     assert [scene.side.restore(request(handle)) for handle in (1, 2, 3)] == [True, True, False]
 
@@ -311,9 +389,9 @@ def test_as_many_wait_as_the_scheduler_would_take(scene):
 def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):
     prefills = KvSource(1, 0, 7, "unix:there", prefills=True)
     assert scene.side.pull(request(1), prefills) and scene.moves.pulled == []
-    scene.tier.ends(1, 6, 0.1)
+    scene.tiers.ends(1, 6, 0.1)
     assert scene.side.turn() == [] and scene.moves.pulled == [1]
-    scene.tier.there, scene.moves.ready = 0, [request(1)]
+    scene.tiers.there, scene.moves.ready = [], [request(1)]
     assert scene.side.turn() == [request(1)]
 
 
@@ -323,5 +401,5 @@ def test_files_of_other_experts_are_not_read(tmp_path):
     for settings in ({}, {"expert_dtype": "int4"}, {"dense_dtype": "int4"}, {"wire_dtype": "fp8"}):
         side, _, said = opened(kv_ssd=str(tmp_path), **settings)
         folders.add(said[0].text.partition(" has ")[0].rpartition("/")[0])
-        side._tier._disk.close()
+        side._tiers._tiers[0]._disk.close()
     assert len(folders) == 4

@@ -1,45 +1,80 @@
-"""Puts together the tier of an attention node's KV on disk, or says why there is none and serves without it."""
+"""Puts together the tiers below an attention node's KV cache, or says why one is missing and serves without."""
 
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from afserve.clock import AwakeClock
+from afserve.clock import AwakeClock, Clock
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import chosen
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.config_sizes import bytes_of
 from afserve.control.node.kv import KvMoves, Moved
-from afserve.control.node.kv_disk import KvOnDisk
+from afserve.control.node.kv_tiers import KvInTiers
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Assigned, Noted
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv_disk import DiskTier
+from afserve.engine.kv_host import HostArena, HostTier
+from afserve.engine.kv_tiers import KvTiers, Tier
 from afserve.errors import CheckpointError
 from afserve.models.identity import identify, weights_of
 
 _GAP = 0.25  # seconds between two turns that count at the most, as in `kv_open`
+Node = AttentionNode[Any]
+Warn = Callable[[str], None]
 
 
-def open_disk(
-    moves: KvMoves, node: AttentionNode[Any], stream: ControlStream, assigned: Assigned
-) -> KvMoves | KvOnDisk:
-    """What stands around `moves` with --kv-ssd; `moves` itself without, or where the folder cannot be used."""
-    engine, kv = assigned.deployment.engine, node.kv
-    if not engine.kv_ssd:
-        return moves
+def open_tiers(moves: KvMoves, node: Node, stream: ControlStream, assigned: Assigned) -> KvMoves | KvInTiers:
+    """What stands around `moves` with --kv-host or --kv-ssd; `moves` itself without, or where neither can be had."""
+    engine, kv, clock = assigned.deployment.engine, node.kv, AwakeClock(most=_GAP)
 
     def warn(line: str) -> None:
         stream.send(Noted(line, warning=True))
 
+    disk = _disk(node, stream, assigned, clock, warn) if engine.kv_ssd else None
+    host = _host(node, stream, assigned, clock, disk, warn) if engine.kv_host else None
+    tiers: list[Tier] = [tier for tier in (host, disk) if tier is not None]
+    if not tiers:
+        return moves
+    chain = KvTiers(kv, node.blocks, tiers, clock)
+    return KvInTiers(moves, chain, node, clock, engine.block_size, kv.block_bytes, warn, engine.max_waiting)
+
+
+def _host(
+    node: Node,
+    stream: ControlStream,
+    assigned: Assigned,
+    clock: Clock,
+    below: DiskTier | None,
+    warn: Warn,
+) -> HostTier | None:
+    engine, kv = assigned.deployment.engine, node.kv
+    try:
+        arena = HostArena(engine.kv_host_bytes, kv.block_bytes, pinned=engine.device.startswith("cuda"))
+    except OSError as error:
+        warn(f"KV is not kept in host memory: --kv-host {engine.kv_host}: {error}; ask for another size")
+        return None
+    stream.send(
+        Noted(
+            f"KV in host memory: at most {arena.slots:,} blocks of {engine.block_size} tokens "
+            f"({kv.block_bytes:,} bytes)"
+        )
+    )
+    return HostTier(node.blocks, arena, clock, below)
+
+
+def _disk(node: Node, stream: ControlStream, assigned: Assigned, clock: Clock, warn: Warn) -> DiskTier | None:
+    engine, kv = assigned.deployment.engine, node.kv
     try:
         what = _what(kv.fingerprint.digest, assigned)
     except CheckpointError as error:
         warn(
             f"KV is not kept on disk: what it stands for cannot be told from the checkpoint: {error.message}"
         )
-        return moves
+        return None
     limit, folder = bytes_of("--kv-ssd-size", engine.kv_ssd_size), Path(engine.kv_ssd)
     way = chosen(folder)
     try:
@@ -53,18 +88,16 @@ def open_disk(
         )
     except OSError as error:
         warn(f"KV is not kept on disk: --kv-ssd {engine.kv_ssd}: {error}; give a folder that it may write to")
-        return moves
+        return None
     stream.send(
         Noted(
             f"KV on disk: {store.folder} has {store.blocks:,} of at most {store.capacity:,} blocks of "
             f"{engine.block_size} tokens ({kv.block_bytes:,} bytes), read by {way}"
         )
     )
-    clock = AwakeClock(most=_GAP)
     workers = DiskWorkers(store, lambda: stream.deliver(Moved()), warn, way)
-    tier = DiskTier(kv, node.blocks, workers, clock)
     workers.start()
-    return KvOnDisk(moves, tier, node, clock, engine.block_size, kv.block_bytes, warn, engine.max_waiting)
+    return DiskTier(node.blocks, workers, clock)
 
 
 def _what(attention: str, assigned: Assigned) -> str:

@@ -1,4 +1,5 @@
-"""A killed node finds in its next life what it had on its disk, and the tokens are the same."""
+"""A killed node finds in its next life what it had on its disk; what left a cache is found in host memory. The tokens
+are the same."""
 
 import asyncio
 
@@ -28,5 +29,26 @@ def test_a_killed_node_finds_its_disk_again(tmp_path):
             await until(lambda: stats() is not None and stats().tiers.hit_tokens > 800)
             metrics = (await client.get("/metrics")).text
             assert 'afserve_kv_hit_tokens_total{model_name="nano",node="attention-0",tier="disk"}' in metrics
+
+    asyncio.run(scenario())
+
+
+def test_what_left_the_cache_is_found_in_host_memory():
+    async def scenario():
+        async with serving(attention=1, host="64MiB", kv_tokens=2048) as (run, client):
+            first = await Stream(client, LONG).read()
+            for word in ("class A:\n", "for i in x:\n"):  # each fills most of the cache
+                await Stream(client, {"prompt": word * 250, "max_tokens": 8}).read()
+            again = await Stream(client, LONG).read()
+            assert again.answer() == first.answer()
+            assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * again.usage["prompt_tokens"]
+
+            def found():
+                member = run.controller.members.at(attention_node(0))
+                return member.stats.tiers.host.hit_tokens
+
+            await until(lambda: found() > 500)
+            metrics = (await client.get("/metrics")).text
+            assert 'afserve_kv_hit_tokens_total{model_name="nano",node="attention-0",tier="host"}' in metrics
 
     asyncio.run(scenario())
