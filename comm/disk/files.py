@@ -22,8 +22,8 @@ class File:
     """One open file. Several threads may read and write at once."""
 
     def __init__(self, path: Path, *, direct: bool = False, writes: bool = True) -> None:
-        """`direct`: reads go past the page cache, where the file system can do that and buffers begin at a page. Without
-        `writes` the file has to be there. Raises OSError."""
+        """`direct`: reads go past the page cache, where the file system can do that and buffers begin at a page.
+        Without `writes` the file has to be there. Raises OSError."""
         self.path = path
         how = os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY
         self._descriptor = os.open(path, how | os.O_CLOEXEC, _PRIVATE_FILE)
