@@ -6,7 +6,8 @@ Every engine is started once and stays; at each batch they take turns, `--rounds
 down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
 for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF.
 Rates are of the steady state: prompts processed, nobody finished. Ratios are by round. `--prefill 512,2048,3500` adds
-prompts of such lengths, one at a time: tokens of the prompt by the time to the first token.
+prompts of such lengths, one at a time: tokens of the prompt by the time to the first token, the median of three behind
+one that is not measured, since the first of a length touches memory that nobody has used.
 
     python -m bench.peers --model DIR --expert-dtype int4 --dense-dtype int4 --llama-bench BIN --gguf FILE \
         --gguf-type Q4_0 [--save]
@@ -28,6 +29,7 @@ from typing import Protocol
 
 from afserve.config import EXPERT_DTYPES
 from bench.origin import origin
+from bench.peers_worker import PROMPTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
@@ -108,18 +110,19 @@ class Llama:
         ]  # fmt: skip
 
     def rate(self, batch: int, seed: int) -> float:
-        return self._run("speed_tg", *self._lengths, batch)
+        return self._run("speed_tg", *self._lengths, [batch])[0]
 
     def prefill(self, prompt: int, seed: int) -> float:
-        return self._run("speed_pp", prompt, 1, 1)
+        return statistics.median(self._run("speed_pp", prompt, 1, [1] * (1 + PROMPTS))[1:])
 
-    def _run(self, figure: str, prompt: int, output: int, batch: int) -> float:
-        asked = ["-npp", str(prompt), "-ntg", str(output), "-npl", str(batch)]
+    def _run(self, figure: str, prompt: int, output: int, batches: list[int]) -> list[float]:
+        """One after another."""
+        asked = ["-npp", str(prompt), "-ntg", str(output), "-npl", ",".join(map(str, batches))]
         done = subprocess.run(
             [*self._command, *asked], capture_output=True, text=True, check=True, timeout=WORKER_SECONDS
         )
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        return float(rows[-1][figure])
+        return [float(row[figure]) for row in rows]
 
     def close(self) -> None:
         """Nothing stays."""

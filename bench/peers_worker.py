@@ -8,10 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.figures import Timeline, figures
 
+PROMPTS = 3  # of a length, measured one after another
 UNSEEN = 1000  # seeds of prompts that no other measurement has used: their prefixes are in no cache
 Run = Callable[[Case, int, int], Sequence[Timeline]]  # (what, sequences, seed)
 
@@ -30,12 +32,17 @@ def _answer(name: str, case: Case, run: Run) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "prefill" in asked:
-            one = replace(case, prompt_len=asked["prefill"], output_len=1)
-            other = asked["seed"] + UNSEEN
-            rate = one.prompt_len / figures(run(one, 1, other)).ttft
+            rate = _prefill_rate(case, run, asked["prefill"], asked["seed"] + UNSEEN)
         else:
             rate = _steady_rate(case, run, asked["batch"], asked["seed"])
         print(json.dumps({"rate": rate}), flush=True)
+
+
+def _prefill_rate(case: Case, run: Run, prompt: int, seed: int) -> float:
+    """Tokens per second of one prompt of so many, the median of several behind one that is not measured."""
+    one = replace(case, prompt_len=prompt, output_len=1)
+    rates = [prompt / figures(run(one, 1, seed + UNSEEN * i)).ttft for i in range(1 + PROMPTS)]
+    return median(rates[1:])
 
 
 def _steady_rate(case: Case, run: Run, batch: int, seed: int) -> float:

@@ -90,7 +90,7 @@ class ReadFiles:
             )
         bytes_B = torch.empty(size, dtype=torch.uint8)
         try:
-            found = shard.file.read_into(memoryview(bytes_B.numpy()), stored.begin)
+            found = shard.file.read_into(bytes_B.numpy().data, stored.begin)
         except OSError as error:
             raise _unreadable(self._folder / file, name, error.strerror) from error
         if found < size:
