@@ -71,11 +71,11 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
-        if not isinstance(row, dict) or row.get("part") not in _FIELDS:
+        part = row.get("part") if isinstance(row, dict) else None
+        if not isinstance(part, str) or part not in _FIELDS:
             continue
-        fields = Fields(where, row)
-        names = _FIELDS[str(row["part"])]
-        found[str(row["part"])].append(
+        fields, names = Fields(where, row), _FIELDS[part]
+        found[part].append(
             {
                 name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
                 for name in (*names, *filter(fields.has, _MORE))
