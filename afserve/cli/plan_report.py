@@ -96,10 +96,15 @@ def _notes(question: Question) -> list[str]:
             f"{curves.name} was measured with {', '.join(curves.models)}: where {name} is another model, calibrate "
             "with it"
         )
-    if curves.name.endswith(".jsonl") and "afd" in question.kinds:
+    if question.machine is not None:
+        found.append(
+            f"AFD's nodes are processes of one machine, played over {question.machine.cores} cores. Stage times, and "
+            "what 10 % more would bring, are those of nodes that share nothing"
+        )
+    elif curves.name.endswith(".jsonl") and "afd" in question.kinds:
         found.append(
             "AFD plans give every node a host of its own: nodes that share the cores of one machine wait for each "
-            "other, which `python -m bench.planner_self` plays and this does not"
+            "other, which --cores N plays for a typed layout"
         )
     return found + _not_run(question)
 

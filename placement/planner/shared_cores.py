@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from afserve.engine.soft_barrier import SoftBarrier
+from afserve.soft_barrier import SoftBarrier
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class CoreStages:
     """Seconds. `experts[n - 1]`: one call of the expert node that got most rows of this layer, for n messages together;
     `others`: of each other one, where that differs. `gateway`: per step of one micro-batch. `dispatch` and `combine`
     pass without anybody's core. `attention_beside` and `experts_beside`: how many times as long a stage takes that
@@ -166,7 +166,13 @@ class Run:
     """`begins`: when each micro-batch of each attention node does, in seconds."""
 
     def __init__(
-        self, stages: Stages, cores: int, ranks: int, expert_nodes: int, begins: Sequence[float], layers: int
+        self,
+        stages: CoreStages,
+        cores: int,
+        ranks: int,
+        expert_nodes: int,
+        begins: Sequence[float],
+        layers: int,
     ) -> None:
         self.stages, self.layers, self.cores = stages, layers, Cores(cores)
         self._attention = [Attention(self, index) for index in range(ranks)]
@@ -213,7 +219,7 @@ class Run:
 
 
 def step_seconds(
-    stages: Stages,
+    stages: CoreStages,
     *,
     cores: int,
     ranks: int,
