@@ -6,8 +6,8 @@
 Layouts are colocated, AFD, and AFD with prompts on a node of their own, which hands their KV over and is idle while
 the batch decodes. Each is typed as `afserve plan` arguments, with a calibration as --engine, and judged on the printed
 JSON. Nothing is fitted to the measured runs. A calibration serves a few batches itself: colocated, with one node of
-each kind, and with a process more than cores of either kind; prompts apart are in no calibration, and neither are the
-numbers of requests and the contexts of the runs. The rate is that of the steady state, while the whole batch decodes;
+each kind, and with a process more than cores of either kind. Prompts apart are in no calibration, and neither are the
+contexts of the runs and 8, 32 and 64 requests. The rate is that of the steady state, while the whole batch decodes;
 TPOT is what a client saw, median over requests. Calibrations and runs take turns (`planner_rounds.py`): all rows of
 equal threads are one calibration, and runs count by their medians. The threads of a run are taken.
 """
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from afserve.cli.bench.case import Case
 from bench.origin import origin
-from bench.planner_rounds import PROMPT, SHORT, Measured, Record, append_rounds, read_record
+from bench.planner_rounds import PROMPT, PROMPT_APART, SHORT, Measured, Record, append_rounds, read_record
 from bench.planner_typed import say
 from bench.rows import RESULTS
 
@@ -31,10 +31,13 @@ Row = dict[str, object]
 
 def typed(model: str, calibration: Path, cores: int, run: Measured) -> list[str]:
     """The arguments of `afserve plan` that ask about one run."""
+    lengths = f"--context {run.context:g}"
+    if run.prefill:
+        answer = 2 * (run.context - PROMPT_APART)
+        lengths = f"--input {PROMPT_APART} --output {answer:g} --decode-only --prefill-devices {run.prefill}"
     line = (
-        f"--model {model} --pool cpu-host={max(run.attention + run.experts, 1)} --precision bf16 --skew 0 "
-        f"--context {run.context:g} --concurrency {run.batch} --micro-batches {run.micro_batches} "
-        f"--engine {calibration}"
+        f"--model {model} --pool cpu-host={run.attention + run.experts + run.prefill} --precision bf16 --skew 0 "
+        f"{lengths} --concurrency {run.batch} --micro-batches {run.micro_batches} --engine {calibration}"
     )
     if not run.experts:
         return f"{line} --kind colocated --devices 1".split()

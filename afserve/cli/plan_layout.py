@@ -175,7 +175,6 @@ def on_one_machine(question: "Question", cores: int | None) -> "Question":
         ("--kind colocated has one process", "afd" not in question.kinds),
         ("--rate is not played", question.tokens_per_second > 0),
         ("--tensor-parallel: a node is one process", layout.tensor_parallel > 1),
-        ("--prefill-devices are not played", setting.prefill is not None),
         ("--mtp is not played", setting.draft_tokens > 0),
     ):
         if given:

@@ -2,8 +2,9 @@
 
 The closed form gives every node hardware of its own. Here the stage times of a calibration are played over so many
 cores (`shared_cores.py`), longer where another core is busy by as much as the calibration measured. What its own served
-runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, and those
-with more nodes than cores, either of experts or of attention. Values in, values out.
+runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, those with
+more busy nodes than cores, either of experts or of attention, and those with a core for every busy node but with an
+attention node more that has no work. Values in, values out.
 """
 
 from collections.abc import Mapping
@@ -19,17 +20,24 @@ from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.shared_cores import CoreStages, step_seconds
 from afserve.placement.planner.workload import fixed_context
 
-ALONE, EXPERTS, ATTENTION = "a core each", "more expert nodes", "more attention nodes"
+ALONE, EXPERTS, ATTENTION, IDLE = (
+    "a core each",
+    "more expert nodes",
+    "more attention nodes",
+    "an idle node more",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Nodes of one machine that decode `requests` together. A batch smaller than all micro-batches fills only some."""
+    """Nodes of one machine that decode `requests` together. A batch smaller than all micro-batches fills only some.
+    prefill: nodes that only compute prompts, which have no work meanwhile."""
 
     attention: int
     experts: int
     micro_batches: int
     requests: float
+    prefill: int = 0
 
     @property
     def ranks(self) -> int:
@@ -44,9 +52,10 @@ class Processes:
     def crowd(self, cores: int) -> str:
         """One micro-batch is either with the attention node or with the expert nodes."""
         busy = self.ranks + self.experts if self.ranks * self.filled > 1 else self.experts
-        if busy <= cores:
-            return ALONE
-        return ATTENTION if self.ranks > 1 else EXPERTS
+        if busy > cores:
+            return ATTENTION if self.ranks > 1 else EXPERTS
+        idle = self.attention - self.ranks + self.prefill
+        return IDLE if idle and self.ranks + idle + self.experts > cores else ALONE
 
 
 class OneMachine:
@@ -85,7 +94,7 @@ class OneMachine:
     def _served(self, nodes: Processes) -> float:
         """What served runs took over their play; of a kind that never ran, those that are most alike."""
         kind = nodes.crowd(self.cores)
-        alike = {ALONE: (ALONE,), EXPERTS: (EXPERTS, ALONE), ATTENTION: (ATTENTION, EXPERTS, ALONE)}[kind]
+        alike = (kind, EXPERTS, ALONE) if kind == ATTENTION else (kind, ALONE)
         known = next((self._longer[one] for one in alike if one in self._longer), None)
         if known is None:
             return 1.0

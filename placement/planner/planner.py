@@ -108,13 +108,15 @@ def answer(question: Question) -> Answer:
 def _on_one_machine(
     question: Question, machine: OneMachine, score: float, plan: Plan
 ) -> tuple[float, Plan] | None:
-    """The same layout as processes of one machine; None where it is too slow then. Scores are per token."""
-    requests = min(question.setting.concurrency, float(plan.requests))
-    nodes = Processes(plan.ranks, plan.experts.devices, plan.micro_batches, requests)
+    """The same layout as processes of one machine; None where it is too slow then. Scores are per token. First tokens
+    are not told: prompts are not played."""
+    prefill, requests = question.setting.prefill, min(question.setting.concurrency, float(plan.requests))
+    idle = round(max(prefill.devices, 1) * prefill.workers) if prefill else 0
+    nodes = Processes(plan.ranks, plan.experts.devices, plan.micro_batches, requests, idle)
     tpot = machine.tpot(nodes, question.setting.workload.context_mean)
     if tpot > question.targets.tpot:
         return None
-    return score * tpot / plan.tpot, replace(plan, tpot=tpot, tok_s=requests / tpot)
+    return score * tpot / plan.tpot, replace(plan, tpot=tpot, tok_s=requests / tpot, decode_only=True)
 
 
 def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:

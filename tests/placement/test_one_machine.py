@@ -7,7 +7,7 @@ import pytest
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.cli.main import run
-from afserve.placement.planner.one_machine import ALONE, ATTENTION, EXPERTS, OneMachine, Processes
+from afserve.placement.planner.one_machine import ALONE, ATTENTION, EXPERTS, IDLE, OneMachine, Processes
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.setting import Setting
@@ -50,7 +50,9 @@ def test_which_nodes_have_no_core() -> None:
     assert Processes(1, 1, 2, 8).crowd(2) == ALONE
     assert Processes(1, 2, 2, 8).crowd(2) == EXPERTS
     assert Processes(2, 1, 2, 8).crowd(2) == ATTENTION
-    assert Processes(2, 1, 2, 1).crowd(2) == ALONE, "one request is with one attention node"
+    assert Processes(2, 1, 2, 1).crowd(2) == IDLE, "one request is with one attention node"
+    assert Processes(1, 1, 2, 8, prefill=1).crowd(2) == IDLE
+    assert Processes(1, 1, 2, 8, prefill=1).crowd(3) == ALONE
     assert Processes(1, 2, 2, 1).crowd(2) == ALONE, "its experts do not compute meanwhile"
     assert Processes(2, 1, 2, 8).crowd(3) == ALONE
 
@@ -65,6 +67,10 @@ def test_fewer_cores_take_longer_and_a_core_each_is_the_closed_form(
     assert many == pytest.approx(alone, rel=0.15), "messages of both micro-batches sometimes merge"
     assert two == pytest.approx(many, rel=0.01), "nobody but two nodes has work"
     assert one > 1.4 * two
+
+
+def one_request() -> Processes:
+    return Processes(2, 1, 2, 1)
 
 
 def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> None:
@@ -84,6 +90,14 @@ def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> N
     served = machine(calibration(tmp_path, *runs), 2)
     for one, factor in zip(sizes, (1.1, 1.3, 2.0), strict=True):
         assert served.tpot(one, 96) / plain.tpot(one, 96) == pytest.approx(factor, rel=1e-3)
+    assert served.tpot(Processes(1, 1, 2, 8, prefill=1), 96) == pytest.approx(served.tpot(sizes[0], 96))
+    idle = [
+        *runs,
+        known | {"attention": 2, "experts": 1, "requests": 1, "seconds": 1.5 * plain.tpot(one_request(), 96)},
+    ]
+    assert machine(calibration(tmp_path, *idle), 2).tpot(
+        Processes(1, 1, 2, 8, prefill=1), 96
+    ) == pytest.approx(1.5 * plain.tpot(sizes[0], 96), rel=1e-3)
     wide = Processes(2, 2, 2, 8)
     assert served.tpot(wide, 96) / plain.tpot(wide, 96) == pytest.approx(2.0, rel=1e-3)
 

@@ -47,7 +47,7 @@ class Grid:
     calls: int = 8
     turns: int = 6
     served: tuple[int, ...] = (1, 2, 12, 48)
-    apart: tuple[int, ...] = (2, 12, 48)
+    apart: tuple[int, ...] = (1, 2, 12, 48)
     prompt: int = 32
     output: int = 32
     rounds: int = 3
