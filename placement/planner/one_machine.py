@@ -2,13 +2,14 @@
 
 The closed form gives every node hardware of its own. Here the stage times of a calibration are played over so many
 cores (`shared_cores.py`), longer where another core is busy by as much as the calibration measured. What its own served
-runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, those with
-more busy nodes than cores, either of experts or of attention, and those with a core for every busy node but with an
-attention node more that has no work. Values in, values out.
+runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, and those
+with more busy nodes than cores, either of experts or of attention. An attention node without work beside them makes
+every call of the experts longer by what one request's layer took longer with such a node. Values in, values out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -67,16 +68,28 @@ class OneMachine:
         alone = CurveSet(own.name, stages, own.model_spread)
         self._setting, self._chip, self.cores = replace(setting, curves=alone, reached=None), chip, cores
         self._longer: dict[str, Curve] = {}
+        self._idle = 0.0
         ratios: dict[str, list[tuple[float, float]]] = {}
-        for run in own.runs:
-            nodes = Processes(
-                int(run["attention"]), int(run["experts"]), int(run.get("micro_batches", 1)), run["requests"]
-            )
-            ratio = run["seconds"] / self.tpot(nodes, run["context"])
-            ratios.setdefault(nodes.crowd(cores), []).append((run["requests"] / nodes.ranks, ratio))
+        for kind, nodes, run in self._runs(own):
+            if kind != IDLE:
+                ratio = run["seconds"] / self.tpot(nodes, run["context"])
+                ratios.setdefault(kind, []).append((run["requests"] / nodes.ranks, ratio))
         self._longer = {
-            crowd: Curve(0.0, 1.0, 1.0, bend=bend_through(found)) for crowd, found in ratios.items()
+            kind: Curve(0.0, 1.0, 1.0, bend=bend_through(found)) for kind, found in ratios.items()
         }
+        excess = [
+            run["seconds"] / self._served(nodes) - self.tpot(nodes, run["context"]) / self._served(nodes)
+            for kind, nodes, run in self._runs(own)
+            if kind == IDLE and run["requests"] == 1
+        ]
+        if excess:
+            self._idle = max(median(excess), 0.0) / setting.shape.experts.layers
+
+    def _runs(self, own: CurveSet) -> Iterator[tuple[str, Processes, Mapping[str, float]]]:
+        for run in own.runs:
+            micro_batches = int(run.get("micro_batches", 1))
+            nodes = Processes(int(run["attention"]), int(run["experts"]), micro_batches, run["requests"])
+            yield nodes.crowd(self.cores), nodes, run
 
     def tpot(self, nodes: Processes, context: float) -> float:
         """Seconds from a token of a request to its next, `context` tokens being cached of each."""
@@ -106,15 +119,15 @@ class OneMachine:
         devices, batch = np.array([float(experts)]), np.array([each])
         alone = afd_stages(setting, chip, chip, 1, nodes.filled, np.ones(1), devices, batch)
         here = batch * setting.targets(devices) / devices
+        idle = self._idle if nodes.crowd(self.cores) == IDLE else 0.0
 
         def calls(*, by_chance: bool) -> list[float]:
             """Of one expert node, by the messages that it computes together: the fullest node, or the mean."""
             found = []
             for messages in range(1, nodes.ranks * nodes.filled + 1):
                 half = expert_half(setting, chip, messages * batch, devices, by_chance=by_chance)
-                found.append(
-                    float((half + setting.exchange_at_experts(here, np.array([float(messages)])))[0])
-                )
+                own = setting.exchange_at_experts(here, np.array([float(messages)]))
+                found.append(float((half + own)[0]) + idle)
             return found
 
         most, mean = calls(by_chance=True), calls(by_chance=False)
