@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -145,9 +146,7 @@ class Experts:
         run = self._run
         self._barrier.answered(streams, run.cores.now, seconds)
         for stream in streams:
-            run.cores.at(
-                run.cores.now + run.stages.combine, lambda stream=stream: run.combined(stream, layer)
-            )
+            run.cores.at(run.cores.now + run.stages.combine, partial(run.combined, stream, layer))
 
 
 class Gateway:
@@ -183,7 +182,7 @@ class Run:
         streams = itertools.product(range(ranks), range(len(begins) // ranks))
         for stream, begin in zip(streams, begins, strict=True):
             self.ends[stream] = []
-            self.cores.at(begin, lambda stream=stream: self._enqueue(stream, 0))
+            self.cores.at(begin, partial(self._enqueue, stream, 0))
 
     def fullest(self, layer: int) -> int:
         """The expert node that most rows of `layer` go to: by chance, so each in turn."""
@@ -197,9 +196,7 @@ class Run:
     def dispatched(self, stream: Stream, layer: int) -> None:
         self._missing[stream] = len(self._experts)
         for node in self._experts:
-            self.cores.at(
-                self.cores.now + self.stages.dispatch, lambda node=node: self._arrive(node, stream, layer)
-            )
+            self.cores.at(self.cores.now + self.stages.dispatch, partial(self._arrive, node, stream, layer))
 
     def _arrive(self, node: Experts, stream: Stream, layer: int) -> None:
         node.arrive(stream, layer, self.cores.now)
