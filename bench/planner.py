@@ -13,7 +13,6 @@ import platform
 import subprocess
 from pathlib import Path
 
-from bench import planner_self
 from bench import planner_silicon as silicon
 from bench import planner_typed as typed
 from bench.planner_log import compare
@@ -133,9 +132,6 @@ def show(checks: list[Check], others: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/planner")
-    parser.add_argument("--calibration", type=Path, help="stage times of this machine, from afserve bench")
-    parser.add_argument("--measured", type=Path, help="measured runs of this machine, see planner_self.py")
-    parser.add_argument("--model", default="nano", help="the model of --calibration and --measured")
     parser.add_argument("--table", action="store_true", help="print the results file as Markdown and stop")
     parser.add_argument("--quick", action="store_true", help="published numbers only, nothing written")
     parser.add_argument("--speed", action="store_true", help="time the commands alone and replace their rows")
@@ -153,12 +149,6 @@ def main() -> None:
         return
     others = [*sides, *absolute, *served(options.data)]
     others += speeds()
-    if options.calibration and options.measured:
-        others += planner_self.compare(options.calibration, options.measured, options.model)
-    else:
-        others.append(
-            {"claim": "afserve on this CPU", "case": "not measured: needs a calibration from afserve bench"}
-        )
     show(checks, others)
     RESULTS.mkdir(exist_ok=True)
     mark = stamp()

@@ -39,7 +39,7 @@ def itself() -> str:
         errors = (statistics.median(abs(r[key]) for r in mine) for key in ("tpot_error", "tok_s_error"))
         kinds.append("{} TPOT {:.1%}, throughput {:.1%}".format(one, *errors))
     return (
-        f"**afserve itself, predicted and measured** ({found[-1]['model']}, {where(found[-1])}); `afserve bench calibrate`, then "
-        f"`python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %).\n\n"
+        f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {where(found[-1])}); {found[-1]['rounds']} rounds of a short "
+        f"calibration and of runs, medians: `python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %).\n\n"
         + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s"], lines)
     )

@@ -10,7 +10,9 @@ import click
 
 from afserve.cli.options import Within
 from afserve.cli.plan_asked import typed_flags
+from afserve.cli.plan_layout import on_one_machine
 from afserve.cli.plan_options import asked_question, question_flags
+from afserve.config import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +69,12 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     "--trace, --ttft, --tpot and one --pool.",
 )
 @click.option(
+    "--cores",
+    type=Within(THREADS.low, THREADS.high, whole=True),
+    help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a calibration "
+    "as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
+)
+@click.option(
     "--compare",
     nargs=2,
     type=Path,
@@ -83,6 +91,7 @@ def plan(
     reports: tuple[Path, ...],
     cluster: Path | None,
     goodput: bool,
+    cores: int | None,
     **flags: Any,
 ) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
@@ -103,7 +112,7 @@ def plan(
     _check_endings("report", reports, (".html", ".json", ".png"))
     _check_file("cluster", cluster)
     model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
-    question = asked_question(flags)
+    question = on_one_machine(asked_question(flags), cores)
     if goodput:
         check_goodput(question, typed)
     found = answer(question)

@@ -12,6 +12,7 @@ from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from afserve.placement.planner.engine import Engine
+    from afserve.placement.planner.planner import Question
     from afserve.placement.planner.search import Layout, Pool
     from afserve.placement.planner.setting import Setting
 
@@ -148,6 +149,37 @@ def check_calibrated(option: str, curves: str, pools: "tuple[Pool, ...]") -> Non
             "begins with cpu, such as cpu-host",
             param=option,
         )
+
+
+def on_one_machine(question: "Question", cores: int | None) -> "Question":
+    """With all nodes of AFD on so many cores of one machine. Raises ConfigError naming what that needs."""
+    if cores is None:
+        return question
+    from afserve.placement.planner.one_machine import OneMachine
+
+    layout, setting = question.layout, question.setting
+    lacks = {
+        "--engine FILE.jsonl: only a calibration says how its processes slow each other down": not (
+            setting.curves.name.endswith(".jsonl")
+        ),
+        "--attention-devices and --expert-devices: one layout is played": not (
+            layout.attention_devices and layout.expert_devices
+        ),
+        "--concurrency: so many requests are in flight": not setting.concurrency,
+        "--context or --decode-only: prompts are not played": not setting.workload.decode_only,
+    }
+    missing = next((what for what, lacking in lacks.items() if lacking), None)
+    if missing:
+        raise ConfigError(f"--cores {cores}: it needs {missing}", param="cores")
+    for said, given in (
+        ("--kind colocated has one process", "afd" not in question.kinds),
+        ("--rate is not played", question.tokens_per_second > 0),
+        ("--tensor-parallel: a node is one process", layout.tensor_parallel > 1),
+        ("--mtp is not played", setting.draft_tokens > 0),
+    ):
+        if given:
+            raise ConfigError(f"--cores {cores}: {said}; drop one of them", param="cores")
+    return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
 
 
 def engines_of(

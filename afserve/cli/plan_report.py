@@ -96,10 +96,15 @@ def _notes(question: Question) -> list[str]:
             f"{curves.name} was measured with {', '.join(curves.models)}: where {name} is another model, calibrate "
             "with it"
         )
-    if curves.name.endswith(".jsonl") and "afd" in question.kinds:
+    if question.machine is not None:
+        found.append(
+            f"AFD's nodes are processes of one machine, played over {question.machine.cores} cores. Stage times, and "
+            "what 10 % more would bring, are those of nodes that share nothing"
+        )
+    elif curves.name.endswith(".jsonl") and "afd" in question.kinds:
         found.append(
             "AFD plans give every node a host of its own: nodes that share the cores of one machine wait for each "
-            "other, which `python -m bench.planner_self` plays and this does not"
+            "other, which --cores N plays for a typed layout"
         )
     return found + _not_run(question)
 
@@ -313,25 +318,30 @@ def _values(plan: Plan) -> dict[str, object]:
         "micro_batches": plan.micro_batches,
         "batch": plan.batch,
         "ranks": plan.ranks,
-        "tpot_ms": round(plan.tpot * 1e3, 3),
+        "tpot_ms": _rounded(plan.tpot * 1e3, 3),
         "ttft_ms": None if plan.decode_only else round(plan.ttft * 1e3, 1),
-        "tok_s": round(plan.tok_s, 1),
-        "tok_s_per_device": round(plan.tok_s_per_device, 2),
+        "tok_s": _rounded(plan.tok_s, 1),
+        "tok_s_per_device": _rounded(plan.tok_s_per_device, 2),
         "tokens_per_joule": round(plan.tokens_per_joule, 4),
-        "usd_per_mtok": round(plan.usd_per_mtok, 5),
-        "usd_per_hour": round(plan.usd_per_hour, 2),
+        "usd_per_mtok": _rounded(plan.usd_per_mtok, 5),
+        "usd_per_hour": _rounded(plan.usd_per_hour, 2),
         "bound_by": "memory" if plan.limited_by == "memory" else plan.bound_by,
         "limited_by": plan.limited_by,
         "busiest": plan.busiest,
         "engine": plan.engine,
         "error": round(plan.error, 3),
-        "tpot_interval_80_ms": [round(seconds * 1e3, 3) for seconds in plan.interval],
+        "tpot_interval_80_ms": [_rounded(seconds * 1e3, 3) for seconds in plan.interval],
         "stages_us": {
             name: round(getattr(times, name) * 1e6, 2)
             for name in ("attention", "dispatch", "experts", "combine", "outside")
         },
         "layers": plan.layers,
     }
+
+
+def _rounded(value: float, digits: int) -> float:
+    """So many digits behind the point; where nothing would be left, the first three that are no 0."""
+    return round(value, digits) or float(f"{value:.3g}")
 
 
 def _side(side: Side) -> dict[str, object]:

@@ -16,7 +16,7 @@ from afserve.cli.simulate_losses import (
     said_of,
     typed_losses,
 )
-from afserve.cli.simulate_play import Requests, play_layers
+from afserve.cli.simulate_play import MOST_REQUESTS, Requests, play_layers
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
@@ -39,8 +39,8 @@ _MOST_RANKS = 20_000
 )
 @click.option(
     "--requests",
-    type=Within(1, 200000, whole=True),
-    help="Requests to play, over 8 ranks at most.  [default: four for every request that fits]",
+    type=Within(1, MOST_REQUESTS, whole=True),
+    help="Requests to play, over 8 ranks at most.  [default: four for every request that fits, 200000 at most]",
 )
 @click.option(
     "--load",

@@ -21,10 +21,10 @@ from afserve.comm.transport import Box
 from afserve.engine.meter import ExpertWatch
 from afserve.engine.pieces import PieceSize, PromptShare
 from afserve.engine.prompt_batch import Prompt, PromptBatch
-from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
+from afserve.soft_barrier import SoftBarrier
 from afserve.trace import Slice, Trace
 
 # Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.

@@ -9,6 +9,7 @@
     {"part": "control", "requests": 8, "seconds": 3.0e-4, "served": 4.1e-3}   what serving adds to a step of a node
     {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
     {"part": "run", "requests": 8, "context": 84, "attention": 1, "experts": 0, "seconds": 4.1e-3}    a served run
+    {"part": "beside", "stage": "experts", "alone": 3.1e-4, "seconds": 4.2e-4}     that stage while another core is busy
 
 `rows` counts row-expert pairs, `active` the distinct experts among them. `experts` of a run
 counts its expert nodes, 0 where experts are in the same process; `seconds` is its time per token. What stages leave out
@@ -49,10 +50,12 @@ _FIELDS = {
     "control": ("requests",),
     "gateway": ("requests",),
     "run": ("requests", "context", "attention", "experts"),
+    "attention beside": ("alone",),
+    "experts beside": ("alone",),
 }
 _DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
-_LEAST_OF = {"requests": 1.0, "attention": 1.0, "micro_batches": 1.0}
+_LEAST_OF = {"requests": 1.0, "attention": 1.0, "micro_batches": 1.0, "alone": 1e-9}
 _NOISE, _TILT = (
     0.1,
     0.05,
@@ -71,11 +74,11 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
-        if not isinstance(row, dict) or row.get("part") not in _FIELDS:
+        part = _part(row)
+        if part not in _FIELDS:
             continue
-        fields = Fields(where, row)
-        names = _FIELDS[str(row["part"])]
-        found[str(row["part"])].append(
+        fields, names = Fields(where, row), _FIELDS[part]
+        found[part].append(
             {
                 name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
                 for name in (*names, *filter(fields.has, _MORE))
@@ -89,6 +92,13 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
                 param="curves",
             )
     return found
+
+
+def _part(row: object) -> str:
+    """What a line measured; of a stage beside another core, which one."""
+    if not isinstance(row, Mapping):
+        return ""
+    return f"{row.get('stage')} beside" if row.get("part") == "beside" else str(row.get("part"))
 
 
 def models_of(lines: Sequence[str]) -> tuple[str, ...]:
@@ -123,8 +133,14 @@ def fit_calibration(
     if answer.rows:
         curves["answer"] = answer
     curves["together"] = _together(rows, CurveSet(source, curves, 0.0), shape, chip, precision)
+    for stage in ("attention", "experts"):
+        longer = [row["seconds"] / row["alone"] for row in rows[f"{stage} beside"]]
+        if longer:
+            curves[f"{stage}_beside"] = Curve(
+                0.0, 1.0, 1.0, bend=((1.0, max(1.0, float(np.median(longer)))),)
+            )
     for name, experts in (("served", 0.0), ("served_apart", 1.0)):
-        runs = [row for row in rows.get("run", ()) if row["experts"] == experts]
+        runs = [row for row in rows["run"] if row["experts"] == experts and row["attention"] == 1]
         if runs:
             known = Setting(shape, CurveSet(source, curves, 0.0), fixed_context(1.0), precision, Routing())
             curves[name] = Curve(0.0, 1.0, 1.0, rows=len(runs), bend=served_bend(runs, known, chip))
@@ -133,7 +149,9 @@ def fit_calibration(
         float(_column(rows["attention"], "requests").max()),
         float(_column(rows["attention"], "context").max()),
     )
-    return CurveSet(source, curves, max(spread, 0.02), most=most)
+    fitted = CurveSet(source, curves, max(spread, 0.02), most=most)
+    fitted.runs = tuple(row for row in rows["run"] if row["experts"])
+    return fitted
 
 
 def served_bend(

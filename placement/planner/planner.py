@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.one_machine import OneMachine, Processes
 from afserve.placement.planner.plan import Plan, plan_of
 from afserve.placement.planner.search import (
     ANY,
@@ -38,7 +39,8 @@ OBJECTIVES = ("dollar", "device", "watt", "latency", "speed", "count")
 class Question:
     """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `speed`: tokens per
     second, of the requests in flight; `count`: fewest devices that sustain `tokens_per_second`), which micro-batch
-    counts and kinds to try. engines: by kind. prompts: who may read them, as in `families`."""
+    counts and kinds to try. engines: by kind. prompts: who may read them, as in `families`. machine: all nodes of AFD
+    are its processes, with the requests in flight of `setting`; None where each has a host of its own."""
 
     setting: Setting
     pools: tuple[Pool, ...]
@@ -50,6 +52,7 @@ class Question:
     layout: Layout = ANY
     engines: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
+    machine: OneMachine | None = None
 
     @property
     def floored(self) -> bool:
@@ -93,11 +96,27 @@ def answer(question: Question) -> Answer:
     for family in filter(question.runs, found_all):
         tried += len(family.ranks)
         best = _best_of(family, question)
+        if best is not None and question.machine is not None and best[1].kind == "afd":
+            best = _on_one_machine(question, question.machine, *best)
         if best is not None:
             found.append(best)
     floored = question.floored
     found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
     return Answer(tuple(plan for _, plan in found), tried)
+
+
+def _on_one_machine(
+    question: Question, machine: OneMachine, score: float, plan: Plan
+) -> tuple[float, Plan] | None:
+    """The same layout as processes of one machine; None where it is too slow then. Scores are per token. First tokens
+    are not told: prompts are not played."""
+    prefill, requests = question.setting.prefill, min(question.setting.concurrency, float(plan.requests))
+    idle = round(max(prefill.devices, 1) * prefill.workers) if prefill else 0
+    nodes = Processes(plan.ranks, plan.experts.devices, plan.micro_batches, requests, idle)
+    tpot = machine.tpot(nodes, question.setting.workload.context_mean)
+    if tpot > question.targets.tpot:
+        return None
+    return score * tpot / plan.tpot, replace(plan, tpot=tpot, tok_s=requests / tpot, decode_only=True)
 
 
 def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:

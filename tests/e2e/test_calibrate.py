@@ -1,7 +1,6 @@
 """`afserve bench calibrate` on the bundled model, and predictions from what it wrote. No times are judged."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen
+from afserve.cli.bench.case import Case
 from afserve.cli.main import run
 from afserve.launch.machine import this_machine
 from afserve.placement.planner.calibration import read_calibration
-from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
+from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
+from bench.planner_self import judged_all, main, summaries
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
+BESIDE = {"attention beside", "experts beside"}
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,9 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.process
 def test_every_part_is_measured(calibration: Path) -> None:
     found = read_calibration("nano.jsonl", calibration.read_text().splitlines())
-    assert set(found) == PARTS
-    assert all(len(found[part]) >= 3 for part in PARTS)
-    assert all(row["seconds"] > 0 for part in PARTS for row in found[part])
+    assert set(found) == PARTS | BESIDE
+    assert all(len(found[part]) >= 3 for part in PARTS) and all(len(found[part]) == 1 for part in BESIDE)
+    assert all(row["seconds"] > 0 for part in found for row in found[part])
     assert [row["requests"] for row in found["attention"]] == [1, 2, 3]
     for row in found["experts"]:
         assert 0 < row["active"] <= row["rows"]
@@ -54,37 +56,12 @@ def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
 
 
 @pytest.mark.process
-def test_served_runs_are_met(calibration: Path, tmp_path: Path) -> None:
-    """Runs of a kind that took thrice as long as their stages do so at every size, and those of no other kind."""
-    lines = [json.loads(line) for line in calibration.read_text().splitlines()]
-    found = [row for row in lines if row["part"] == "run"]
+def test_every_crowd_is_served(calibration: Path) -> None:
+    found = [row for row in map(json.loads, calibration.read_text().splitlines()) if row["part"] == "run"]
     cores = this_machine().cores
-    apart = {1, cores} if cores <= _CROWDED else {1}
-    assert {row["experts"] for row in found} == {0, *apart}
+    crowds = {(1, cores), (cores, 1)} if 1 < cores <= _CROWDED else set()
+    assert {(row["attention"], row["experts"]) for row in found} == {(1, 0), (1, 1), *crowds}
     assert all(row["seconds"] > 0 for row in found)
-    others = [row for row in lines if row["part"] != "run"]
-    run, crowd = (Measured(1, nodes, 2, 1, 2, 28.0, 5.0, 1e3) for nodes in (1, 2))
-    together = Measured(1, 0, 1, 1, 2, 28.0, 5.0, 1e3)
-    without = _predictor(tmp_path, others, cores=2)
-    known = {"part": "run", "requests": 2, "context": 28.0, "attention": 1, "micro_batches": 2, "threads": 1}
-    slow = [
-        *others,
-        known | {"experts": 1, "seconds": 3 * without.tpot(run)},
-        known | {"experts": 2, "seconds": 2 * without.tpot(crowd)},
-    ]
-    with_runs = _predictor(tmp_path, slow, cores=2)
-    assert with_runs.tpot(run) == pytest.approx(3 * without.tpot(run), rel=0.02)
-    assert with_runs.tpot(crowd) == pytest.approx(2 * without.tpot(crowd), rel=0.02)
-    assert with_runs.tpot(together) == pytest.approx(without.tpot(together))
-    double = known | {"experts": 0, "micro_batches": 1, "seconds": 2 * without.tpot(together)}
-    both = _predictor(tmp_path, [*others, double], cores=2)
-    assert both.tpot(together) == pytest.approx(2 * without.tpot(together), rel=0.02)
-
-
-def _predictor(folder: Path, rows: list[dict[str, float]], cores: int) -> Predictor:
-    path = folder / f"{len(rows)}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Predictor("nano", [path], cores=cores)
 
 
 @pytest.mark.process
@@ -103,66 +80,42 @@ def test_a_machine_that_changed_is_named() -> None:
 
 
 @pytest.mark.process
-def test_every_layout_is_predicted(calibration: Path, tmp_path: Path) -> None:
-    predictor = Predictor("nano", [calibration], cores=2)
+def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
+    """Each run becomes arguments of `afserve plan`; what it prints is judged."""
     measured = [
-        Measured(attention, experts, 2, 1, batch, 24.0, 5.0, batch / 5e-3, prefill=prefill)
+        Measured(attention, experts, 2 if experts else 1, 1, batch, 24.0, 5.0, batch / 5e-3, prefill=prefill)
         for prefill, attention, experts in LAYOUTS
         for batch in (1, 3, 8)
     ]
-    judgements = [judged(predictor, one) for one in measured]
-    assert all(0 < predictor.tpot(one) < 60 for one in measured)
-    assert len({row["case"] for row in judgements}) == len(measured)
-    assert math.isfinite(float(str(summary(judgements)["tpot_error"])))
-    earlier = tmp_path / "measured.jsonl"
-    earlier.write_text("".join(json.dumps(row) + "\n" for row in [*judgements, summary(judgements)]))
-    assert len(compare(calibration, earlier, "nano")) == len(measured)
+    record = Record({1: calibration.read_text().splitlines()}, [measured])
+    rows = judged_all("nano", record, cores=2)
+    assert len({row["case"] for row in rows}) == len(measured)
+    for row in rows:
+        planned = float(str(row["predicted_tpot_ms"]))
+        assert 0 < planned < 60_000
+        assert float(str(row["tpot_error"])) == pytest.approx(planned / 5.0 - 1, abs=1e-3)
+    assert [row["case"] for row in summaries(rows)][-1] == f"median of {len(rows)}"
 
 
 @pytest.mark.process
 @pytest.mark.long
-def test_real_runs_beside_their_predictions(
-    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "planner_self.jsonl"
-    flags = f"--model nano --calibration {calibration} --batch 1,4 --output-len 24 --repeats 1 --out {out}"
-    main(flags.split())
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(written) == len(LAYOUTS) * 2 + 4
-    assert {"colocated, median of 2", "AFD, median of 6", "prompts apart, median of 2"} < {
-        row["case"] for row in written
-    }
-    assert all({"machine", "commit", "date", "tpot_error", "tok_s_error"} <= row.keys() for row in written)
-    assert "median of 10, absolute errors: TPOT" in capsys.readouterr().out
+def test_real_rounds_beside_their_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "rounds.jsonl"
+    for _ in range(2):
+        append_rounds(record, 1, Case("nano", (1, 4), 16, 24, 1), 2, 1, TINY)
+    found = read_record(record)
+    assert len(found.rounds) == 2 and all(len(runs) == len(LAYOUTS) * 2 for runs in found.rounds)
+    assert len(found.runs()) == len(LAYOUTS) * 2
+    main(["--model", "nano", "--record", str(record)])
+    printed = capsys.readouterr().out
+    assert "median of 10, absolute errors: TPOT" in printed
+    assert all(f"{kind}, median of" in printed for kind in ("colocated", "AFD", "prompts apart"))
 
 
 def test_rounds_become_medians() -> None:
     rounds = [Measured(1, 1, 2, 1, 8, 80.0, tpot, 8e3 / tpot) for tpot in (5.0, 20.0, 4.0)]
     one = middle(rounds)
     assert (one.tpot_ms, one.tok_s, one.low, one.high) == (5.0, 1600.0, 400.0, 2000.0)
-
-
-@pytest.mark.process
-def test_calibrations_with_equal_threads_are_fitted_together(calibration: Path, tmp_path: Path) -> None:
-    """One made in a minute when everything took twice as long is met half way, whichever is named last."""
-    rows = [json.loads(line) for line in calibration.read_text().splitlines()]
-    usual, slow = (tmp_path / f"{name}.jsonl" for name in ("usual", "slow"))
-    for path, factor in ((usual, 1.0), (slow, 2.0)):
-        path.write_text("".join(json.dumps(_timed(row, factor)) + "\n" for row in rows))
-    run = Measured(1, 1, 2, 1, 8, 24.0, 5.0, 1.6e3)
-    fast, both, turned, late = (
-        Predictor("nano", files, cores=2).tpot(run)
-        for files in ([usual], [usual, slow], [slow, usual], [slow])
-    )
-    assert fast < both < late
-    assert both == pytest.approx(turned, rel=1e-3)
-
-
-def _timed(row: dict[str, float], factor: float) -> dict[str, float]:
-    """The row with seconds that grow with its counts, so that no pause of this machine is in what is fitted."""
-    work = sum(value for name, value in row.items() if isinstance(value, int) and name != "threads")
-    seconds = factor * (1e-4 + 1e-7 * work)
-    return row | {name: seconds for name in ("seconds", "alone") if name in row}
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

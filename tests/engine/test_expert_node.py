@@ -8,8 +8,8 @@ from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.engine.expert_node import ExpertNode
-from afserve.engine.soft_barrier import SoftBarrier
 from afserve.placement.placement import Placement
+from afserve.soft_barrier import SoftBarrier
 
 LAYERS = 4
 MS = 1e-3

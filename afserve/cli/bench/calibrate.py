@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from afserve.errors import ConfigError
+from afserve.cli.options import Within
+from afserve.config import THREADS
+from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from afserve.cli.bench.ours import Turn
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from afserve.models.experts import ExpertBank
 
 Row = dict[str, object]
-Paced = tuple[float, float]  # seconds, and the pace of the machine meanwhile
 _CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
 # Of the machine's speed, and of its cores' time: beyond these the user is told.
 _CHANGED, _STOLEN = 0.10, 0.02
@@ -45,8 +46,8 @@ class Grid:
     steps: int = 5
     calls: int = 8
     turns: int = 6
-    served: tuple[int, ...] = (2, 12, 48)
-    apart: tuple[int, ...] = (2, 12, 48)
+    served: tuple[int, ...] = (1, 2, 12, 48)
+    apart: tuple[int, ...] = (1, 2, 12, 48)
     prompt: int = 32
     output: int = 32
     rounds: int = 3
@@ -65,7 +66,11 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
 @click.command()
 @click.option("--model", default="nano", show_default=True, help="As for `afserve up`.")
 @click.option(
-    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
+    "--threads",
+    default=1,
+    show_default=True,
+    type=Within(THREADS.low, THREADS.high, whole=True),
+    help="Compute threads per node.",
 )
 @click.option("--quick", is_flag=True, help="A few sizes only, to see that it works.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the rows.")
@@ -78,8 +83,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
     """Measure stage times on this machine, one to four minutes; then `afserve plan --curves FILE`."""
     begin = time.perf_counter()
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
+    _check_out(out)
     lines, before = [], core_seconds()
     for row in rows(model, threads, SMALL if quick else Grid(), begun=_tell_of_others):
         lines.append(json.dumps(row | origin(model, threads)))
@@ -93,6 +97,20 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}", param="out") from error
     click.echo(f"{len(lines)} rows in {time.perf_counter() - begin:.0f} s: {out}", err=True)
+
+
+def _check_out(out: Path) -> None:
+    """Before minutes of measuring."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {folder}", param="out")
+    if out.suffix != ".jsonl":
+        raise ConfigError(
+            f"--out {shown(str(out))}: the name must end in .jsonl, which `afserve plan --engine` reads",
+            param="out",
+        )
+    if not os.access(out if out.exists() else folder, os.W_OK):
+        raise ConfigError(f"--out {out}: it cannot be written; give another name", param="out")
 
 
 def _tell_of_others() -> None:
@@ -171,38 +189,33 @@ def control(model: str, threads: int, grid: Grid) -> "Iterator[Turn]":
     return in_turns(case, Shape(colocated=True, attention=1))
 
 
-def deployments(model: str, grid: Grid, pace: Callable[[], float]) -> Iterator[Row]:
-    """Served runs with experts apart: one attention node with one expert node, and with so many that there is a
-    process more than cores. What it costs to share a core is in no stage's own time. Half of the rounds each time."""
+def deployments(model: str, grid: Grid) -> Iterator[Row]:
+    """Served runs with experts apart: one node of each kind, and so many of either that there is a process more than
+    cores. What it costs to share a core is in no stage's own time. Half of the rounds each time."""
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, in_turns
     from afserve.launch.machine import this_machine
 
     cores = this_machine().cores
-    nodes = dict.fromkeys((1, cores)) if cores <= _CROWDED else (1,)
+    crowds = [(1, cores), (cores, 1)] if 1 < cores <= _CROWDED else []
     case = Case(model, grid.apart, grid.prompt, grid.output, (grid.rounds + 1) // 2, 1)
-    found: dict[tuple[int, int], list[Paced]] = {}
+    found: dict[tuple[int, int, int], list[float]] = {}
     for _ in range(1 if grid.rounds == 1 else 2):
-        for experts in nodes:
-            before = pace()
-            for turn in in_turns(case, Shape(False, 1, experts, "2", share_cores=False)):
-                after = pace()
-                found.setdefault((experts, turn.requests), []).append((turn.seconds, (before + after) / 2))
-                before = after
-    for (experts, requests), seconds in found.items():
-        yield run_row(grid, 1, experts, 2, requests, seconds)
+        for attention, experts in [(1, 1), *crowds]:
+            for turn in in_turns(case, Shape(False, attention, experts, "2", share_cores=False)):
+                found.setdefault((attention, experts, turn.requests), []).append(turn.seconds)
+    for (attention, experts, requests), seconds in found.items():
+        yield run_row(grid, attention, experts, 2, requests, seconds)
 
 
 def run_row(
-    grid: Grid, attention: int, experts: int, micro_batches: int, requests: int, turns: list[Paced]
+    grid: Grid, attention: int, experts: int, micro_batches: int, requests: int, seconds: list[float]
 ) -> Row:
-    """A served run: seconds from a token to the same request's next, while all decode, and the pace of the machine
-    meanwhile. Turns are compared at equal pace. 0 experts: colocated."""
-    pace = median(pace for _, pace in turns)
-    seconds = pace * median(seconds / pace for seconds, pace in turns)
+    """A served run: seconds from a token to the same request's next, while all decode, of each turn. 0 experts:
+    colocated."""
     return {
         "part": "run", "requests": requests, "context": grid.prompt + grid.output / 2, "attention": attention,
-        "experts": experts, "micro_batches": micro_batches, "seconds": seconds, "pace": pace,
+        "experts": experts, "micro_batches": micro_batches, "seconds": median(seconds),
     }  # fmt: skip
 
 
@@ -211,13 +224,12 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     import torch
 
     from afserve.cli.bench.neighbour import beside_rows
-    from afserve.cli.bench.pace import pace
-    from afserve.cli.bench.stages import AttentionPoint, Engine, ExpertCalls
+    from afserve.cli.bench.stages import WARM, AttentionPoint, Engine, ExpertCalls
     from afserve.kernels.ops import open_ops
 
     ops = open_ops("cpu", threads)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
-    most = grid.steps * (grid.turns + 1)
+    most = (grid.steps + WARM) * (grid.turns + 1)
     engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
     bank = engine.bank()
     points = [AttentionPoint(engine, *point, grid.steps, grid.turns + 1) for point in grid.points()]
@@ -243,11 +255,9 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
         (tokens, round(1 / held)): call.seconds for (tokens, share, held), call in calls.items() if share == 1
     }
     yield from exchanges(engine, grid, took)
-    with pace(source) as take:
-        yield from serving(engine, bank, grid, control(model, threads, grid), take)
-        if threads == 1:
-            yield from deployments(model, grid, take)
+    yield from serving(engine, bank, grid, control(model, threads, grid))
     if threads == 1:
+        yield from deployments(model, grid)
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps, grid.turns)
     turn()
     measured = [point.halves for point in points] + [call.turns for call in calls.values()]
@@ -260,12 +270,18 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
     `calls`: seconds of an expert call by requests and nodes.
     """
     from afserve.cli.bench.exchange import ExchangePoint, exchange
+    from afserve.cli.bench.stages import WARM
 
     for peers in (1, 2):
         with exchange(engine.source, peers, engine.clock) as made:
             points = [
                 ExchangePoint(
-                    engine, made, calls[requests, peers], requests, grid.contexts[0], grid.steps * grid.turns
+                    engine,
+                    made,
+                    calls[requests, peers],
+                    requests,
+                    grid.contexts[0],
+                    (grid.steps + WARM) * grid.turns,
                 )
                 for requests in (grid.requests if len(grid.requests) < 4 else grid.requests[::2])
             ]
@@ -276,30 +292,32 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
                 yield from point.rows()
 
 
-def serving(
-    engine: "Engine", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]", pace: Callable[[], float]
-) -> Iterator[Row]:
+def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]") -> Iterator[Row]:
     """The served runs' rows, and how much longer their steps are than those of the same engine by itself, measured
     right before and right after each: a machine's speed drifts by more than the control plane costs."""
-    from afserve.cli.bench.stages import Decoding
+    from afserve.cli.bench.stages import WARM, Decoding
     from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 
-    context, most = grid.prompt + grid.output // 2, 2 * grid.steps * (grid.rounds + 1)
+    context, most = grid.prompt + grid.output // 2, 2 * (grid.steps + WARM) * (grid.rounds + 1)
     alone: dict[int, Decoding[LocalTicket]] = {}
     for requests in grid.served:
         alone[requests] = engine.decoding(LocalBankLink(bank), requests, context, most)
-    own, before = alone[grid.served[0]].go(grid.steps).seconds, pace()
-    found: dict[int, list[tuple[Paced, float, float]]] = {requests: [] for requests in grid.served}
+
+    def engine_step(requests: int) -> float:
+        alone[requests].go(WARM)
+        return alone[requests].go(grid.steps).seconds
+
+    own = engine_step(grid.served[0])
+    found: dict[int, list[tuple[float, float, float]]] = {requests: [] for requests in grid.served}
     for number, turn in enumerate(served, start=1):
-        after = pace()
-        own = (own + alone[turn.requests].go(grid.steps).seconds) / 2
-        found[turn.requests].append(((turn.seconds, (before + after) / 2), own, turn.gateway))
-        own, before = alone[grid.served[number % len(grid.served)]].go(grid.steps).seconds, after
+        own = (own + engine_step(turn.requests)) / 2
+        found[turn.requests].append((turn.seconds, own, turn.gateway))
+        own = engine_step(grid.served[number % len(grid.served)])
     for requests, turns in found.items():
         runs, owns, gateways = zip(*turns, strict=True)
         row = run_row(grid, 1, 0, 1, requests, list(runs))
         whole = float(str(row["seconds"]))
-        more = whole - median(whole * one / run[0] for one, run in zip(owns, runs, strict=True))
+        more = whole - median(whole * one / run for one, run in zip(owns, runs, strict=True))
         yield {"part": "gateway", "requests": requests, "seconds": max(median(gateways), 1e-7)}
         yield {"part": "control", "requests": requests, "seconds": max(more, 0.005 * whole), "served": whole}
         yield row

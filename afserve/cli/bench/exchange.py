@@ -21,7 +21,7 @@ from torch import Tensor
 
 from afserve.child import module
 from afserve.cli.bench.marked import NotedLink
-from afserve.cli.bench.stages import Engine, Row
+from afserve.cli.bench.stages import WARM, Engine, Row
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm import connect
 from afserve.comm.m2n.port import ExpertPort
@@ -133,6 +133,7 @@ class ExchangePoint:
     def turn(self, steps: int) -> None:
         made = self._made
         made.take(self._experts)
+        self._decoding.go(WARM)
         made.link.clear()
         self._decoding.go(steps)
         self._kernels.append(fmean(made.link.own) / 2)

@@ -34,6 +34,8 @@ _CALLS = 24  # timed calls of each size, where there is one turn
 _DENSE = 4  # timed calls of a dense FFN in each turn
 _SLOTS = 16  # different choices of experts of each size
 _PARK = 0.05
+WARM = 3
+"""Steps before a turn that are not timed: the first ones after other work are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ class AttentionPoint:
         self._size: Row = {"requests": requests, "context": context}
         self._requests = requests
         self._link = MarkedLink(engine.clock, engine.spec.hidden)
-        self._decoding = engine.decoding(self._link, requests, context, steps * turns)
+        self._decoding = engine.decoding(self._link, requests, context, (steps + WARM) * turns)
         self.halves: list[float] = []
         self._outside: list[float] = []
 
     def turn(self) -> None:
+        self._decoding.go(WARM)
         self._link.clear()
         step = self._decoding.go(self._steps)
         spec, left, back = self._engine.spec, self._link.left, self._link.back

@@ -12,14 +12,15 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Protocol
 
-from afserve.engine.soft_barrier import SoftBarrier
+from afserve.soft_barrier import SoftBarrier
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class CoreStages:
     """Seconds. `experts[n - 1]`: one call of the expert node that got most rows of this layer, for n messages together;
     `others`: of each other one, where that differs. `gateway`: per step of one micro-batch. `dispatch` and `combine`
     pass without anybody's core. `attention_beside` and `experts_beside`: how many times as long a stage takes that
@@ -145,9 +146,7 @@ class Experts:
         run = self._run
         self._barrier.answered(streams, run.cores.now, seconds)
         for stream in streams:
-            run.cores.at(
-                run.cores.now + run.stages.combine, lambda stream=stream: run.combined(stream, layer)
-            )
+            run.cores.at(run.cores.now + run.stages.combine, partial(run.combined, stream, layer))
 
 
 class Gateway:
@@ -166,7 +165,13 @@ class Run:
     """`begins`: when each micro-batch of each attention node does, in seconds."""
 
     def __init__(
-        self, stages: Stages, cores: int, ranks: int, expert_nodes: int, begins: Sequence[float], layers: int
+        self,
+        stages: CoreStages,
+        cores: int,
+        ranks: int,
+        expert_nodes: int,
+        begins: Sequence[float],
+        layers: int,
     ) -> None:
         self.stages, self.layers, self.cores = stages, layers, Cores(cores)
         self._attention = [Attention(self, index) for index in range(ranks)]
@@ -177,7 +182,7 @@ class Run:
         streams = itertools.product(range(ranks), range(len(begins) // ranks))
         for stream, begin in zip(streams, begins, strict=True):
             self.ends[stream] = []
-            self.cores.at(begin, lambda stream=stream: self._enqueue(stream, 0))
+            self.cores.at(begin, partial(self._enqueue, stream, 0))
 
     def fullest(self, layer: int) -> int:
         """The expert node that most rows of `layer` go to: by chance, so each in turn."""
@@ -191,9 +196,7 @@ class Run:
     def dispatched(self, stream: Stream, layer: int) -> None:
         self._missing[stream] = len(self._experts)
         for node in self._experts:
-            self.cores.at(
-                self.cores.now + self.stages.dispatch, lambda node=node: self._arrive(node, stream, layer)
-            )
+            self.cores.at(self.cores.now + self.stages.dispatch, partial(self._arrive, node, stream, layer))
 
     def _arrive(self, node: Experts, stream: Stream, layer: int) -> None:
         node.arrive(stream, layer, self.cores.now)
@@ -213,7 +216,7 @@ class Run:
 
 
 def step_seconds(
-    stages: Stages,
+    stages: CoreStages,
     *,
     cores: int,
     ranks: int,

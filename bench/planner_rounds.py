@@ -1,0 +1,139 @@
+"""Rounds of a short calibration and of real runs, in turns, so that both see the same minutes of a machine.
+
+A virtual machine's speed changes within minutes, because its host has other guests. A calibration that is made before
+the runs is one of another machine then. Here every round calibrates and runs every layout once; a record is a file of
+JSON lines to which rounds are appended, rows of calibrations (they have a `part`) and of runs (they have a `tpot_ms`).
+Nodes lend no cores, as plans have it. It predicts nothing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from afserve.cli.bench.calibrate import Grid
+from afserve.cli.bench.case import Case
+from afserve.cli.catalog import read_lines
+
+LAYOUTS = ((0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))
+"""Nodes that only compute prompts, attention nodes, expert nodes; 0 expert nodes are colocated."""
+PROMPT = 16  # short: prompts of late sequences are in the TPOT of early ones
+PROMPT_APART = 64  # four blocks to hand over
+ANSWER_APART = 512
+"""Prompts that are read elsewhere come one after the other while others decode, a second or more until the last of 64;
+shorter answers would be complete before all decode together."""
+SHORT = Grid(contexts=(96, 256), steps=3, calls=6, turns=3, rounds=1)
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One batch of one layout. `batch` counts the requests of all attention nodes; `prefill` nodes compute their
+    prompts and are idle while the batch decodes. tpot_ms: what a client saw, median over requests. tok_s: while the
+    whole batch decodes; low, high: over the rounds."""
+
+    attention: int
+    experts: int
+    micro_batches: int
+    threads: int
+    batch: int
+    context: float
+    tpot_ms: float
+    tok_s: float
+    low: float = 0.0
+    high: float = 0.0
+    prefill: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """lines: of calibrations, by their threads. rounds: runs of each, every layout and batch once."""
+
+    lines: Mapping[int, Sequence[str]]
+    rounds: Sequence[Sequence[Measured]]
+
+    def runs(self) -> list[Measured]:
+        """Medians over the rounds."""
+        return [middle(runs) for runs in zip(*self.rounds, strict=True)]
+
+
+def read_record(path: Path) -> Record:
+    lines: dict[int, list[str]] = {}
+    rounds: dict[int, list[Measured]] = {}
+    for line in filter(str.strip, read_lines(path, "record")):
+        row = json.loads(line)
+        if "part" in row:
+            lines.setdefault(int(row["threads"]), []).append(line)
+        else:
+            named = {name: row[name] for name in Measured.__slots__ if name in row}
+            rounds.setdefault(row["round"], []).append(Measured(**named))
+    return Record(lines, list(rounds.values()))
+
+
+def append_rounds(record: Path, count: int, case: Case, micro_batches: int, threads: int, grid: Grid) -> None:
+    """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout."""
+    from afserve.launch.models import find_model
+
+    done = len(read_record(record).rounds) if record.exists() else 0
+    with TemporaryDirectory() as scratch:
+        found = find_model(case.model, Path(scratch))
+        for number in range(done, done + count):
+            rows = [row | {"round": number} for row in one_round(case, micro_batches, threads, grid)]
+            with record.open("a") as file:
+                file.write("".join(json.dumps(row | {"model": found.name}) + "\n" for row in rows))
+
+
+def one_round(case: Case, micro_batches: int, threads: int, grid: Grid) -> Iterator[Row]:
+    """Each calibration before the layouts that it is of."""
+    for each in dict.fromkeys((1, threads)):
+        yield from calibration(case.model, each, grid)
+        for layout in LAYOUTS:
+            if each == (1 if layout[2] else threads):
+                yield from (
+                    asdict(run) for run in runs(case, layout, micro_batches if layout[2] else 1, each)
+                )
+
+
+def calibration(model: str, threads: int, grid: Grid) -> Iterator[Row]:
+    from afserve.cli.bench.calibrate import rows
+
+    return (row | {"threads": threads} for row in rows(model, threads, grid))
+
+
+def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: int) -> Iterator[Measured]:
+    """Real processes, as `afserve bench decode` starts them."""
+    from afserve.cli.bench.ours import Shape, measure
+
+    prefill, attention, experts = layout
+    shape = Shape(not experts, attention, experts or None, str(micro_batches), prefill, share_cores=False)
+    if prefill:
+        case = replace(case, prompt_len=PROMPT_APART, output_len=ANSWER_APART)
+    for row in measure(replace(case, threads=threads), shape):
+        assert row.tpot is not None, "every sequence has more than one token"
+        yield Measured(
+            attention=attention,
+            experts=experts,
+            micro_batches=micro_batches,
+            threads=threads,
+            batch=row.batch,
+            context=case.prompt_len + case.output_len / 2,
+            tpot_ms=row.tpot * 1e3,
+            tok_s=row.tokens_per_second or row.batch / row.tpot,
+            prefill=prefill,
+        )
+
+
+def middle(runs: Iterable[Measured]) -> Measured:
+    """Medians of the same batch of the same layout; the range of its rates."""
+    found = list(runs)
+    rates = [run.tok_s for run in found]
+    return replace(
+        found[0],
+        tpot_ms=median(run.tpot_ms for run in found),
+        tok_s=median(rates),
+        low=min(rates),
+        high=max(rates),
+    )

@@ -1,0 +1,154 @@
+"""`afserve plan --cores`: nodes that are processes of one machine, from a calibration to the printed plan."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from afserve.cli.catalog import load_curves, load_hardware, load_model
+from afserve.cli.main import run
+from afserve.placement.planner.one_machine import ALONE, ATTENTION, EXPERTS, IDLE, OneMachine, Processes
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.setting import Setting
+from afserve.placement.planner.workload import fixed_context
+
+WIDTH = Precision("bf16", "bf16", "bf16")
+ASKED = (
+    "plan --model nano --pool cpu-host=4 --precision bf16 --skew 0 --context 96 --micro-batches 2 --kind afd"
+)
+LAYOUT = "--attention-devices 1 --expert-devices 1 --concurrency 16 --cores 2"
+
+
+def calibration(folder: Path, *more: dict[str, object]) -> Path:
+    """Halves of 0.1 ms and 10 us a request, and what else was measured."""
+    rows: list[dict[str, object]] = list(more)
+    for n in (1, 4, 16, 64):
+        seconds = 1e-4 + 1e-5 * n
+        rows.append({"part": "attention", "requests": n, "context": 96, "seconds": seconds})
+        rows.append({"part": "experts", "rows": 2 * n, "active": min(2 * n, 8), "seconds": seconds})
+        rows.append({"part": "step", "requests": n, "seconds": 1e-4})
+    path = folder / f"{len(more)}.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def machine(path: Path, cores: int) -> OneMachine:
+    shape, chip = load_model("nano"), load_hardware("cpu-host")
+    curves = load_curves(str(path), shape, chip, WIDTH)
+    return OneMachine(Setting(shape, curves, fixed_context(96), WIDTH, Routing(0.0)), chip, cores)
+
+
+def planned(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, float]:
+    code = run([*ASKED.split(), *line.split(), "--json"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return dict(json.loads(printed.out)["best"])
+
+
+def test_which_nodes_have_no_core() -> None:
+    assert Processes(1, 1, 2, 8).crowd(2) == ALONE
+    assert Processes(1, 2, 2, 8).crowd(2) == EXPERTS
+    assert Processes(2, 1, 2, 8).crowd(2) == ATTENTION
+    assert Processes(2, 1, 2, 1).crowd(2) == IDLE, "one request is with one attention node"
+    assert Processes(1, 1, 2, 8, prefill=1).crowd(2) == IDLE
+    assert Processes(1, 1, 2, 8, prefill=1).crowd(3) == ALONE
+    assert Processes(1, 2, 2, 1).crowd(2) == ALONE, "its experts do not compute meanwhile"
+    assert Processes(2, 1, 2, 8).crowd(3) == ALONE
+
+
+def test_fewer_cores_take_longer_and_a_core_each_is_the_closed_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"--engine {calibration(tmp_path)}"
+    layout = LAYOUT.replace("--cores 2", "")
+    alone = planned(capsys, f"{layout} {own}")["tpot_ms"]
+    many, two, one = (planned(capsys, f"{layout} {own} --cores {cores}")["tpot_ms"] for cores in (8, 2, 1))
+    assert many == pytest.approx(alone, rel=0.15), "messages of both micro-batches sometimes merge"
+    assert two == pytest.approx(many, rel=0.01), "nobody but two nodes has work"
+    assert one > 1.4 * two
+
+
+def test_an_idle_node_makes_every_call_longer(tmp_path: Path) -> None:
+    """By what it cost one request, 0.1 ms in each layer; busy nodes with a core each are not touched."""
+    plain, layers = machine(calibration(tmp_path), 2), load_model("nano").experts.layers
+    alone, beside = Processes(2, 1, 2, 1), Processes(1, 1, 2, 8, prefill=1)
+    known = {"part": "run", "context": 96, "micro_batches": 2, "attention": 2, "experts": 1, "requests": 1}
+    slow = machine(calibration(tmp_path, known | {"seconds": plain.tpot(alone, 96) + 1e-4 * layers}), 2)
+    assert slow.tpot(alone, 96) == pytest.approx(plain.tpot(alone, 96) + 1e-4 * layers, rel=1e-6)
+    assert slow.tpot(beside, 96) - plain.tpot(beside, 96) > 0.9e-4 * layers
+    assert slow.tpot(Processes(1, 1, 2, 8), 96) == plain.tpot(Processes(1, 1, 2, 8), 96)
+
+
+def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> None:
+    known = {"part": "run", "context": 96, "micro_batches": 2}
+    plain = machine(calibration(tmp_path), 2)
+    sizes = [Processes(*nodes, 2, 8) for nodes in ((1, 1), (1, 2), (2, 1))]
+    runs = [
+        known
+        | {
+            "attention": one.attention,
+            "experts": one.experts,
+            "requests": 8,
+            "seconds": factor * plain.tpot(one, 96),
+        }
+        for one, factor in zip(sizes, (1.1, 1.3, 2.0), strict=True)
+    ]
+    served = machine(calibration(tmp_path, *runs), 2)
+    for one, factor in zip(sizes, (1.1, 1.3, 2.0), strict=True):
+        assert served.tpot(one, 96) / plain.tpot(one, 96) == pytest.approx(factor, rel=1e-3)
+    assert served.tpot(Processes(1, 1, 2, 8, prefill=1), 96) == pytest.approx(served.tpot(sizes[0], 96))
+    wide = Processes(2, 2, 2, 8)
+    assert served.tpot(wide, 96) / plain.tpot(wide, 96) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_stages_beside_a_busy_core_are_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beside = [
+        {"part": "beside", "stage": stage, "alone": 1e-4, "seconds": 1.5e-4}
+        for stage in ("attention", "experts")
+    ]
+    before = planned(capsys, f"{LAYOUT} --engine {calibration(tmp_path)}")["tpot_ms"]
+    after = planned(capsys, f"{LAYOUT} --engine {calibration(tmp_path, *beside)}")["tpot_ms"]
+    assert 1.2 * before < after <= 1.5 * before
+
+
+def test_the_plan_says_so_and_counts_the_requests_in_flight(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = calibration(tmp_path)
+    best = planned(capsys, f"{LAYOUT} --engine {own}")
+    assert best["tok_s"] == pytest.approx(16e3 / best["tpot_ms"], rel=1e-3)
+    assert run([*ASKED.split(), *LAYOUT.split(), "--engine", str(own)]) == 0
+    assert "processes of one machine, played over 2 cores" in capsys.readouterr().out
+    assert (
+        run([*ASKED.split(), *LAYOUT.split(), "--engine", str(own), "--tpot", f"{best['tpot_ms'] / 2}ms"])
+        == 2
+    )
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--concurrency 8 --cores 2 --engine OWN", "one layout is played"),
+        ("--attention-devices 1 --expert-devices 1 --cores 2 --engine OWN", "so many requests are in flight"),
+        (LAYOUT, "only a calibration says"),
+        (f"{LAYOUT} --engine OWN --tensor-parallel 2", "a node is one process"),
+        (f"{LAYOUT} --engine OWN --mtp 0.5", "--mtp is not played"),
+        (f"{LAYOUT} --engine OWN --cores 0", "--cores: 0 is not a whole number in [1, 1024]"),
+        ("--devices 1 --concurrency 8 --cores 2 --kind colocated --engine OWN", "one layout is played"),
+    ],
+)
+def test_what_is_not_played_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    own = str(calibration(tmp_path))
+    assert run([*ASKED.split(), *line.replace("OWN", own).split()]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_prompts_are_not_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ASKED.replace("--context 96", "--input 64 --output 64")
+    assert run([*line.split(), *LAYOUT.split(), "--engine", str(calibration(tmp_path))]) == 2
+    assert "prompts are not played" in capsys.readouterr().err
