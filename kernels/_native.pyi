@@ -134,6 +134,22 @@ class LayerWeights:
         rule: Rule,
     ) -> None: ...
 
+class AttentionHalf:
+    def run(self, engine: Engine, batch: Batch, x: int, normed: int, expert: int, weight: int) -> None: ...
+
+class StackLayer:
+    def __init__(
+        self,
+        attention: AttentionHalf,
+        gate_up: Linear | None,
+        down: Linear | None,
+        experts: Experts | None,
+    ) -> None: ...
+
+class Stack:
+    def __init__(self, layers: Sequence[StackLayer]) -> None: ...
+    def run(self, engine: Engine, batch: Batch, x: int, expert: int, bad: int) -> float: ...
+
 class MlaShape:
     def __init__(
         self,
@@ -176,31 +192,13 @@ class MlaLayer:
         positions: int,
         interleaved: bool,
     ) -> None: ...
-    def run(
-        self,
-        engine: Engine,
-        batch: Batch,
-        cache: CachePair,
-        x: int,
-        normed: int,
-        expert: int,
-        weight: int,
-    ) -> None: ...
+    def over(self, cache: CachePair) -> AttentionHalf: ...
 
 class GqaLayer:
     def __init__(
         self, dtype: int, shape: LayerShape, weights: LayerWeights, cos: int, sin: int, positions: int
     ) -> None: ...
-    def run(
-        self,
-        engine: Engine,
-        batch: Batch,
-        cache: CachePair,
-        x: int,
-        normed: int,
-        expert: int,
-        weight: int,
-    ) -> None: ...
+    def over(self, cache: CachePair) -> AttentionHalf: ...
 
 def prefer_huge_pages(data: int, bytes: int) -> None: ...
 def stream(engine: Engine, data: int, bytes: int) -> int: ...

@@ -128,3 +128,13 @@ def expect_mla(layer: MlaLayer) -> None:
     expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], layer.rope // 2))
     expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], layer.rope // 2))
     expect_router(layer, hidden)
+
+
+def expect_marks(bad_T: Tensor | None, rows: int) -> None:
+    """One int32 per row, or none at all."""
+    if bad_T is not None and (
+        bad_T.dtype is not torch.int32 or bad_T.shape != (rows,) or not bad_T.is_contiguous()
+    ):
+        raise ValueError(
+            f"bad_T: shape {tuple(bad_T.shape)} of {bad_T.dtype}, expected ({rows},) of {torch.int32}, contiguous"
+        )

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.kernels import _native, native_latent, tiled
+from afserve.kernels import _native, native_half, native_latent, native_stack, tiled
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.half_latent import latent_half_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, address, matrix, plain
 from afserve.kernels.norms import layer_norm
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.stack import Stack, Stacked, StackLayer
 
 FLOAT32 = torch.float32
 MOST_HEAD = 1024  # elements of a head in the fused half
@@ -202,12 +204,12 @@ class Native(NativeProducts):
             scale,
             window,
             out.data_ptr(),
-            _batch_handle(batch),
+            batch_handle(batch),
         )
         return out
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
-        return batch.with_handle(_batch_handle(batch))
+        return batch.with_handle(batch_handle(batch))
 
     def delta(
         self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
@@ -227,7 +229,7 @@ class Native(NativeProducts):
             state_NF.stride(0),
             state_NF.shape[0],
             block_size,
-            _batch_handle(batch),
+            batch_handle(batch),
         )
         return out
 
@@ -293,30 +295,17 @@ class Native(NativeProducts):
         if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not _last_plain(k_NGBD, v_NGBD):
             self.fallbacks.note("gqa_half", _odd(layer.input_norm_H, k_NGBD, v_NGBD))
             return BoundGqa(layer, k_NGBD, v_NGBD)
-        return BoundGqa(layer, k_NGBD, v_NGBD, _FusedOverCache(fused, _pair(k_NGBD, v_NGBD)))
+        over = fused.layer.over(_pair(k_NGBD, v_NGBD))
+        return BoundGqa(layer, k_NGBD, v_NGBD, _over_cache(layer, over, fused.held))
 
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
-        layer, handle = bound.layer, bound.handle
-        if not isinstance(handle, _FusedOverCache):  # bind_gqa or prepare_gqa said why
+        handle = bound.handle
+        if not isinstance(handle, HalfOverCache):  # bind_gqa or prepare_gqa said why
             return half_of_ops(self, x_TH, bound, batch)
-        if x_TH.dtype is not layer.input_norm_H.dtype or not x_TH.is_contiguous():
+        if not native_half.fits(handle, x_TH):
             self.fallbacks.note("gqa_half", _odd(x_TH, bound.k_NGBD, bound.v_NGBD))
             return half_of_ops(self, x_TH, bound, batch)
-        tokens = x_TH.shape[0]
-        normed, expert, weight = torch.empty_like(x_TH), None, None
-        if layer.rule is not None:  # sizes one by one, since a tuple of them takes half as long again
-            expert = torch.empty(tokens, layer.rule.top_k, dtype=torch.int32)
-            weight = torch.empty(tokens, layer.rule.top_k, dtype=FLOAT32)
-        handle.fused.layer.run(
-            self._engine,
-            _batch_handle(batch),
-            handle.cache,
-            x_TH.data_ptr(),
-            normed.data_ptr(),
-            address(expert),
-            address(weight),
-        )
-        return Half(normed, expert, weight)
+        return native_half.run(self._engine, handle, x_TH, batch)
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         gate = self._packed_gate(layer)
@@ -335,17 +324,23 @@ class Native(NativeProducts):
             self.fallbacks.note("mla_half", _odd(layer.input_norm_H, cache_NBC))
             return BoundMla(layer, cache_NBC)
         rows = cache_NBC.unsqueeze(1)
-        over = native_latent.FusedOverLatents(fused, _pair(rows, rows, layer.rank))
-        return BoundMla(layer, cache_NBC, over)
+        over = fused.layer.over(_pair(rows, rows, layer.rank))
+        return BoundMla(layer, cache_NBC, _over_cache(layer, over, fused.held))
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
-        layer, handle = bound.layer, bound.handle
-        if not isinstance(handle, native_latent.FusedOverLatents):  # bind_mla or prepare_mla said why
+        handle = bound.handle
+        if not isinstance(handle, HalfOverCache):  # bind_mla or prepare_mla said why
             return latent_half_of_ops(self, x_TH, bound, batch)
-        if x_TH.dtype is not layer.input_norm_H.dtype or not x_TH.is_contiguous():
+        if not native_half.fits(handle, x_TH):
             self.fallbacks.note("mla_half", _odd(x_TH, bound.cache_NBC))
             return latent_half_of_ops(self, x_TH, bound, batch)
-        return native_latent.run(self._engine, handle, layer, x_TH, _batch_handle(batch))
+        return native_half.run(self._engine, handle, x_TH, batch)
+
+    def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None:
+        return native_stack.stack_of(layers)
+
+    def run_stack(self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None) -> Stacked:
+        return native_stack.run(self._engine, stack, x_TH, batch, bad_T)
 
     def route(
         self,
@@ -410,27 +405,10 @@ class _Fused:
     held: tuple[Tensor | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _FusedOverCache:
-    fused: _Fused
-    cache: _native.CachePair
-
-
-def _batch_handle(batch: PagedBatch) -> _native.Batch:
-    """Addresses of the batch's integers: those that `bind_batch` looked up for all layers of a step, or now."""
-    if isinstance(batch.handle, _native.Batch):
-        return batch.handle
-    table = batch.block_table_SB
-    return _native.Batch(
-        batch.query_start_S1.data_ptr(),
-        batch.context_S.data_ptr(),
-        table.data_ptr(),
-        table.stride(0),
-        batch.sequences,
-        batch.position_T.data_ptr(),
-        batch.kv_slot_T.data_ptr(),
-        batch.tokens,
-    )
+def _over_cache(
+    layer: GqaLayer | MlaLayer, half: _native.AttentionHalf, held: tuple[Tensor | None, ...]
+) -> HalfOverCache:
+    return HalfOverCache(half, layer.input_norm_H.dtype, layer.rule.top_k if layer.rule else 0, held)
 
 
 def _odd(*tensors: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The fused attention half of an MLA layer in the native library: what it takes, how it is built, how it is called.
+"""The fused attention half of an MLA layer in the native library: what it takes and how it is built.
 
 It knows addresses, and no fallback: `native.py` runs single ops for what is named here.
 """
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.latent import MlaLayer
-from afserve.kernels.layer import Half
 from afserve.kernels.native_products import CODES, address, plain
 
 MOST_LATENT = 4096  # elements of a row of the cache
@@ -22,12 +21,6 @@ class FusedMla:
 
     layer: _native.MlaLayer
     held: tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FusedOverLatents:
-    fused: FusedMla
-    cache: _native.CachePair
 
 
 def why_not_fused(layer: MlaLayer, gate: _native.Linear | None, scorings: tuple[object, ...]) -> str:
@@ -93,23 +86,3 @@ def _weights(
         layer.post_norm_H.data_ptr(),
     )
     return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule)
-
-
-def run(
-    engine: _native.Engine, handle: FusedOverLatents, layer: MlaLayer, x_TH: Tensor, batch: _native.Batch
-) -> Half:
-    tokens = x_TH.shape[0]
-    normed, expert, weight = torch.empty_like(x_TH), None, None
-    if layer.rule is not None:
-        expert = torch.empty(tokens, layer.rule.top_k, dtype=torch.int32)
-        weight = torch.empty(tokens, layer.rule.top_k, dtype=torch.float32)
-    handle.fused.layer.run(
-        engine,
-        batch,
-        handle.cache,
-        x_TH.data_ptr(),
-        normed.data_ptr(),
-        address(expert),
-        address(weight),
-    )
-    return Half(normed, expert, weight)

@@ -21,6 +21,7 @@ from afserve.kernels.checks import (
     expect_blocks,
     expect_groups,
     expect_last,
+    expect_marks,
     expect_mla,
     expect_rank,
     expect_router,
@@ -40,6 +41,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled
+from afserve.kernels.stack import Stack, Stacked, Stacking, StackLayer
 
 INT32 = torch.int32
 
@@ -211,12 +213,7 @@ class Ops:
         """
         shape = x_TH.shape
         expect_shape("y_TH", y_TH, shape)
-        if bad_T is not None and (
-            bad_T.dtype is not INT32 or bad_T.shape != (shape[0],) or not bad_T.is_contiguous()
-        ):
-            raise ValueError(
-                f"bad_T: shape {tuple(bad_T.shape)} of {bad_T.dtype}, expected ({shape[0]},) of {INT32}, contiguous"
-            )
+        expect_marks(bad_T, shape[0])
         self._backend.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -435,6 +432,20 @@ class Ops:
         """`gqa_half` for a layer with a latent: x_TH becomes, in place, the residual stream after attention."""
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         return self._backend.mla_half(x_TH, bound, batch)
+
+    def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
+        """All layers over one cache, for `run_stack`; None where the backend does not run all of these in one call."""
+        return self._backend.stack_layers(tuple(layers)) if isinstance(self._backend, Stacking) else None
+
+    def run_stack(
+        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None = None
+    ) -> Stacked:
+        """x_TH becomes, in place, what the last layer gives; keys and values are written. `bad_T` as of `add_sums`,
+        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one."""
+        expect_shape("x_TH", x_TH, (batch.tokens, stack.hidden))
+        expect_marks(bad_T, batch.tokens)
+        assert isinstance(self._backend, Stacking), "this backend made no stack"
+        return self._backend.run_stack(stack, x_TH, batch, bad_T)
 
     def route(
         self,

@@ -11,7 +11,7 @@ from typing import Generic
 import torch
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link import Link, LocalBankLink
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
@@ -59,8 +59,9 @@ class AttentionNode(Generic[T]):
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
+        stack = model.stack(self.kv.halves, link.packed) if isinstance(link, LocalBankLink) else None
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config)
+            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config, stack)
             for i in range(config.micro_batches)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]

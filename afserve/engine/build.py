@@ -45,10 +45,13 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
     return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
 
 
-def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
+def tensors_of(
+    source: ModelSource, spec: ModelSpec, device: torch.device, reads: bool = False
+) -> TensorSource:
+    """`reads` as of `Checkpoint`."""
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    return Checkpoint(source.path, spec.fp8_block, device, spec.quantization)
+    return Checkpoint(source.path, spec.fp8_block, device, spec.quantization, reads)
 
 
 def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int) -> Layout:
@@ -123,7 +126,7 @@ def build_expert_bank(
     CheckpointError, or ConfigError where the kernels cannot keep them so."""
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
-    tensors = tensors_of(source, spec, ops.device)
+    tensors = tensors_of(source, spec, ops.device, reads=True)
     bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), expert_dtype)
     bank.load(list(held), progress)
     return bank

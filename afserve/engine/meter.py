@@ -83,6 +83,11 @@ class Meter:
             for identity in arrows(ticket):
                 self.trace.arrow(identity, "f", track(micro_batch), now)
 
+    def computed(self, dispatches: int, seconds: float) -> None:
+        """Experts in this process took so long for all layers of a step, which nothing was drawn of."""
+        self.dispatches += dispatches
+        self.under_way += seconds
+
     def open(self) -> list[Slice]:
         """Rows that are with the experts now, as `back` would draw them."""
         now = self.now()

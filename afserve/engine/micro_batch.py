@@ -24,6 +24,7 @@ from afserve.engine.scheduler import Scheduler
 from afserve.engine.sequence import Sequence
 from afserve.engine.spoiled import Spoiled
 from afserve.engine.step_plan import PROMPT, Finished, StepPlan
+from afserve.kernels.stack import Stack
 from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
@@ -45,10 +46,13 @@ class MicroBatch(Generic[T]):
         load: ExpertLoad,
         meter: Meter,
         config: EngineConfig,
+        stack: Stack | None = None,
     ) -> None:
+        """`stack`: all layers over `kv`, where the experts are in this process and the kernels run them in one call."""
         self.index = index
         self._model, self._kv, self._scheduler, self._link = model, kv, scheduler, link
         self._load, self._meter, self._config = load, meter, config
+        self._stack = stack
         self._spoiled = Spoiled(config.most_rows, model.ops.device)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -72,7 +76,10 @@ class MicroBatch(Generic[T]):
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
-            rows_RH = yield from self._layers(batch)
+            if self._stack is not None and batch.all_logits and self._meter.trace is None:
+                rows_RH = self._stacked(self._stack, batch)
+            else:
+                rows_RH = yield from self._layers(batch)
             since = self._meter.now()
             self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
@@ -93,6 +100,18 @@ class MicroBatch(Generic[T]):
         self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)
         self.plan, self.decode_only = None, False
         self.steps += 1
+
+    def _stacked(self, stack: Stack, batch: Batch) -> Tensor:
+        """What `_layers` gives for a step all of whose rows are read, in one call: the same bits. A trace wants to see
+        every layer, so it has none."""
+        model = self._model
+        x_TH = model.embed(batch.token_T)
+        done = model.ops.run_stack(stack, x_TH, batch.paged, self._spoiled.of(batch.token_T))
+        for expert_TK in done.expert_LTK:
+            self._load.note(self.index, expert_TK)
+        self._load.commit(self.index, batch.decodes)
+        self._meter.computed(len(done.expert_LTK), done.ffn_seconds)
+        return x_TH
 
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer; what the last layer gives for the rows

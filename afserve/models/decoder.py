@@ -13,8 +13,9 @@ from torch import Tensor
 from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.pointwise import sigmoid
+from afserve.kernels.stack import Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
 from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
@@ -69,6 +70,14 @@ class DecoderLayer:
     def bind(self, cache: LayerCache) -> BoundHalf:
         """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat."""
         return self._half.bind(cache)
+
+    def stacked(self, half: BoundHalf, experts: Sequence[PackedExperts]) -> StackLayer | None:
+        """The whole layer, given the experts of every MoE layer; None where an op of it is none of a stack's."""
+        if half.bound is None or self._gate is not None:
+            return None
+        return StackLayer(
+            half.bound, self._ffn, None if self.moe_number is None else experts[self.moe_number]
+        )
 
     def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
@@ -130,6 +139,15 @@ class AttentionModel:
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
         """Every layer's attention half over one cache."""
         return tuple(layer.bind(cache) for layer, cache in zip(self.layers, layers, strict=True))
+
+    def stack(self, halves: Sequence[BoundHalf], experts: Sequence[PackedExperts]) -> Stack | None:
+        """All layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot e;
+        None where the kernels do not run them in one call."""
+        if len(experts) < self.spec.moe_layers:
+            return None
+        pairs = zip(self.layers, halves, strict=True)
+        layers = [one for layer, half in pairs if (one := layer.stacked(half, experts)) is not None]
+        return self.ops.stack_layers(layers) if len(layers) == len(self.layers) else None
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""

@@ -83,5 +83,9 @@ class _BoundDelta:
     half: DeltaHalf
     cache_NBE: Tensor
 
+    @property
+    def bound(self) -> None:
+        return None
+
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         return self.half.run(x_TH, self.cache_NBE, batch)

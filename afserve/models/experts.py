@@ -67,6 +67,11 @@ class ExpertBank:
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property
+    def packed(self) -> tuple[PackedExperts, ...]:
+        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them; else empty."""
+        return () if self._weigh_input else tuple(self._layers)
+
+    @property
     def rounding_error(self) -> float | None:
         """Relative, of all weights that were rounded to `expert_dtype` so far; None where none was."""
         return None if self._error is None else self._error.relative

@@ -13,12 +13,18 @@ from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense
 from afserve.models.weights import TensorSource
 
 
 class BoundHalf(Protocol):
     """An attention half with the layer's part of one cache."""
+
+    @property
+    def bound(self) -> BoundLayer | None:
+        """What the kernels made of both; None for a half that is made of several ops."""
+        ...
 
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         """x_TH becomes, in place, the residual stream after attention; keys and values are written."""

@@ -1,9 +1,8 @@
 """Tensors by name: from a Hugging Face checkpoint folder (safetensors only), or random for dry runs.
 
 A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised where it
-is stored in fewer bits, or as those blocks or codes where the caller can multiply them. Files are memory-mapped, so
-what is never asked for is never read, and mapped anew now and then, so that what was read does not stay in the process.
-It does not know which tensors a model has.
+is stored in fewer bits, or as those blocks or codes where the caller can multiply them. The bytes come from
+`tensor_files.py`. It does not know which tensors a model has.
 """
 
 import hashlib
@@ -23,6 +22,7 @@ from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import INDEX, SINGLE, read_index
+from afserve.models.tensor_files import MappedFiles, ReadFiles
 from afserve.quantization import Quantization
 
 SCALE_SUFFIX = "_scale_inv"
@@ -34,7 +34,6 @@ NORMS = (
     "norm_f.weight",
 )  # those that random weights leave at 1
 _LARGE = 1 << 20  # numbers of a tensor
-MOST_MAPPED = 512 << 20  # bytes handed out before files are mapped anew
 _WORDS = 1 << 14  # of 8 random bytes, drawn at a time
 _CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -80,13 +79,15 @@ class Checkpoint:
         fp8_block: tuple[int, int] | None = None,
         device: torch.device = CPU,
         quantization: Quantization | None = None,
+        reads: bool = False,
     ) -> None:
+        """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once."""
         self._folder = Path(folder)
         self._device = device
         self._fp8_block = fp8_block
         self._file_of = _locate(self._folder)
-        self._open: dict[str, safe_open] = {}
-        self._given = 0
+        self._mapped = MappedFiles(self._folder)
+        self._reading = ReadFiles(self._folder) if reads else None
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     def has(self, name: str) -> bool:
@@ -105,7 +106,7 @@ class Checkpoint:
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         if self._quantised.holds(name):
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
-        return self._plain(name, self._shaped(name, shape)[first : first + count], dtype)
+        return self._plain(name, self._shaped(name, shape, part=True)[first : first + count], dtype)
 
     def _plain(self, name: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
         if raw.dtype not in FLOATS:
@@ -127,42 +128,23 @@ class Checkpoint:
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         return self._quantised.grouped(name, shape, size)
 
-    def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        raw = self._raw(name)
+    def _shaped(self, name: str, shape: tuple[int, ...], part: bool = False) -> Tensor:
+        raw = self._raw(name, part)
         if tuple(raw.shape) != shape:
             raise CheckpointError(
                 f"{self._where(name)}: {name} has shape {tuple(raw.shape)}, config.json asks for {shape}"
             )
         return raw
 
-    def _raw(self, name: str) -> Tensor:
+    def _raw(self, name: str, part: bool = False) -> Tensor:
+        """As it is stored; `part`: only some of its rows will be looked at."""
         if name not in self._file_of:
             hint = self._quantised.hint(name)
             raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
-        try:
-            tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{self._where(name)}: {name} cannot be read: {error}") from error
-        self._given += tensor.nbytes
-        return tensor
-
-    def _shard(self, file: str) -> safe_open:
-        if self._given > MOST_MAPPED:  # a tensor that is still used keeps its own mapping
-            self._open, self._given = {}, 0
-        opened = self._open  # another thread may begin a new one meanwhile
-        if file not in opened:
-            path = self._folder / file
-            if not path.is_file():
-                raise CheckpointError(
-                    f"{path}: the index names this shard, but it is not there; download it again"
-                )
-            try:
-                opened[file] = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{path}: not a whole safetensors file: {error}; download it again"
-                ) from error
-        return opened[file]
+        file = self._file_of[name]
+        if self._reading is not None and not part and self._reading.reads(file, name):
+            return self._reading.tensor(file, name)
+        return self._mapped.tensor(file, name)
 
     def _dequantised(self, name: str, raw: Tensor) -> Tensor:
         """DeepSeek's layout: float32 `weight_scale_inv` of ceil(out / b0) x ceil(in / b1); w = q * scale."""

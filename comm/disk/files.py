@@ -21,10 +21,12 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600  # what users said stands in there
 class File:
     """One open file. Several threads may read and write at once."""
 
-    def __init__(self, path: Path, *, direct: bool = False) -> None:
-        """`direct`: reads go past the page cache, where the file system can do that and buffers begin at a page."""
+    def __init__(self, path: Path, *, direct: bool = False, writes: bool = True) -> None:
+        """`direct`: reads go past the page cache, where the file system can do that and buffers begin at a page. Without
+        `writes` the file has to be there. Raises OSError."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+        how = os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY
+        self._descriptor = os.open(path, how | os.O_CLOEXEC, _PRIVATE_FILE)
         self._reads_from = self._open_direct() if direct else self._descriptor
 
     def _open_direct(self) -> int:

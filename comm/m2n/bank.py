@@ -5,7 +5,7 @@ It has the methods of a link to expert nodes and no mailboxes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from afserve import member
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
+from afserve.kernels.packed import PackedExperts
 from afserve.placement.placement import Placement
 
 
@@ -32,6 +33,16 @@ class Bank(Protocol):
         """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype.
 
         add: the sum starts from out_RH."""
+        ...
+
+
+@runtime_checkable
+class PackedBank(Protocol):
+    """A bank that says what it is made of, so that whoever holds it may call kernels without asking it."""
+
+    @property
+    def packed(self) -> tuple[PackedExperts, ...]:
+        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them; else empty."""
         ...
 
 
@@ -83,6 +94,12 @@ class LocalBankLink(NoExpertNodes):
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._sums: dict[int, Tensor] = {}
+
+    @property
+    def packed(self) -> tuple[PackedExperts, ...]:
+        """The experts of each MoE layer, expert e in slot e, for whoever runs whole layers in one call; empty where the
+        bank has to be asked."""
+        return self._bank.packed if isinstance(self._bank, PackedBank) else ()
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

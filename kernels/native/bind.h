@@ -40,4 +40,5 @@ void bind_weights(py::module_& m);  // bind_weights.cpp
 void bind_ops(py::module_& m);      // bind_ops.cpp
 void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_mla(py::module_& m);      // bind_mla.cpp
+void bind_stack(py::module_& m);    // bind_stack.cpp
 void bind_flags(py::module_& m);    // flags.cpp

@@ -1,5 +1,6 @@
 // Binding of the fused attention half.
 #include "bind.h"
+#include "half.h"
 #include "layer.h"
 
 namespace {
@@ -11,38 +12,31 @@ LayerWeights weights(Address input_norm, Address q_norm, Address k_norm, Address
           std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), rule};
 }
 
-struct Arguments {
-  Address x, normed, expert, weight;
-};
-
-template <class E>
-LayerCall<E> call_of(const Arguments& a, const CachePair& cache, const LayerShape& shape, const Turn& turn,
-                     const Batch& batch) {
-  Turn now = turn;
-  now.position = batch.position;
-  auto store = [&](Address data, const Place& p) {
-    return Store<E>{at<E>(data), p[0], p[1], p[2], shape.groups, shape.size, cache.blocks, cache.block_size, layout_of(p)};
-  };
-  return {at<E>(a.x), batch.tokens, now, batch.slot, store(cache.keys, cache.key_place),
-          store(cache.values, cache.value_place),
-          at<E>(a.normed), at<int32_t>(a.expert), at<float>(a.weight)};
-}
-
-struct BoundLayer {
+struct TurningLayer {
   LayerShape shape;
   Turn turn;
   Dtype dtype;
+  int top_k;
   GqaLayer layer;
 };
 
-void run(const BoundLayer& bound, Engine& engine, const Batch& batch, const CachePair& cache, Address x, Address normed,
-         Address expert, Address weight) {
-  py::gil_scoped_release released;
-  Arguments a{x, normed, expert, weight};
-  if (bound.dtype == Dtype::f32)
-    bound.layer.run(engine, call_of<float>(a, cache, bound.shape, bound.turn, batch), batch);
-  else
-    bound.layer.run(engine, call_of<bf16>(a, cache, bound.shape, bound.turn, batch), batch);
+template <class E>
+void run(const TurningLayer& of, const CachePair& cache, Engine& engine, const Batch& batch, const HalfRows& rows) {
+  Turn turn = of.turn;
+  turn.position = batch.position;
+  auto store = [&](Address data, const Place& p) {
+    return Store<E>{at<E>(data), p[0], p[1], p[2], of.shape.groups, of.shape.size, cache.blocks, cache.block_size,
+                    layout_of(p)};
+  };
+  LayerCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, store(cache.keys, cache.key_place),
+                    store(cache.values, cache.value_place), static_cast<E*>(rows.normed), rows.expert, rows.weight};
+  of.layer.run(engine, call, batch);
+}
+
+AttentionHalf over(std::shared_ptr<TurningLayer> of, const CachePair& cache) {
+  auto run_one = of->dtype == Dtype::f32 ? run<float> : run<bf16>;
+  return {of->dtype, of->shape.hidden, of->top_k,
+          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, engine, batch, rows); }};
 }
 
 }  // namespace
@@ -53,11 +47,12 @@ void bind_layer(py::module_& m) {
         return LayerShape{hidden, heads, groups, size, eps, scale, window};
       }));
   py::class_<LayerWeights>(m, "LayerWeights").def(py::init(&weights));
-  py::class_<BoundLayer>(m, "GqaLayer")
+  py::class_<TurningLayer, std::shared_ptr<TurningLayer>>(m, "GqaLayer")
       .def(py::init([](int dtype, const LayerShape& shape, const LayerWeights& weights, Address cos, Address sin,
                        int positions) {
         Turn turn{at<float>(cos), at<float>(sin), nullptr, positions, shape.size / 2, false};
-        return new BoundLayer{shape, turn, dtype_of(dtype), GqaLayer(shape, weights)};
+        int top_k = weights.gate ? weights.rule.top_k : 0;
+        return new TurningLayer{shape, turn, dtype_of(dtype), top_k, GqaLayer(shape, weights)};
       }))
-      .def("run", run);
+      .def("over", over);
 }

@@ -1,13 +1,15 @@
 // Binding of the fused attention half with a latent.
 #include "bind.h"
+#include "half.h"
 #include "mla.h"
 
 namespace {
 
-struct BoundMla {
+struct TurningMla {
   MlaShape shape;
   Turn turn;
   Dtype dtype;
+  int top_k;
   MlaLayer layer;
 };
 
@@ -16,23 +18,21 @@ struct Norms {
 };
 
 template <class E>
-MlaCall<E> call_of(const BoundMla& bound, const Batch& batch, const CachePair& cache, Address x, Address normed,
-                   Address expert, Address weight) {
-  Turn turn = bound.turn;
+void run(const TurningMla& of, const CachePair& cache, Engine& engine, const Batch& batch, const HalfRows& rows) {
+  Turn turn = of.turn;
   turn.position = batch.position;
   const Place& place = cache.key_place;
   Store<E> latents{at<E>(cache.keys), place[0], place[1], place[2], 1, cache.key_size,
                    cache.blocks,      cache.block_size, layout_of(place)};
-  return {at<E>(x), batch.tokens, turn, batch.slot, latents, at<E>(normed), at<int32_t>(expert), at<float>(weight)};
+  MlaCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, latents, static_cast<E*>(rows.normed),
+                  rows.expert, rows.weight};
+  of.layer.run(engine, call, batch);
 }
 
-void run(const BoundMla& bound, Engine& engine, const Batch& batch, const CachePair& cache, Address x, Address normed,
-         Address expert, Address weight) {
-  py::gil_scoped_release released;
-  if (bound.dtype == Dtype::f32)
-    bound.layer.run(engine, call_of<float>(bound, batch, cache, x, normed, expert, weight), batch);
-  else
-    bound.layer.run(engine, call_of<bf16>(bound, batch, cache, x, normed, expert, weight), batch);
+AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache) {
+  auto run_one = of->dtype == Dtype::f32 ? run<float> : run<bf16>;
+  return {of->dtype, of->shape.hidden, of->top_k,
+          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, engine, batch, rows); }};
 }
 
 }  // namespace
@@ -63,11 +63,12 @@ void bind_mla(py::module_& m) {
                           at<const float>(bias),
                           rule};
       }));
-  py::class_<BoundMla>(m, "MlaLayer")
+  py::class_<TurningMla, std::shared_ptr<TurningMla>>(m, "MlaLayer")
       .def(py::init([](int dtype, const MlaShape& shape, const MlaWeights& weights, Address cos, Address sin,
                        int positions, bool interleaved) {
         Turn turn{at<float>(cos), at<float>(sin), nullptr, positions, shape.rope / 2, interleaved};
-        return new BoundMla{shape, turn, dtype_of(dtype), MlaLayer(shape, weights)};
+        int top_k = weights.gate ? weights.rule.top_k : 0;
+        return new TurningMla{shape, turn, dtype_of(dtype), top_k, MlaLayer(shape, weights)};
       }))
-      .def("run", run);
+      .def("over", over);
 }

@@ -77,7 +77,7 @@ void bind_weights(py::module_& m) {
         else
           l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out), token, head);
       });
-  py::class_<Experts>(m, "Experts")
+  py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts")
       .def(py::init([](int slots, int hidden, int inner, int dtype) {
         return new Experts(slots, hidden, inner, dtype_of(dtype));
       }))

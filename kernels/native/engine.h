@@ -27,7 +27,7 @@ struct Engine {
   std::shared_ptr<void> lent_memory;  // before the pool, whose guest reads it
   Pool pool;
   std::vector<Memory> worker;  // one per thread
-  Memory shared[5];            // one op's, written by disjoint tasks; the last is that of ops made of other ops
+  Memory shared[6];            // one op's, written by disjoint tasks; [4] is that of ops made of other ops, [5] of all layers
 };
 
 // Rows as a product may read them: whole blocks of inputs, zero past the last input, and whole groups of rows. `bytes`:

@@ -27,6 +27,7 @@ class Experts {
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
 
   int slots() const { return slots_; }
+  int hidden() const { return hidden_; }
   size_t bytes() const { return gate_up_.bytes() + down_.bytes(); }
 
   // out[rows][hidden] = (out +) sum of weight * FFN_slot(x). Slots must be below `slots`; throws if not.

@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int kBellsAtOnce = 128;        // FUTEX_WAITV_MAX
-constexpr int64_t kLongestSpin = 100000;  // ns; beyond it a wake-up (about 50 us) costs less than it saves
+constexpr int64_t kLongestSpin = 400000;  // ns: a layer of the other side is shorter (AMD EPYC); a wake-up costs about 50 us
 constexpr int64_t kShortestSpin = 2000;   // ns
 constexpr int64_t kBeforeYield = 4000;    // ns of pause instructions before the core is offered to others
 constexpr int64_t kTakenAway = 20000;     // ns that a yield may take before the cores count as contended

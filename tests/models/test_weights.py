@@ -1,6 +1,9 @@
 """Checkpoint folders as they come: shards, FP8 blocks, and everything that can be wrong with them."""
 
+import gc
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
-from afserve.models import weights
-from afserve.models.shards import INDEX
+from afserve.models import tensor_files
+from afserve.models.shards import INDEX, SINGLE
+from afserve.models.tensor_files import MappedFiles, ReadFiles
 from afserve.models.weights import Checkpoint, DummyCheckpoint
 
 BLOCK = (128, 128)
@@ -40,10 +44,11 @@ def test_single_file(folder):
     assert checkpoint.tensor("b.weight", (3,), torch.float32).dtype == torch.float32
 
 
-def test_shards_are_opened_only_when_asked(tmp_path):
+@pytest.mark.parametrize("reads", [False, True])
+def test_shards_are_opened_only_when_asked(tmp_path, reads):
     shard(tmp_path, one={"x": torch.ones(2)}, two={"y": torch.zeros(2)})
     (tmp_path / "two.safetensors").unlink()
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(tmp_path, reads=reads)
     assert checkpoint.tensor("x", (2,), torch.float32).tolist() == [1, 1]
     with pytest.raises(CheckpointError, match=r"two\.safetensors: the index names this shard"):
         checkpoint.tensor("y", (2,), torch.float32)
@@ -63,7 +68,7 @@ def mapped_bytes(folder):
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="counts pages as Linux tells them")
 def test_what_was_read_does_not_stay_in_memory(tmp_path, monkeypatch):
     """While a tensor that is still used stays as it was."""
-    monkeypatch.setattr(weights, "MOST_MAPPED", 8 << 20)
+    monkeypatch.setattr(tensor_files, "MOST_MAPPED", 8 << 20)
     shard(tmp_path, **{f"f{i}": {f"t{i}": torch.full((1 << 20,), float(i))} for i in range(16)})
     checkpoint = Checkpoint(tmp_path)
     first = checkpoint.tensor("t0", (1 << 20,), torch.float32)
@@ -116,7 +121,8 @@ def test_wrong_shape_and_dtype(folder):
         Checkpoint(folder).tensor("i", (2,), torch.float32)
 
 
-def test_corrupt_and_missing_files(tmp_path):
+@pytest.mark.parametrize("reads", [False, True])
+def test_corrupt_and_missing_files(tmp_path, reads):
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
@@ -128,7 +134,54 @@ def test_corrupt_and_missing_files(tmp_path):
     shard(tmp_path, one={"x": torch.ones(64)})
     (tmp_path / "one.safetensors").write_bytes((tmp_path / "one.safetensors").read_bytes()[:-8])
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        Checkpoint(tmp_path).tensor("x", (64,), torch.float32)
+        Checkpoint(tmp_path, reads=reads).tensor("x", (64,), torch.float32)
+
+
+def test_files_that_are_read_give_what_mapped_ones_give(tmp_path):
+    """In every dtype that is stored, of every rank, by several threads; what is given is the caller's own."""
+    drawn = torch.Generator().manual_seed(5)
+    stored = {}
+    for dtype in tensor_files._DTYPES.values():
+        for shape in ((), (0,), (7,), (3, 5), (2, 3, 4)):
+            numbers = torch.randint(0, 100, shape, generator=drawn)
+            stored[f"{dtype}{list(shape)}"] = numbers.to(dtype)
+    save_file(stored, tmp_path / SINGLE)
+    mapped, read = MappedFiles(tmp_path), ReadFiles(tmp_path)
+    assert [name for name in stored if not read.reads(SINGLE, name)] == [n for n in stored if "[2, 3" in n]
+    names = [name for name in stored if read.reads(SINGLE, name)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda name: read.tensor(SINGLE, name), names * 3))
+    for name, tensor in zip(names * 3, found, strict=True):
+        want = mapped.tensor(SINGLE, name)
+        assert tensor.dtype is want.dtype and tensor.shape == want.shape
+        assert torch.equal(tensor.float(), want.float())
+        tensor.zero_()
+    assert torch.equal(read.tensor(SINGLE, names[2]).float(), stored[names[2]].float())
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path):
+    save_file({"x": torch.ones(4096), "y": torch.ones(2)}, tmp_path / SINGLE)
+    checkpoint = Checkpoint(tmp_path, reads=True)
+    assert checkpoint.tensor("y", (2,), torch.float32).tolist() == [1, 1]
+    os.truncate(tmp_path / SINGLE, 4096)
+    with pytest.raises(CheckpointError, match="x cannot be read: the file ends"):
+        checkpoint.tensor("x", (4096,), torch.float32)
+
+
+def test_a_tensor_whose_shape_is_not_its_size_is_refused(tmp_path):
+    header = b'{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}'
+    (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match="8 bytes are not F32"):
+        ReadFiles(tmp_path).tensor(SINGLE, "x")
+
+
+def test_no_descriptor_outlives_the_files_that_are_read(tmp_path):
+    save_file({"x": torch.ones(2)}, tmp_path / SINGLE)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        Checkpoint(tmp_path, reads=True).tensor("x", (2,), torch.float32)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
 @pytest.mark.parametrize(

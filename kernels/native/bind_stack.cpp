@@ -1,0 +1,29 @@
+// Bindings of attention halves over a cache, and of all layers in one call.
+#include "bind.h"
+#include "stack.h"
+
+namespace {
+
+// Addresses that the halves hold are the caller's to keep alive, as long as the stack.
+double run_stack(const Stack& stack, Engine& engine, const Batch& batch, Address x, Address expert, Address bad) {
+  py::gil_scoped_release released;
+  if (stack.dtype() == Dtype::f32) return stack.run(engine, batch, at<float>(x), at<int32_t>(expert), at<int32_t>(bad));
+  return stack.run(engine, batch, at<bf16>(x), at<int32_t>(expert), at<int32_t>(bad));
+}
+
+}  // namespace
+
+void bind_stack(py::module_& m) {
+  py::class_<AttentionHalf>(m, "AttentionHalf")
+      .def("run", [](const AttentionHalf& half, Engine& engine, const Batch& batch, Address x, Address normed,
+                     Address expert, Address weight) {
+        py::gil_scoped_release released;
+        half.run(engine, batch, {at<void>(x), at<void>(normed), at<int32_t>(expert), at<float>(weight)});
+      });
+  py::class_<StackLayer>(m, "StackLayer")
+      .def(py::init([](const AttentionHalf& attention, std::shared_ptr<Linear> gate_up, std::shared_ptr<Linear> down,
+                       std::shared_ptr<Experts> experts) {
+        return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts)};
+      }));
+  py::class_<Stack>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
+}

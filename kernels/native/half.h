@@ -1,0 +1,19 @@
+// The attention half of a layer over its part of one cache, whatever it computes.
+#pragma once
+#include <functional>
+
+#include "attention.h"
+
+// Elements of the half's own type. `x` (tokens, hidden), contiguous, becomes the residual stream after attention;
+// `expert` and `weight` are (tokens, top_k), null where there is no router.
+struct HalfRows {
+  void *x, *normed;
+  int32_t* expert;
+  float* weight;
+};
+
+struct AttentionHalf {
+  Dtype dtype;
+  int hidden, top_k;  // top_k 0 without a router
+  std::function<void(Engine&, const Batch&, const HalfRows&)> run;
+};

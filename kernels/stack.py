@@ -1,0 +1,55 @@
+"""The layers of a model over one cache as values, for a backend that runs a step of all of them in one call.
+
+What such a call means is the loop of `afserve/engine/micro_batch.py`: the attention half, the FFN half, the residual,
+layer after layer. Shapes: T tokens, K top-k, L MoE layers.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from afserve.kernels.latent import BoundMla
+from afserve.kernels.layer import BoundGqa
+from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.paged import PagedBatch
+
+BoundLayer = BoundGqa | BoundMla
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """`ffn` is gate over up, and down: a dense layer's FFN, or the shared expert of a layer with `experts`, if it has
+    one. Expert e is in slot e."""
+
+    half: BoundLayer
+    ffn: tuple[PackedLinear, PackedLinear] | None
+    experts: PackedExperts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What `Ops.stack_layers` made, once per cache. Only the backend reads `handle`, which may hold addresses: what
+    they point at is held by this value too."""
+
+    layers: tuple[StackLayer, ...]
+    handle: object
+
+    @property
+    def hidden(self) -> int:
+        return self.layers[0].half.layer.input_norm_H.shape[0]
+
+
+class Stacked(NamedTuple):
+    """What each MoE layer's router chose (int32), and the seconds that shared and routed experts took."""
+
+    expert_LTK: Tensor
+    ffn_seconds: float
+
+
+@runtime_checkable
+class Stacking(Protocol):
+    """A backend that runs all layers in one call."""
+
+    def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None: ...
+    def run_stack(self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None) -> Stacked: ...
