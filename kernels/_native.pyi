@@ -285,3 +285,23 @@ def route(
     expert: int,
     weight: int,
 ) -> None: ...
+def xxh3(data: bytes | bytearray | memoryview, seed: int) -> int: ...
+def read_blocks(
+    file: int,
+    offset: int,
+    pitch: int,
+    window: memoryview,
+    parts: Sequence[tuple[int, int]],
+    expected: Sequence[tuple[int, int, int]],
+) -> tuple[int, list[bool]]: ...
+def put_blocks(
+    addresses: Sequence[int],
+    parts: Sequence[tuple[int, int]],
+    expected: Sequence[tuple[int, int, int]],
+) -> list[bool]: ...
+def take_blocks(
+    parts: Sequence[tuple[int, int]],
+    blocks: Sequence[int],
+    addresses: Sequence[int],
+    seeds: Sequence[int],
+) -> list[int]: ...

@@ -121,6 +121,13 @@ class PagedCache:
         return [[rows[block * size : (block + 1) * size] for rows, size in self._rows] for block in blocks]
 
     @cached_property
+    def addresses(self) -> tuple[tuple[int, int], ...]:
+        """Of each tensor, in the order of `parts`, where its first block begins and how many bytes a block has there.
+        Empty where there are no `part_bytes`."""
+        tensors = list(itertools.chain.from_iterable(self.layers)) if self.part_bytes else []
+        return tuple((t.data_ptr(), t[0].numel() * t.itemsize) for t in tensors)
+
+    @cached_property
     def _rows(self) -> list[tuple[memoryview, int]]:
         """Of each tensor its bytes, and how many of them are a block's."""
         tensors = itertools.chain.from_iterable(self.layers)

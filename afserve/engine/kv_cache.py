@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
+from afserve.comm.disk.passes import CacheMemory
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
 from afserve.errors import ProtocolError, RendezvousError
@@ -137,6 +138,15 @@ class KvCache:
         is written there may come from any thread; a block whose contents are not right is cleared. Raises ValueError
         for a block that there is not."""
         return self._memory.parts(blocks)
+
+    def memory(self, blocks: Sequence[int]) -> CacheMemory | None:
+        """The memory of these blocks as addresses, which stay while this cache does; None where there are no `parts`.
+        Raises ValueError for a block that there is not."""
+        wrong = next((block for block in blocks if not 0 <= block < self.pool.blocks), None)
+        if wrong is not None:
+            raise ValueError(f"blocks: {wrong}, the cache has {self.pool.blocks}")
+        parts = self._memory.addresses
+        return CacheMemory(parts, blocks) if parts else None
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in every layer."""

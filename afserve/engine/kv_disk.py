@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from afserve.clock import Clock
+from afserve.comm.disk.passes import CacheMemory
+from afserve.comm.disk.record import Blocks
 from afserve.comm.disk.store import DAMAGED, UNREADABLE
 from afserve.comm.disk.workers import DiskWorkers, Place, Read
 from afserve.engine.blocks import Hash
@@ -18,8 +20,8 @@ from afserve.engine.kv_tiers import DISK, Filled, Named
 from afserve.engine.stats import TierStats
 
 _COPIED_BYTES = 1 << 20  # at once, out of the cache
-# Restored at 0.95 of the disk's rate in parts of 18 KiB, by copies at 0.81; in parts of 3 KiB at 0.64 and 0.71: each
-# part costs a microsecond of Python (AMD EPYC, two cores).
+# Without the native library. Restored at 0.95 of the disk's rate in parts of 18 KiB, by copies at 0.81; in parts of
+# 3 KiB at 0.64 and 0.71: each part costs a microsecond of Python (AMD EPYC, two cores).
 LEAST_PART = 8 << 10
 _BEGUN_BYTES = 16 << 20  # are looked up at once, while those before are being read
 
@@ -33,7 +35,8 @@ class DiskTier:
         self._blocks, self._disk, self._clock = blocks, workers, clock
         self._unsaved: OrderedDict[Hash, int] = OrderedDict()
         self._late = self._refused = 0
-        self._in_place = workers.in_place and blocks.part_bytes >= LEAST_PART
+        self._one_pass = workers.passes is not None and blocks.part_bytes > 0
+        self._in_place = self._one_pass or (workers.in_place and blocks.part_bytes >= LEAST_PART)
         self._memory: dict[int, dict[int, int]] = {}  # held blocks by their place in a restoration
 
     @property
@@ -115,8 +118,10 @@ class DiskTier:
     def _place(self, blocks: Sequence[int], first: int) -> Place:
         """These are from place `first` on. Called by the threads that read."""
 
-        def parts(begin: int, count: int) -> list[list[memoryview]]:
-            return self._blocks.parts(blocks[begin - first : begin - first + count])
+        def parts(begin: int, count: int) -> Blocks | CacheMemory:
+            wanted = blocks[begin - first : begin - first + count]
+            memory = self._blocks.memory(wanted) if self._one_pass else None
+            return self._blocks.parts(wanted) if memory is None else memory
 
         return parts
 

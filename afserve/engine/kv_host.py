@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import Clock
+from afserve.comm.disk.passes import Passes
 from afserve.comm.disk.record import checksum_of
 from afserve.engine.blocks import Hash
 from afserve.engine.host_slots import HostSlots, Placed
@@ -48,7 +49,8 @@ class HostArena:
         self._pinned = _Pinned(bytes_Y) if pinned else None
         every = bytes_Y.view(rows + self.piece, block_bytes)
         self.rows_SY, self.staging_NY = every[:rows], every[rows:]
-        self._view, self._block_bytes = memoryview(self._memory), block_bytes
+        self._view, self._address = memoryview(self._memory), bytes_Y.data_ptr()
+        self._block_bytes = block_bytes
 
     @property
     def slots(self) -> int:
@@ -56,6 +58,9 @@ class HostArena:
 
     def row(self, slot: int) -> memoryview:
         return self._view[slot * self._block_bytes : (slot + 1) * self._block_bytes]
+
+    def address(self, slot: int) -> int:
+        return self._address + slot * self._block_bytes
 
     def gathered(self, slots: Sequence[int]) -> Tensor:
         """(len(slots), block_bytes): at most a piece of rows, side by side until the next call."""
@@ -126,7 +131,7 @@ class HostTier:
         self, blocks: PooledBlocks, arena: HostArena, clock: Clock, below: Below | None = None
     ) -> None:
         self._blocks, self._arena, self._clock, self._below = blocks, arena, clock, below
-        self._slots = HostSlots(arena.slots)
+        self._slots, self._passes = HostSlots(arena.slots), Passes.open(blocks.block_bytes)
         self._sums: dict[int, int] = {}  # checksums by slot
         self._fresh: deque[_Fresh] = deque()
         self._pieces: deque[_Piece] = deque()
@@ -150,23 +155,27 @@ class HostTier:
         block_of = {name: block for block, name in blocks if name not in self._slots}
         placed, left = self._slots.take(list(block_of))
         self._let_down(left)
-        ends = self._copy({name: block_of[name] for name in placed}, placed)
+        self._copy_out([block_of[name] for name in placed], placed)
         self._written += len(placed) * self._blocks.block_bytes
+        return [one or name in self._slots for one, (_, name) in zip(kept, blocks, strict=True)]
+
+    def _copy_out(self, blocks: Sequence[int], placed: Placed) -> None:
+        """Their bytes to their slots, with checksums as soon as they are there."""
+        memory = self._blocks.memory(blocks) if self._passes is not None else None
+        if self._passes is not None and memory is not None:
+            addresses = [self._arena.address(slot) for slot in placed.values()]
+            sums = self._passes.take(memory, addresses, list(placed))
+            self._sums.update(zip(placed.values(), sums, strict=True))
+            return
+        copied, ends = sorted(zip(placed.values(), blocks, strict=True)), None
+        for first, last in _runs([slot for slot, _ in copied]):
+            slot = copied[first][0]
+            rows_NY = self._arena.rows_SY[slot : slot + last - first]
+            ends = self._blocks.copy_out([block for _, block in copied[first:last]], rows_NY)
         if ends is None:
             self._seal(placed)
         else:
             self._fresh.append(_Fresh(placed, ends))
-        return [one or name in self._slots for one, (_, name) in zip(kept, blocks, strict=True)]
-
-    def _copy(self, block_of: dict[Hash, int], placed: Placed) -> Copied | None:
-        """The end of the last copy; None where all have ended."""
-        ends = None
-        names = sorted(placed, key=placed.__getitem__)
-        for first, last in _runs([placed[name] for name in names]):
-            slot = placed[names[first]]
-            rows_NY = self._arena.rows_SY[slot : slot + last - first]
-            ends = self._blocks.copy_out([block_of[name] for name in names[first:last]], rows_NY)
-        return ends
 
     def _let_down(self, left: Placed) -> None:
         """They lost their slots, and their bytes are still there."""
@@ -229,19 +238,29 @@ class HostTier:
         piece = self._pieces.popleft()
         slots = self._slots.slots(piece.names)
         self._seal_all(slots)
-        right = 0
-        for name, slot in zip(piece.names, slots, strict=True):
-            if not self._is_right(name, slot):
-                break
-            right += 1
-        if right:
-            self._blocks.write_rows(piece.blocks[:right], self._arena.gathered(slots[:right]))
-            self._read += right * self._blocks.block_bytes
+        right = self._copy_in(piece, slots)
+        self._read += right * self._blocks.block_bytes
         self._slots.unpin(reversed(piece.names))
         if right < len(piece.names) and self._slots.forget(piece.names[right]):
             self._damaged += 1
             del self._sums[slots[right]]
         return Filled(piece.job, piece.names, piece.blocks, right)
+
+    def _copy_in(self, piece: _Piece, slots: Sequence[int]) -> int:
+        """How many of its blocks are right, from the first on; they are in the cache now."""
+        memory = self._blocks.memory(piece.blocks) if self._passes is not None else None
+        if self._passes is not None and memory is not None:
+            addresses, sums = (
+                [self._arena.address(slot) for slot in slots],
+                [self._sums[slot] for slot in slots],
+            )
+            whole = self._passes.put(addresses, memory, piece.names, sums)
+        else:
+            whole = [self._is_right(name, slot) for name, slot in zip(piece.names, slots, strict=True)]
+        right = whole.index(False) if False in whole else len(whole)
+        if right and memory is None:
+            self._blocks.write_rows(piece.blocks[:right], self._arena.gathered(slots[:right]))
+        return right
 
     def end(self, job: int) -> list[int]:
         free: list[int] = []

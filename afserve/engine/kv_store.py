@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from afserve.comm.disk.passes import CacheMemory
 from afserve.comm.kv.messages import Name, Payload
 from afserve.engine.kv_cache import KvBlocks, KvCache
 from afserve.kernels.cache import Copied
@@ -81,6 +82,10 @@ class PooledBlocks:
     def parts(self, blocks: Sequence[int]) -> list[list[memoryview]]:
         """The memory of held blocks that nobody can find yet, from any thread; only where there are `part_bytes`."""
         return self._kv.parts(blocks)
+
+    def memory(self, blocks: Sequence[int]) -> CacheMemory | None:
+        """As `parts`, as addresses for `Passes`; also of blocks that are only to be read. None where there are none."""
+        return self._kv.memory(blocks)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """What was put there in part, or wrong, is no number that anybody reads."""

@@ -7,14 +7,16 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from afserve.comm.disk.record import Bytes
 
 log = logging.getLogger("afserve.disk")
 MOST_LANES = 64
 _MOST_VECTORS = 512  # below the system's limit for one call
+Found = TypeVar("Found")
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600  # what users said stands in there
 
 
@@ -42,14 +44,19 @@ class File:
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Bytes read, fewer than asked only where the file ends."""
+        return self.read_by(lambda descriptor: self._read(descriptor, buffer, offset))
+
+    def read_by(self, read: Callable[[int], Found]) -> Found:
+        """What `read` gives of the descriptor that it is called with: past the page cache first, where that is asked
+        for, and through it where the bytes are not aligned for that."""
         if self.direct:
             try:
-                return self._read(self._reads_from, buffer, offset)
+                return read(self._reads_from)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                log.debug("%s: bytes at %d are not aligned for a direct read", self.path, offset)
-        return self._read(self._descriptor, buffer, offset)
+                log.debug("%s: bytes are not aligned for a direct read", self.path)
+        return read(self._descriptor)
 
     def read_parts(self, parts: Sequence[memoryview], offset: int) -> int:
         """As `read_into`, one part behind the other and through the page cache."""

@@ -44,9 +44,14 @@ class Record:
     checksum: int
 
 
+def seed_of(name: Name) -> int:
+    """Of a block's checksum: another block's bytes under this name are wrong, too."""
+    return int.from_bytes(name[:8], "little")
+
+
 def checksum_of(name: Name, *parts: Bytes) -> int:
     """XXH3 of a block's bytes, one part behind the other, seeded with the name that it is kept under."""
-    seed = int.from_bytes(name[:8], "little")
+    seed = seed_of(name)
     checksum: int
     if len(parts) == 1:
         checksum = xxhash.xxh3_64_intdigest(parts[0], seed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.comm.disk.files import Lane
+from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import (
     HEAD_BYTES,
     NO_RECORD,
@@ -224,16 +225,32 @@ class DiskStore:
         Wrong ones are forgotten. A block that was overwritten meanwhile is wrong, and none that is dropped.
         """
         pitch, size = self.kind.pitch, self.kind.block_bytes
-        came, reason = (0, UNREADABLE) if fetched is None else (fetched, DAMAGED)
-        right = 0
-        for at, (name, record) in enumerate(zip(span.names, span.records, strict=True)):
-            whole = at * pitch + size <= came and checksum_of(name, *blocks[at]) == record.checksum
-            if whole and right == at:
-                right += 1
-            elif not whole:
-                self._give_up(name, record, reason)
+        came = fetched or 0
+        whole = [
+            at * pitch + size <= came and checksum_of(name, *blocks[at]) == record.checksum
+            for at, (name, record) in enumerate(zip(span.names, span.records, strict=True))
+        ]
+        return self._count(span, whole, UNREADABLE if fetched is None else DAMAGED)
+
+    def fetch_checked(self, passes: Passes, span: Span, memory: CacheMemory, window: memoryview) -> int:
+        """`fetch_parts` and `check_read` in one pass, into the cache's own memory by way of `window`."""
+        sums, pitch = [record.checksum for record in span.records], self.kind.pitch
+        try:
+            whole = self._lane.data.read_by(
+                lambda file: passes.read(file, span.first * pitch, pitch, window, memory, span.names, sums)
+            )
+        except OSError:
+            return self._count(span, [False] * len(sums), UNREADABLE)
+        return self._count(span, whole, DAMAGED)
+
+    def _count(self, span: Span, whole: Sequence[bool], reason: str) -> int:
+        """Right ones from the first on; those that are not whole are forgotten."""
+        right = whole.index(False) if False in whole else len(whole)
+        for at in range(right, len(whole)):
+            if not whole[at]:
+                self._give_up(span.names[at], span.records[at], reason)
         with self._guard:
-            self.bytes_read += right * size
+            self.bytes_read += right * self.kind.block_bytes
         return right
 
     def read(self, span: Span, buffer: memoryview) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
+from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import Blocks, Bytes, Name
 from afserve.comm.disk.store import DiskStore, Span
 from afserve.comm.disk.ways import Way
@@ -20,7 +21,9 @@ _PIECE_BLOCKS = 8  # of one read at least, where that many are not too large
 _BUFFERS = 2  # for each reader: one is filled while another is taken out
 STAGED_BYTES = 64 << 20  # copied out of the cache and not yet written
 _CLOSE_SECONDS = 10.0
-Place = Callable[[int, int], Blocks]  # the memory of so many blocks of what a job reads, from this one on
+_WINDOW_BYTES = 512 << 10  # read, checked and copied while a processor has it in its caches
+# The memory of so many blocks of what a job reads, from this one on. Addresses are for `DiskWorkers.passes`.
+Place = Callable[[int, int], Blocks | CacheMemory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class DiskWorkers:
         self._checks: SimpleQueue[tuple[_Job, Blocks, memoryview | None, int | None] | None] = SimpleQueue()
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
         self.in_place = store.dense and not way.direct
+        self.passes = Passes.open(store.kind.block_bytes)
         pitch = store.kind.pitch
         self._piece = max(pitch, min(way.most_piece_bytes, max(way.piece_bytes, _PIECE_BLOCKS * pitch)))
         self._memory = [mmap.mmap(-1, self._piece) for _ in range(way.readers * _BUFFERS)]
@@ -112,12 +116,13 @@ class DiskWorkers:
 
     def read(self, job: int, names: Sequence[Name], begin: int = 0, place: Place | None = None) -> int:
         """Begin to read the first of these that are there; how many those are. They come until `end`. The first one is
-        at `begin` of what the job reads. Where that may be done `in_place`, they come to the memory of `place`."""
+        at `begin` of what the job reads. With a `place` they come to its memory: where that may be done `in_place`, or
+        by `passes`."""
         spans = self.store.spans(names, self._piece)
         self._wanted.add(job)
         for span in spans:
             moved = span if not begin else replace(span, begin=begin + span.begin)
-            self._reads.put(_Job(job, moved, place if self.in_place else None))
+            self._reads.put(_Job(job, moved, place))
         return sum(len(span.names) for span in spans)
 
     def end(self, job: int) -> list[tuple[int, int]]:
@@ -137,18 +142,26 @@ class DiskWorkers:
 
     def _read(self) -> None:
         while (job := self._reads.get()) is not None:
-            buffer = self._buffers.get() if job.place is None else None
-            if buffer is None and job.place is None:
+            if (buffer := self._buffers.get()) is None:
                 return
             if not self._begins(job):
-                if buffer is not None:
-                    self._buffers.put(buffer)
-            elif buffer is not None:
+                self._buffers.put(buffer)
+            elif job.place is None:
                 fetched = self.store.fetch(job.span, buffer)
                 self._checks.put((job, self.store.in_buffer(job.span, buffer), buffer, fetched))
-            elif job.place is not None:
-                blocks = job.place(job.span.begin, len(job.span.names))
-                self._checks.put((job, blocks, None, self.store.fetch_parts(job.span, blocks)))
+            else:
+                self._read_in_place(job, job.place(job.span.begin, len(job.span.names)), buffer)
+                self._buffers.put(buffer)
+
+    def _read_in_place(self, job: _Job, blocks: Blocks | CacheMemory, buffer: memoryview) -> None:
+        if not isinstance(blocks, CacheMemory):
+            self._checks.put((job, blocks, None, self.store.fetch_parts(job.span, blocks)))
+            return
+        assert self.passes is not None
+        window = buffer[: max(_WINDOW_BYTES, self.store.kind.pitch)]
+        right = self.store.fetch_checked(self.passes, job.span, blocks, window)
+        self.done.append(Read(job.number, job.span, right))
+        self._wake()
 
     def _begins(self, job: _Job) -> bool:
         """Whether it is still wanted."""

@@ -42,3 +42,4 @@ void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_mla(py::module_& m);      // bind_mla.cpp
 void bind_stack(py::module_& m);    // bind_stack.cpp
 void bind_flags(py::module_& m);    // flags.cpp
+void bind_blocks(py::module_& m);   // blocks.cpp

@@ -36,4 +36,5 @@ PYBIND11_MODULE(_native, m) {
   bind_layer(m);
   bind_mla(m);
   bind_flags(m);
+  bind_blocks(m);
 }

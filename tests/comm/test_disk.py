@@ -11,11 +11,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from afserve.comm.disk.files import File, Lane
+from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import (
     HEAD_BYTES,
     RECORD_BYTES,
@@ -58,13 +60,45 @@ def keep(store, chain):
     store.write(chain, b"".join(map(block_of, chain)))
 
 
-def read(store, chain, most=4 * 1024):
+PARTS = (300, SIZE - 300)  # of a block, in a cache of two tensors
+
+
+def passes():
+    found = Passes.open(SIZE)
+    if found is None:
+        pytest.skip("the native library was not built")
+    return found
+
+
+@pytest.fixture(params=["native", "python"])
+def by(request):
+    """How blocks are read: in one pass of the native library, or step by step."""
+    return passes() if request.param == "native" else None
+
+
+def into_a_cache(by, store, span):
+    """How many blocks are right, and those. Blocks of the cache that are not right stay as they are."""
+    tensors = [np.full((20, part), 7, np.uint8) for part in PARTS]
+    blocks = [3 * at % 20 for at in range(len(span.names))]
+    memory = CacheMemory(tuple((one.ctypes.data, one.shape[1]) for one in tensors), blocks)
+    right = store.fetch_checked(by, span, memory, memoryview(bytearray(2 * 1024)))
+    got = [b"".join(one[block].tobytes() for one in tensors) for block in blocks]
+    assert all(one == b"\7" * SIZE for one in got[right : right + 1])
+    assert all((one[block] == 7).all() for one in tensors for block in set(range(20)) - set(blocks))
+    return right, got
+
+
+def read(store, chain, most=4 * 1024, by=None):
     """The names that came back, each with the right bytes."""
     buffer, found = memoryview(bytearray(16 * 1024)), []
     for span in store.spans(chain, most):
-        right = store.read(span, buffer)
-        for at, name in enumerate(span.names[:right]):
-            assert buffer[at * 1024 : at * 1024 + SIZE] == block_of(name)
+        if by is None:
+            right = store.read(span, buffer)
+            got = [bytes(buffer[at * 1024 : at * 1024 + SIZE]) for at in range(right)]
+        else:
+            right, got = into_a_cache(by, store, span)
+        for name, block in zip(span.names[:right], got, strict=False):
+            assert block == block_of(name)
         found += span.names[:right]
         if right < len(span.names):
             break
@@ -167,15 +201,15 @@ def test_a_disk_without_room_at_all_says_so(tmp_path):
     store.close()
 
 
-def test_what_cannot_be_read_is_dropped(tmp_path, monkeypatch):
+def test_what_cannot_be_read_is_dropped(by, tmp_path, monkeypatch):
     store, chain = opened(tmp_path), names(1, 2, 3)
     keep(store, chain)
 
-    def broken(self, buffer, offset):
+    def broken(self, read):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(File, "read_into", broken)
-    assert read(store, chain) == [] and store.dropped[UNREADABLE] == 3 and store.blocks == 0
+    monkeypatch.setattr(File, "read_by", broken)
+    assert read(store, chain, by=by) == [] and store.dropped[UNREADABLE] == 3 and store.blocks == 0
     store.close()
 
 
@@ -210,8 +244,8 @@ class Killed(Exception):
 class Scene:
     """A store, its files, and whether anything was done to them that lets blocks be missing."""
 
-    def __init__(self, folder):
-        self.folder, self.store, self.harmed = folder, opened(folder), False
+    def __init__(self, folder, by):
+        self.folder, self.store, self.harmed, self.by = folder, opened(folder), False, by
 
     def keep(self, chain):
         keep(self.store, names(*chain))
@@ -222,7 +256,7 @@ class Scene:
 
     def read(self, chain):
         wanted = self.store.run(names(*chain))
-        found = read(self.store, names(*chain))
+        found = read(self.store, names(*chain), by=self.by)
         assert self.harmed or len(found) == wanted
 
     def flip(self, file, at):
@@ -278,11 +312,12 @@ class Scene:
 _WRITE = File.write
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(ACTIONS)
-def test_no_wrong_block_whatever_happens_to_the_files(actions):
+@given(actions=ACTIONS)
+def test_no_wrong_block_whatever_happens_to_the_files(native, actions):
     with tempfile.TemporaryDirectory() as folder:
-        scene = Scene(folder)
+        scene = Scene(folder, passes() if native else None)
         try:
             for what, *arguments in actions:
                 getattr(scene, what)(*arguments)
@@ -355,11 +390,11 @@ def test_what_is_read_later_is_placed_behind_what_was_asked_before(tmp_path):
         workers.close()
 
 
-def test_direct_reads_give_the_same_blocks(tmp_path):
+def test_direct_reads_give_the_same_blocks(by, tmp_path):
     """Where buffers do not begin at a page, or the file system cannot, it is read through the page cache."""
     store, chain = opened(tmp_path, direct=True), names(*range(7))
     keep(store, chain)
-    assert read(store, chain) == chain
+    assert read(store, chain, by=by) == chain
     workers = DiskWorkers(store, way=Way(readers=1))
     workers.start()
     assert workers.read(1, chain) == 7
@@ -391,6 +426,20 @@ def test_threads_read_and_write_beside_each_other(tmp_path):
             workers.end(turn)
     finally:
         workers.close()
+
+
+def test_both_ways_drop_the_same_blocks(by, tmp_path):
+    """A block in the middle is another one, the last is cut: what comes first is right, what is wrong is forgotten."""
+    store, chain = opened(tmp_path), names(*range(6))
+    keep(store, chain)
+    path = store.folder / "data"
+    data = bytearray(path.read_bytes())
+    data[2 * 1024 + 699] ^= 1
+    path.write_bytes(data[: 5 * 1024 + 699])
+    assert read(store, chain, most=1 << 20, by=by) == chain[:2]
+    assert store.dropped[DAMAGED] == 2 and store.holds(chain) == [True, True, False, True, True, False]
+    assert read(store, chain[3:5], by=by) == chain[3:5] and store.bytes_read == 4 * SIZE
+    store.close()
 
 
 def wait(until):

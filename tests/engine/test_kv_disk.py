@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from afserve.clock import FakeClock
+from afserve.comm.disk.passes import Passes
 from afserve.engine.request import GenerationRequest
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
@@ -21,11 +22,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, params=["in place", "by copies"])
+@pytest.fixture(autouse=True, params=["one pass", "in place", "by copies"])
 def placed(request, monkeypatch):
-    """The blocks of tests are small."""
+    """Whether files are read into the cache. The blocks of tests are small."""
+    if request.param != "one pass":
+        monkeypatch.setattr("afserve.comm.disk.passes.native_library", lambda: None)
+    elif Passes.open(1000) is None:
+        pytest.skip("the native library was not built")
     monkeypatch.setattr("afserve.engine.kv_disk.LEAST_PART", 1 if request.param == "in place" else 1 << 40)
-    return request.param == "in place"
+    return request.param != "by copies"
 
 
 @pytest.fixture
@@ -126,14 +131,15 @@ def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeyp
     one.ask(request)
     one.forget()
     assert one.disk.in_place and one.engine.blocks.part_bytes
-    begun, go_on, fetch = threading.Event(), threading.Event(), one.disk.store.fetch_parts
+    name = "fetch_parts" if one.disk.passes is None else "fetch_checked"
+    begun, go_on, fetch = threading.Event(), threading.Event(), getattr(one.disk.store, name)
 
-    def slowly(span, blocks):
+    def slowly(*asked):
         begun.set()
         assert go_on.wait(PATIENCE)
-        return fetch(span, blocks)
+        return fetch(*asked)
 
-    monkeypatch.setattr(one.disk.store, "fetch_parts", slowly)
+    monkeypatch.setattr(one.disk.store, name, slowly)
     number = one.tiers.restore(one.engine.usable_names(request), PATIENCE)
     assert begun.wait(PATIENCE)
     one.tiers.cancel(number)

@@ -41,7 +41,8 @@ class Node:
             self.disk.start()
             self.disk_tier = DiskTier(blocks, self.disk, clock)
         if host_blocks:
-            self.arena = HostArena(host_blocks * kv.block_bytes, kv.block_bytes)
+            pinned = fields.get("device", "cpu") != "cpu"
+            self.arena = HostArena(host_blocks * kv.block_bytes, kv.block_bytes, pinned=pinned)
             self.host = HostTier(blocks, self.arena, clock, self.disk_tier)
         self.tiers = KvTiers(kv, blocks, [one for one in (self.host, self.disk_tier) if one], clock)
 

@@ -1,0 +1,151 @@
+#include "blocks.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "bind.h"
+#include "xxh3.h"
+
+namespace {
+
+size_t bytes_of(const std::vector<Part>& parts) {
+  size_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
+// Checked while its bytes are on their way through the processor's caches, then copied from there.
+bool put(const char* from, size_t bytes, const std::vector<Part>& parts, const Expected& wanted) {
+  if (xxh3(from, bytes, wanted.seed) != wanted.sum) return false;
+  for (const Part& part : parts) {
+    memcpy(part.base + wanted.block * part.bytes, from, part.bytes);
+    from += part.bytes;
+  }
+  return true;
+}
+
+// Fewer bytes than asked only where the file ends; -errno.
+int64_t read_all(int file, char* to, size_t bytes, int64_t offset) {
+  size_t done = 0;
+  while (done < bytes) {
+    ssize_t came = pread(file, to + done, bytes - done, static_cast<off_t>(offset + done));
+    if (came < 0 && errno == EINTR) continue;
+    if (came < 0) return -errno;
+    if (came == 0) break;
+    done += came;
+  }
+  return done;
+}
+
+using PlainPart = std::pair<Address, size_t>;
+using PlainExpected = std::tuple<size_t, uint64_t, uint64_t>;
+
+std::vector<Part> parts_of(const std::vector<PlainPart>& plain) {
+  std::vector<Part> parts;
+  for (const auto& [base, bytes] : plain) parts.push_back({at<char>(base), bytes});
+  if (bytes_of(parts) < kLeastHashed) throw std::invalid_argument("blocks of fewer than 241 bytes");
+  return parts;
+}
+
+std::vector<Expected> expected_of(const std::vector<PlainExpected>& plain) {
+  std::vector<Expected> wanted;
+  for (const auto& [block, seed, sum] : plain) wanted.push_back({block, seed, sum});
+  return wanted;
+}
+
+template <class T>
+std::vector<T*> pointers(const std::vector<Address>& plain) {
+  std::vector<T*> found;
+  for (Address one : plain) found.push_back(at<T>(one));
+  return found;
+}
+
+void check_counts(size_t one, size_t other) {
+  if (one != other) throw std::invalid_argument("as many addresses as blocks are needed");
+}
+
+}  // namespace
+
+int64_t read_blocks(int file, int64_t offset, size_t pitch, char* window, size_t window_bytes,
+                    const std::vector<Part>& parts, const std::vector<Expected>& wanted, std::vector<bool>& right) {
+  const size_t bytes = bytes_of(parts), at_once = std::max<size_t>(1, window_bytes / pitch);
+  int64_t total = 0;
+  right.assign(wanted.size(), false);
+  for (size_t first = 0; first < wanted.size(); first += at_once) {
+    const size_t count = std::min(at_once, wanted.size() - first);
+    const int64_t came = read_all(file, window, count * pitch, offset + static_cast<int64_t>(first * pitch));
+    if (came < 0) return came;
+    total += came;
+    for (size_t i = 0; i < count && i * pitch + bytes <= static_cast<size_t>(came); ++i)
+      right[first + i] = put(window + i * pitch, bytes, parts, wanted[first + i]);
+    if (static_cast<size_t>(came) < count * pitch) break;
+  }
+  return total;
+}
+
+void put_blocks(const std::vector<const char*>& from, const std::vector<Part>& parts,
+                const std::vector<Expected>& wanted, std::vector<bool>& right) {
+  const size_t bytes = bytes_of(parts);
+  right.assign(wanted.size(), false);
+  for (size_t i = 0; i < wanted.size(); ++i) right[i] = put(from[i], bytes, parts, wanted[i]);
+}
+
+std::vector<uint64_t> take_blocks(const std::vector<Part>& parts, const std::vector<size_t>& blocks,
+                                  const std::vector<char*>& to, const std::vector<uint64_t>& seeds) {
+  const size_t bytes = bytes_of(parts);
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    char* place = to[i];
+    for (const Part& part : parts) {
+      memcpy(place, part.base + blocks[i] * part.bytes, part.bytes);
+      place += part.bytes;
+    }
+    sums.push_back(xxh3(to[i], bytes, seeds[i]));
+  }
+  return sums;
+}
+
+void bind_blocks(py::module_& m) {
+  m.def("xxh3", [](py::buffer data, uint64_t seed) {
+    py::buffer_info info = data.request();
+    const size_t bytes = static_cast<size_t>(info.size * info.itemsize);
+    if (bytes < kLeastHashed) throw std::invalid_argument("fewer than 241 bytes");
+    return xxh3(info.ptr, bytes, seed);
+  });
+  m.def("read_blocks", [](int file, int64_t offset, size_t pitch, py::buffer window,
+                          const std::vector<PlainPart>& plain, const std::vector<PlainExpected>& expected) {
+    py::buffer_info info = window.request(true);
+    const size_t window_bytes = static_cast<size_t>(info.size * info.itemsize);
+    std::vector<Part> parts = parts_of(plain);
+    std::vector<Expected> wanted = expected_of(expected);
+    if (pitch < bytes_of(parts) || window_bytes < pitch) throw std::invalid_argument("a pitch or window too small");
+    std::vector<bool> right;
+    int64_t came;
+    {
+      py::gil_scoped_release released;
+      came = read_blocks(file, offset, pitch, static_cast<char*>(info.ptr), window_bytes, parts, wanted, right);
+    }
+    return std::make_pair(came, right);
+  });
+  m.def("put_blocks", [](const std::vector<Address>& from, const std::vector<PlainPart>& plain,
+                         const std::vector<PlainExpected>& expected) {
+    check_counts(from.size(), expected.size());
+    std::vector<Part> parts = parts_of(plain);
+    std::vector<Expected> wanted = expected_of(expected);
+    std::vector<bool> right;
+    py::gil_scoped_release released;
+    put_blocks(pointers<const char>(from), parts, wanted, right);
+    return right;
+  });
+  m.def("take_blocks", [](const std::vector<PlainPart>& plain, const std::vector<size_t>& blocks,
+                          const std::vector<Address>& to, const std::vector<uint64_t>& seeds) {
+    check_counts(to.size(), blocks.size());
+    check_counts(seeds.size(), blocks.size());
+    std::vector<Part> parts = parts_of(plain);
+    py::gil_scoped_release released;
+    return take_blocks(parts, blocks, pointers<char>(to), seeds);
+  });
+}
