@@ -17,6 +17,7 @@ from afserve.config import THREADS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from afserve.cli.plan_goodput import Goodput
     from afserve.placement.planner.plan import Plan
     from afserve.placement.planner.planner import Answer, Question
 
@@ -60,7 +61,7 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     "--cluster",
     type=Path,
     metavar="FILE",
-    help="Write the best plan that `afserve up --cluster FILE` can start.",
+    help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
 )
 @click.option(
     "--goodput",
@@ -129,7 +130,7 @@ def plan(
         click.echo(json.dumps(values, indent=2))
     else:
         click.echo(as_table(question, found, words, changes, top) + played_lines(played))
-    if cluster is not None:
+    if cluster is not None and not (played and _write_phases(cluster, question, played, model)):
         _write_cluster(cluster, question, found.plans, model)
     if charts:
         _draw(charts, question)
@@ -187,6 +188,36 @@ def _write_reports(
         click.echo(f"wrote {path}", err=True)
 
 
+def _write_phases(path: Path, question: "Question", played: "Sequence[Goodput]", model: str) -> bool:
+    """The best played layout that `afserve up` can start, where there is one. Says when another one is better."""
+    from afserve.cli.plan_goodput import phases_of
+    from afserve.placement.planner.cluster_file import phases_toml
+
+    found = next(((one, phases) for one in played if (phases := phases_of(one, question))), None)
+    if found is None:
+        click.echo(
+            f"note: {path} is the plan above: `afserve up` starts no played layout from a file", err=True
+        )
+        return False
+    one, phases = found
+    chip, name = question.pools[0].chip, question.setting.shape.name
+    _write(path, "cluster", phases_toml(phases, chip, name, path=_checkpoint(model), rate=one.rate))
+    if one is not played[0]:
+        click.echo(
+            f"note: {path} is {one.kind}, {one.rate / played[0].rate - 1:+.0%} requests/s: `afserve up` starts no "
+            f"{played[0].kind} from a file",
+            err=True,
+        )
+    return True
+
+
+def _checkpoint(model: str) -> str:
+    """The folder of a model that was given by one; empty for a name."""
+    given = Path(model)
+    folder = given.parent if given.suffix == ".json" and given.is_file() else given
+    return str(folder.resolve()) if (folder / "config.json").is_file() else ""
+
+
 def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:
     """The best plan that `afserve up` can start; where there is none, the best one. Says when that is not the same."""
     from afserve.placement.planner.cluster_file import cluster_toml, obstacle
@@ -194,12 +225,11 @@ def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", mo
 
     best = plans[0]
     chosen = next((plan for plan in plans if not obstacle(plan)), best)
-    given = Path(model)
-    folder = given.parent if given.suffix == ".json" and given.is_file() else given
-    checkpoint = str(folder.resolve()) if (folder / "config.json").is_file() else ""
     here = _on_one_machine(chosen, question)
     copies = question.setting.routing.copies
-    text = cluster_toml(chosen, question.setting.shape.name, path=checkpoint, here=here, copies=copies)
+    text = cluster_toml(
+        chosen, question.setting.shape.name, path=_checkpoint(model), here=here, copies=copies
+    )
     _write(path, "cluster", text)
     if obstacle(chosen):
         click.echo(f"note: `afserve up` cannot start {path}: {obstacle(chosen)}", err=True)

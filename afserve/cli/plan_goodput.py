@@ -14,10 +14,12 @@ from afserve.cli.plan_layout import LayoutFlags
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from afserve.placement.planner.cluster_file import Phases
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.search_phases import Found
 
 REQUESTS = 1000  # of the trace that are played, the first ones
+_MOST_RUNNING = 1 << 16  # requests that a node decodes at once
 _CLEAR = 0.1  # goodputs that differ by less are as good as equal
 
 
@@ -90,23 +92,41 @@ def played_lines(found: tuple[Goodput, ...]) -> str:
     for one in found:
         words = described(one.found.layout) if one.found else "does not fit"
         lines.append(f"  {one.rate:8.2f} requests/s  {one.kind}: {words}")
-    return "\n".join(
-        [*lines, which_pays(found), how_to_start(found[0].kind) if found[0].rate else ""]
-    ).rstrip()
+    how = how_to_start(found[0]) if found[0].rate else ""
+    return "\n".join([*lines, which_pays(found), how]).rstrip()
 
 
-def how_to_start(kind: str) -> str:
-    """What of a kind `afserve up` starts, and that no cluster file has it."""
+def phases_of(one: Goodput, question: "Question") -> "Phases | None":
+    """The nodes that `afserve up` starts for this layout; None where it starts no such layout."""
+    from afserve.placement.planner.cluster_file import Phases
+    from afserve.placement.planner.search_phases import SHARED, split_of
+
+    if one.found is None or not one.rate or one.kind != SHARED:
+        return None
+    split, decodes = split_of(one.found.layout), one.found.layout.decodes[0]
+    if split.degrees != (1, 1):
+        return None
+    work, nodes = question.setting.workload, question.pools[0].count - split.experts - split.reads
+    running = int(decodes.kv_tokens / nodes / (work.mean_prompt + work.mean_answer))
+    batch = max(split.micro_batches, min(running, _MOST_RUNNING))
+    return Phases(split.reads, nodes, split.experts, batch, split.micro_batches, split.chunk, split.floor)
+
+
+def how_to_start(best: Goodput) -> str:
+    """What of the best layout `afserve up` starts, and what --cluster writes."""
     from afserve.placement.planner.search_phases import HOSTED, MIXED, SHARED, TWO_COPIES
 
     ways = {
-        SHARED: "Start it with `afserve up --prefill P --decode D --experts N`",
+        SHARED: "Start it with `afserve up --prefill P --decode D --experts N`, where a rank is one device",
         HOSTED: "Start it with `afserve up --prefill P --decode D --experts N` where N is P + D; on GPUs nothing lets "
         "decoding go first on a device that both share, as was simulated",
         TWO_COPIES: "`afserve up` does not start it: it hands no KV from one copy of the experts to another",
         MIXED: "Instances of one device are `afserve up --colocated`; it starts no larger ones",
     }
-    return f"{ways[kind]}. --cluster writes the plan above, none of these layouts."
+    return (
+        f"{ways[best.kind]}. --cluster writes the layout of {SHARED} where its ranks are of one device, else the plan "
+        "above."
+    )
 
 
 def which_pays(found: tuple[Goodput, ...]) -> str:

@@ -9,6 +9,7 @@ their experts. It knows no requests and no network.
 Shapes: R rows, H hidden size, K top-k.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -216,8 +217,9 @@ class ExpertNode:
         return 1
 
     def _begun(self) -> PromptBatch | None:
-        """None on a device, which would have to be asked for the experts of its rows."""
-        group = self._sharing(self._pieces.enough(beside=False))
+        """All messages of the layer, for each read of an expert serves them all. None on a device, which would have to
+        be asked for the experts of its rows."""
+        group = self._sharing(math.inf)
         if group[0].arrival.x_RH.device.type != "cpu":
             return None
         batch = PromptBatch(group)

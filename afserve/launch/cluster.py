@@ -20,8 +20,8 @@ _MOST = 1 << 16
 _KEYS = {
     "": ("micro_batches", "model", "attention", "experts", "host"),
     "model": ("name", "path"),
-    "attention": ("nodes", "tensor_parallel", "batch"),
-    "experts": ("nodes",),
+    "attention": ("nodes", "tensor_parallel", "batch", "prefill", "prefill_tokens"),
+    "experts": ("nodes", "prompt_share"),
     "host": ("address", "role", "hardware", "devices"),
 }
 
@@ -42,7 +42,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the file asks for. `model` is a name or a path; no expert nodes means colocated."""
+    """What the file asks for. `model` is a name or a path; no expert nodes means colocated.
+
+    The first `prefill` attention nodes compute prompts for the others, None: all do both. `prefill_tokens` and
+    `prompt_share` None: the engine's own.
+    """
 
     file: Path
     model: str
@@ -51,6 +55,13 @@ class Cluster:
     experts: int
     batch: int
     hosts: tuple[Host, ...]
+    prefill: int | None = None
+    prefill_tokens: int | None = None
+    prompt_share: float | None = None
+
+    @property
+    def decode(self) -> int | None:
+        return None if self.prefill is None else self.attention - self.prefill
 
     @property
     def device(self) -> str:
@@ -86,7 +97,17 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
         experts=experts.whole("nodes", 0),
         batch=attention.whole("batch", 1),
         hosts=hosts,
+        prefill=attention.whole("prefill", 1) if "prefill" in attention.table else None,
+        prefill_tokens=attention.whole("prefill_tokens", 1, 1 << 20)
+        if "prefill_tokens" in attention.table
+        else None,
+        prompt_share=experts.share("prompt_share") if "prompt_share" in experts.table else None,
     )
+    if cluster.prefill is not None and cluster.prefill >= cluster.attention:
+        attention.fail(
+            "prefill",
+            f"{cluster.prefill} of {cluster.attention} nodes: some have to decode; write a smaller number",
+        )
     width = attention.whole("tensor_parallel", 1)
     if width > 1:
         attention.fail(
@@ -187,6 +208,13 @@ class _Section:
         assert isinstance(value, int)
         if not low <= value <= high:
             self.fail(key, f"{value} is outside [{low}, {high}]")
+        return value
+
+    def share(self, key: str) -> float:
+        value = self.value(key)
+        if not isinstance(value, float) or not 0.01 <= value <= 0.9:
+            self.fail(key, f"{value!r} is not a number from 0.01 to 0.9")
+        assert isinstance(value, float)
         return value
 
     def section(self, key: str) -> "_Section":

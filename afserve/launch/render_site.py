@@ -59,7 +59,14 @@ class Site:
         """What a cluster file says, as flags, and the sizes of a node."""
         cluster = self.cluster
         experts = ["--experts", str(cluster.experts)] if cluster.experts else ["--colocated"]
-        words = ["--model", cluster.model, "--attention", str(cluster.attention), *experts]
+        attention = ["--attention", str(cluster.attention)]
+        if cluster.prefill is not None:
+            attention = ["--prefill", str(cluster.prefill), "--decode", str(cluster.decode)]
+        if cluster.prefill_tokens is not None:
+            attention += ["--prefill-tokens", str(cluster.prefill_tokens)]
+        if cluster.prompt_share is not None:
+            experts += ["--prompt-share", str(cluster.prompt_share)]
+        words = ["--model", cluster.model, *attention, *experts]
         words += ["--micro-batches", str(cluster.micro_batches), "--threads", str(self.sizes.cpus)]
         return [*words, *(["--device", "cuda"] if cluster.device != "cpu" else [])]
 

@@ -23,6 +23,10 @@ _IN_FILE = {  # flag -> the key of a cluster file that says the same
     "attention": "attention.nodes",
     "experts": "experts.nodes",
     "colocated": "experts.nodes",
+    "prefill": "attention.prefill",
+    "decode": "attention.prefill",
+    "prefill_tokens": "attention.prefill_tokens",
+    "prompt_share": "experts.prompt_share",
     "micro_batches": "micro_batches",
     "device": "host.hardware",
 }
@@ -93,16 +97,25 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
         return flags, None
     assignment = assign(cluster, flags.run.listen, look_up, own_addresses())
     _check_cuda(cluster, assignment, gpus)
+    wishes = flags.wishes
+    engine = replace(
+        wishes.engine,
+        device=cluster.device,
+        prefill_tokens=cluster.prefill_tokens or wishes.engine.prefill_tokens,
+        prompt_share=cluster.prompt_share or wishes.engine.prompt_share,
+    )
     found = replace(
         flags,
         run=replace(flags.run, model=cluster.model),
         wishes=replace(
-            flags.wishes,
+            wishes,
             attention=cluster.attention,
+            prefill=cluster.prefill or wishes.prefill,
+            decode=cluster.decode or wishes.decode,
             experts=cluster.experts or None,
             colocated=not cluster.experts,
             micro_batches=str(cluster.micro_batches),
-            engine=replace(flags.wishes.engine, device=cluster.device),
+            engine=engine,
             expert_device=cluster.expert_device,
             batch=cluster.batch,
             hosts=assignment.shares(),
@@ -128,6 +141,10 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
         "attention": wishes.attention,
         "experts": wishes.experts,
         "colocated": wishes.colocated,
+        "prefill": wishes.prefill,
+        "decode": wishes.decode,
+        "prefill_tokens": wishes.engine.prefill_tokens,
+        "prompt_share": wishes.engine.prompt_share,
         "micro_batches": wishes.micro_batches,
         "device": wishes.engine.device,
     }
@@ -136,7 +153,7 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
 def _as_written(cluster: Cluster, flag: str) -> str:
     if flag == "device":
         return cluster.hardware_of("attention")
-    return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
+    return str(getattr(cluster, {"colocated": "experts", "decode": "prefill"}.get(flag, flag)))
 
 
 def _check_cuda(cluster: Cluster, assignment: HostAssignment, gpus: Gpus) -> None:

@@ -5,7 +5,10 @@ with this machine's own address where the plan can run on one.
 """
 
 import json
+from dataclasses import dataclass
 
+from afserve.config import MAX_MICRO_BATCHES
+from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
 
 HERE = "127.0.0.1"
@@ -60,6 +63,54 @@ def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False, 
     lines += _hosts("attention", plan.attention, here)
     if afd:
         lines += _hosts("experts", plan.experts, here)
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Attention nodes by phase over one pool of expert nodes, one node on each device: `prefill`, `decode`, `experts`
+    of them, `batch` requests at once on a decode node, `chunk` prompt tokens in a step of a prefill node, `share` of
+    the experts' time for prompts at least."""
+
+    prefill: int
+    decode: int
+    experts: int
+    batch: int
+    micro_batches: int
+    chunk: int
+    share: float
+
+
+def phases_toml(phases: Phases, chip: Hardware, model: str, *, path: str = "", rate: float) -> str:
+    """TOML text of what was simulated to serve `rate` requests per second. All on this machine where one host has as
+    many devices."""
+    nodes = phases.prefill + phases.decode
+    here = nodes + phases.experts <= chip.devices
+    lines = [
+        f"# prefill and decode over one pool of experts: {rate:.2f} requests/s inside both targets, simulated",
+        f"# Prefill nodes had up to {MAX_MICRO_BATCHES} micro-batches there; here all have those of decode nodes.",
+        "# All on this machine; write other addresses to spread it over hosts."
+        if here
+        else "# Replace the addresses; one [[host]] is one machine. The first attention devices are prefill nodes.",
+        "",
+        f"micro_batches = {phases.micro_batches}",
+        "",
+        "[model]",
+        f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
+        "",
+        "[attention]",
+        f"nodes = {nodes}",
+        "tensor_parallel = 1",
+        f"batch = {phases.batch}",
+        f"prefill = {phases.prefill}",
+        f"prefill_tokens = {phases.chunk}",
+        "",
+        "[experts]",
+        f"nodes = {phases.experts}",
+        f"prompt_share = {phases.share}",
+    ]
+    for role, devices in (("attention", nodes), ("experts", phases.experts)):
+        lines += _hosts(role, Side(chip.name, devices, -(-devices // chip.devices), 1), here)
     return "\n".join(lines) + "\n"
 
 

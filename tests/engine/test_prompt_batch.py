@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box, Header, Kind, WireType
+from afserve.engine.expert_node import ExpertNode
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize
 from afserve.engine.prompt_batch import Prompt, PromptBatch
 from afserve.kernels.ops import open_ops
@@ -219,3 +220,13 @@ def test_decoding_waits_less_than_with_pieces_of_rows_and_prompts_do_not_pay(nod
     assert ours["token_p99_ms"] <= 1.08 * alone["token_p99_ms"]
     assert of_rows["token_p99_ms"] >= 1.2 * alone["token_p99_ms"]
     assert ours["prompt_tok_s"] >= of_rows["prompt_tok_s"]
+
+
+def test_prompts_of_several_nodes_share_each_read_of_an_expert_and_decoding_does_not_pay(monkeypatch):
+    """Although the rows of one message are enough for a call."""
+    flood = Case("reading", FEW, SLOW * 3, period=0.5, **READING)
+    together = run(flood)
+    monkeypatch.setattr(ExpertNode, "_sharing", lambda node, enough: [next(iter(node._prompts.values()))])
+    apart = run(flood)
+    assert together["prompt_tok_s"] > 1.1 * apart["prompt_tok_s"]
+    assert together["token_p99_ms"] < 1.02 * apart["token_p99_ms"]

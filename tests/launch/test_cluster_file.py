@@ -9,12 +9,16 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.cluster import Host, read_cluster
+from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostAssignment, assign, look_up, own_addresses
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
+from afserve.launch.render_site import Sizes, site_of
+from afserve.launch.site import _assigned
 from afserve.launch.topology import choose
-from afserve.launch.wishes import Share, Wishes
-from afserve.member import Role, attention_node, expert_node
+from afserve.launch.wishes import RunSettings, Share, UpFlags, Wishes
+from afserve.member import AttentionPhase, Role, attention_node, expert_node
+from afserve.server.settings import Listening, ServerSettings
 
 TEXT = """
 micro_batches = 2
@@ -228,3 +232,69 @@ def test_memory_is_counted_by_host() -> None:
     chosen = choose(spec, source, small, apart)
     assert chosen.deployment.count(Role.EXPERT) == 8
     assert (chosen.deployment.engine.max_sequences, chosen.deployment.engine.max_batch_tokens) == (4096, 2048)
+
+
+PHASED = TEXT.replace("batch = 64", "batch = 64\nprefill = 1\nprefill_tokens = 1024").replace(
+    "nodes = 3", "nodes = 3\nprompt_share = 0.25"
+)
+
+
+def asked(file: Path, given: frozenset[str] = frozenset(), **wishes: int | None) -> UpFlags:
+    source = ModelSource(str(CONFIGS / "nano"), "nano")
+    return UpFlags(
+        RunSettings(cluster=file),
+        source,
+        Wishes(**wishes),
+        Listening(),
+        ServerSettings(),
+        given=given,
+    )
+
+
+def test_a_file_may_say_which_nodes_compute_prompts(file: Path) -> None:
+    """And what is started is that."""
+    file.write_text(PHASED.replace("10.0.0.1", "127.0.0.1").replace('"there"', '"127.0.0.1"'))
+    cluster = read_cluster(file)
+    assert (cluster.prefill, cluster.decode, cluster.prefill_tokens, cluster.prompt_share) == (
+        1,
+        1,
+        1024,
+        0.25,
+    )
+    flags, _ = _assigned(asked(file), cluster, Gpus())
+    chosen = choose(
+        load_spec(CONFIGS / "nano"), flags.source, Machine(2, 8 << 30, 8 << 30), flags.wishes
+    ).deployment
+    assert chosen.phases == {0: AttentionPhase.PREFILL, 1: AttentionPhase.DECODE}
+    assert (chosen.engine.prefill_tokens, chosen.engine.prompt_share) == (1024, 0.25)
+    with pytest.raises(
+        ConfigError, match=r"--prefill 2: .* has attention.prefill = 1; drop the flag or edit the file"
+    ):
+        _assigned(asked(file, frozenset({"prefill"}), prefill=2), cluster, Gpus())
+
+
+def test_what_a_file_says_of_phases_is_rendered(file: Path) -> None:
+    file.write_text(PHASED)
+    words = " ".join(site_of(read_cluster(file), Sizes(cpus=2, memory=3)).counts())
+    assert "--prefill 1 --decode 1 --prefill-tokens 1024 --experts 3 --prompt-share 0.25" in words
+    assert "--attention" not in words
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("prefill = 1\n", "prefill = 2\n", "attention.prefill: 2 of 2 nodes: some have to decode"),
+        ("prefill = 1\n", "prefill = 0\n", "attention.prefill: 0 is outside"),
+        (
+            "prompt_share = 0.25",
+            "prompt_share = 0.95",
+            "experts.prompt_share: 0.95 is not a number from 0.01 to 0.9",
+        ),
+        ("prefill_tokens = 1024", "prefill_tokens = 0", "attention.prefill_tokens: 0 is outside"),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(file: Path, old: str, new: str, said: str) -> None:
+    file.write_text(PHASED.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_cluster(file)
+    assert said in caught.value.message

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.plan_goodput import Goodput, how_to_start, which_pays
-from afserve.placement.planner.search_phases import KINDS, Found
+from afserve.launch.cluster import read_cluster
+from afserve.placement.planner.search_phases import KINDS, Found, split_of
 from afserve.placement.planner.simulate_phases import Asked, Layout, Targets
 from tests.placement.test_plan_cli import call
 
@@ -35,7 +36,7 @@ def test_the_three_are_played_and_the_best_is_named(
     rates = [float(line.split()[0]) for line in lines]
     assert rates == [30.0, 20.0, 20.0, 10.0]
     assert {line.split("requests/s")[1].partition(":")[0].strip() for line in lines} == set(KINDS)
-    assert out.rstrip().endswith("--cluster writes the plan above, none of these layouts.")
+    assert "--cluster writes the layout of shared experts where its ranks are of one device" in out
     code, out, _ = call(capsys, f"{ASKED} --trace {trace} --json")
     values = json.loads(out)["goodput"]
     assert [one["requests_per_s"] for one in values["layouts"]] == pytest.approx(rates, abs=0.01)
@@ -43,8 +44,50 @@ def test_the_three_are_played_and_the_best_is_named(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_how_a_layout_is_started_is_said_and_that_no_cluster_file_has_it(kind: str) -> None:
-    assert "`afserve up" in how_to_start(kind) and "--cluster writes the plan above" in how_to_start(kind)
+def test_how_a_layout_is_started_is_said(kind: str) -> None:
+    said = how_to_start(scripted(kind, 1.0))
+    assert "`afserve up" in said and said.endswith("else the plan above.")
+
+
+@pytest.mark.parametrize("best", [20.0, 40.0], ids=["another one is better", "it is the best"])
+def test_the_layout_that_can_be_started_is_written_and_read_back(
+    capsys: pytest.CaptureFixture[str],
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    best: float,
+) -> None:
+    def scripted(layout: Layout, asked: list[Asked], targets: Targets, **_: float) -> float:
+        apart = layout.pieces is not None and split_of(layout).experts
+        return 30.0 if layout.both else best if apart and split_of(layout).degrees == (1, 1) else 10.0
+
+    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    path = tmp_path / "cluster.toml"
+    code, out, err = call(capsys, f"{ASKED} --trace {trace} --cluster {path}")
+    assert code == 0
+    assert ("starts no mixed, chunked prefill from a file" in err) == (best < 30)
+    cluster = read_cluster(path)
+    assert cluster.prefill and cluster.decode and cluster.experts
+    assert cluster.attention + cluster.experts == 4 and cluster.model == "qwen3-30b-a3b"
+    assert {(host.role, host.hardware) for host in cluster.hosts} == {
+        ("attention", "h200"),
+        ("experts", "h200"),
+    }
+    line = next(line for line in out.splitlines() if "  shared experts: " in line)
+    assert f"prefill 1 x {cluster.prefill}, decode 1 x {cluster.decode} with" in line
+    assert f"experts {cluster.experts}, chunks of {cluster.prefill_tokens}" in line
+    assert cluster.prompt_share is not None and f"{cluster.prompt_share:.0%} of the experts' time" in line
+    assert cluster.batch >= cluster.micro_batches
+
+
+def test_where_no_played_layout_can_be_started_the_plan_is_written(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", lambda *_, **__: 0.0)
+    path = tmp_path / "cluster.toml"
+    code, _, err = call(capsys, f"{ASKED} --trace {trace} --cluster {path}")
+    assert code == 0 and f"note: {path} is the plan above" in err
+    assert read_cluster(path, placeholders=True).prefill is None
 
 
 def which_pays_of(layouts: list[dict[str, object]]) -> str:
