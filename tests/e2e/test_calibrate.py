@@ -83,7 +83,17 @@ def test_a_machine_that_changed_is_named() -> None:
 def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
     """Each run becomes arguments of `afserve plan`; what it prints is judged."""
     measured = [
-        Measured(attention, experts, 2 if experts else 1, 1, batch, 24.0, 5.0, batch / 5e-3, prefill=prefill)
+        Measured(
+            attention,
+            experts,
+            2 if experts else 1,
+            1,
+            batch,
+            96.0 if prefill else 24.0,  # prompts of 64 and answers of 64
+            5.0,
+            batch / 5e-3,
+            prefill=prefill,
+        )
         for prefill, attention, experts in LAYOUTS
         for batch in (1, 3, 8)
     ]
