@@ -5,6 +5,7 @@ rows that are most like the question (`engine_rows.py`). A profile is a value; `
 `engine_fit.py` fits it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -66,6 +67,7 @@ class Wait:
 WIDTH_SECONDS = 10e-6
 NO_ROWS = MeasuredRows()
 PLAIN_ERROR = 0.3
+_MOST_LOG = math.log(1e3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,16 +112,23 @@ class Engine:
         """What the physics' seconds per token are multiplied by, for so many requests on so many devices."""
         if not self.measured and not self.factors:
             return np.ones(np.broadcast_shapes(np.shape(requests), np.shape(devices)))
-        return np.asarray(self.labelled(like) * np.exp(like_grid(self.rows, like, "tpot")(requests, devices)))
+        return np.asarray(
+            self.labelled(like) * _factor(like_grid(self.rows, like, "tpot")(requests, devices))
+        )
 
     def wait_factor(self, like: Like, requests: Array, devices: Array) -> Array:
         """The same for the first token under a fixed number of requests."""
         named = float(np.prod([self.wait_factors.get(label, 1.0) for label in like.labels]))
-        return np.asarray(named * np.exp(like_grid(self.rows, like, "ttft")(requests, devices)))
+        return np.asarray(named * _factor(like_grid(self.rows, like, "ttft")(requests, devices)))
 
     def half_width(self, like: Like, requests: float, devices: float) -> float:
         """Half of the 80 % interval of log TPOT, from the errors of the rows most like this one."""
         return self.rows.half_width(like, requests, devices) if self.measured else 1.2816 * PLAIN_ERROR
+
+
+def _factor(log: Array) -> Array:
+    """e to the power of a correction, which is a thousand at most: rows that ask for more are none of an engine."""
+    return np.asarray(np.exp(np.clip(log, -_MOST_LOG, _MOST_LOG)))
 
 
 PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine")
