@@ -123,11 +123,12 @@ class Engine:
 
     def half_width(self, like: Like, requests: float, devices: float) -> float:
         """Half of the 80 % interval of log TPOT, from the errors of the rows most like this one."""
-        return self.rows.half_width(like, requests, devices) if self.measured else 1.2816 * PLAIN_ERROR
+        found = self.rows.half_width(like, requests, devices) if self.measured else 1.2816 * PLAIN_ERROR
+        return min(found, _MOST_LOG)
 
 
 def _factor(log: Array) -> Array:
-    """e to the power of a correction, which is a thousand at most: rows that ask for more are none of an engine."""
+    """Seconds are multiplied by a thousand at most: rows that ask for more are none of an engine."""
     return np.asarray(np.exp(np.clip(log, -_MOST_LOG, _MOST_LOG)))
 
 
