@@ -50,7 +50,7 @@ def test_where_copies_are_kept_a_killed_node_costs_no_recomputation():
     async def scenario():
         async with serving(copies=1) as (run, client):
             await both_there(run)
-            asked = {**LONG, "max_tokens": 2500}  # it goes on until copies are reported, on a fast machine too
+            asked = {**LONG, "max_tokens": 2500}  # so that copies are reported before it ends
             stream = Stream(client, asked)
             reading = asyncio.create_task(stream.read())
             await until(lambda: stream.pieces > 20)
