@@ -46,11 +46,19 @@ class HeadLinear:
         self, engine: Engine, dtype: int, x: int, token_stride: int, head_stride: int, tokens: int, out: int
     ) -> None: ...
 
+class Gating:
+    def __init__(self, limit: float, alpha: float) -> None: ...
+
 class Experts:
     @overload
-    def __init__(self, slots: int, hidden: int, inner: int, dtype: int) -> None: ...
+    def __init__(
+        self, slots: int, hidden: int, inner: int, dtype: int, bias: bool, gating: Gating | None
+    ) -> None: ...
     @overload
-    def __init__(self, slots: int, hidden: int, inner: int, group: int, wide: bool) -> None: ...
+    def __init__(
+        self, slots: int, hidden: int, inner: int, group: int, wide: bool, bias: bool, gating: Gating | None
+    ) -> None: ...
+    def set_bias(self, slot: int, gate_up: int, down: int) -> None: ...
     def pack_int4(self, slot: int, gate_up: int, gate_up_scale: int, down: int, down_scale: int) -> None: ...
     def pack(
         self, slot: int, gate_up: int, gate_up_stride: int, down: int, down_stride: int, dtype: int
@@ -131,6 +139,7 @@ class LayerWeights:
         out: Linear,
         gate: Linear | None,
         bias: int,
+        sinks: int,
         rule: Rule,
     ) -> None: ...
 
@@ -266,6 +275,7 @@ def attend(
     cache: CachePair,
     scale: float,
     window: int,
+    sinks: int,
     out: int,
     batch: Batch,
 ) -> None: ...

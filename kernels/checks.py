@@ -68,7 +68,7 @@ def both_biases(
     experts: PackedExperts, gate_up_bias_J: Tensor | None, down_bias_H: Tensor | None
 ) -> Biases | None:
     given = [bias for bias in (gate_up_bias_J, down_bias_H) if bias is not None]
-    if len(given) != (0 if experts.gate_up_bias_EJ is None else 2):
+    if len(given) != 2 * experts.bias:
         raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
     if gate_up_bias_J is None or down_bias_H is None:
         return None

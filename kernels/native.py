@@ -169,12 +169,12 @@ class Native(NativeProducts):
         sink_A: Tensor | None = None,
     ) -> Tensor:
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
-        if not fits or sink_A is not None or not _last_plain(k_NGBD, v_NGBD):
-            reason = "attention sinks" if sink_A is not None else _odd(q_TAD, k_NGBD, v_NGBD)
+        if not fits or not _last_plain(k_NGBD, v_NGBD):
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
-            fallback = self._fall_back("attend_gqa", reason)
+            fallback = self._fall_back("attend_gqa", _odd(q_TAD, k_NGBD, v_NGBD))
             return fallback.attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
-        return self._attend(q_TAD, _pair(k_NGBD, v_NGBD), batch, scale, window or 0)
+        sinks = None if sink_A is None else plain(sink_A, FLOAT32)
+        return self._attend(q_TAD, _pair(k_NGBD, v_NGBD), batch, scale, window or 0, sinks)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -183,10 +183,16 @@ class Native(NativeProducts):
             fallback = self._fall_back("attend_mla", _odd(q_TAC, cache_NBC))
             return fallback.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
-        return self._attend(q_TAC, _pair(cache, cache, rank), batch, scale, 0)
+        return self._attend(q_TAC, _pair(cache, cache, rank), batch, scale)
 
     def _attend(
-        self, q_TAD: Tensor, cache: _native.CachePair, batch: PagedBatch, scale: float, window: int
+        self,
+        q_TAD: Tensor,
+        cache: _native.CachePair,
+        batch: PagedBatch,
+        scale: float,
+        window: int = 0,
+        sink_A: Tensor | None = None,
     ) -> Tensor:
         q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
         (tokens, heads, size), (per_token, per_head, _) = q.shape, q.stride()
@@ -203,6 +209,7 @@ class Native(NativeProducts):
             cache,
             scale,
             window,
+            address(sink_A),
             out.data_ptr(),
             batch_handle(batch),
         )
@@ -241,6 +248,7 @@ class Native(NativeProducts):
             return PreparedGqa(layer)
         cos_PD, sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
         bias_E = None if layer.bias_E is None else plain(layer.bias_E, torch.float32)
+        sink_A = None if layer.sink_A is None else plain(layer.sink_A, torch.float32)
         shape = _native.LayerShape(
             layer.input_norm_H.shape[0],
             layer.heads,
@@ -253,15 +261,19 @@ class Native(NativeProducts):
         fused = _native.GqaLayer(
             CODES[dtype],
             shape,
-            self._layer_weights(layer, gate, bias_E),
+            self._layer_weights(layer, gate, bias_E, sink_A),
             address(cos_PD),
             address(sin_PD),
             cos_PD.shape[0],
         )
-        return PreparedGqa(layer, _Fused(fused, (cos_PD, sin_PD, bias_E)))
+        return PreparedGqa(layer, _Fused(fused, (cos_PD, sin_PD, bias_E, sink_A)))
 
     def _layer_weights(
-        self, layer: GqaLayer, gate: _native.Linear | None, bias_E: Tensor | None
+        self,
+        layer: GqaLayer,
+        gate: _native.Linear | None,
+        bias_E: Tensor | None,
+        sink_A: Tensor | None,
     ) -> _native.LayerWeights:
         qkv, out = layer.qkv.handle, layer.out.handle
         assert isinstance(qkv, _native.Linear) and isinstance(out, _native.Linear)
@@ -274,6 +286,7 @@ class Native(NativeProducts):
             out,
             gate,
             address(bias_E),
+            address(sink_A),
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
 
@@ -434,8 +447,6 @@ def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
         return "norms with gaps"
     if layer.head_dim > MOST_HEAD:
         return f"heads of {layer.head_dim} elements"
-    if layer.sink_A is not None:
-        return "attention sinks"
     if layer.unusual():
         return layer.unusual()
     if layer.rule and layer.rule.scoring not in SCORINGS:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.gating import Gating
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
@@ -88,11 +88,11 @@ class NativeProducts:
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         kept = self._weight_code(shape.dtype, int8)
-        if kept is None or not shape.plain:
-            plain = self._fall_back("expert_ffn", _odd_experts(shape.dtype, shape.bias, shape.gating))
-            return plain.empty_experts(shape, int8)
+        if kept is None:
+            return self._fall_back("expert_ffn", f"{shape.dtype} weights").empty_experts(shape, int8)
         sizes = shape.slots, shape.hidden, shape.inner
-        return PackedExperts(*sizes, None, None, _native.Experts(*sizes, kept), shape.dtype, int8)
+        handle = _native.Experts(*sizes, kept, shape.bias, _gating(shape.gating))
+        return PackedExperts(*sizes, None, None, handle, shape.dtype, int8, shape.gating, bias=shape.bias)
 
     def set_expert(
         self,
@@ -108,14 +108,17 @@ class NativeProducts:
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
+        _set_biases(experts.handle, slot, biases)
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
-        if shape.dtype not in CODES or not shape.plain:
-            plain = self._fall_back("expert_ffn", _odd_experts(shape.dtype, shape.bias, shape.gating))
-            return plain.empty_experts_int4(shape, groups)
+        if shape.dtype not in CODES:
+            fallback = self._fall_back("expert_ffn", f"{shape.dtype} weights")
+            return fallback.empty_experts_int4(shape, groups)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, groups.size, groups.wide)
-        return PackedExperts(*sizes, None, None, handle, shape.dtype, int4=groups)
+        handle = _native.Experts(*sizes, groups.size, groups.wide, shape.bias, _gating(shape.gating))
+        return PackedExperts(
+            *sizes, None, None, handle, shape.dtype, gating=shape.gating, int4=groups, bias=shape.bias
+        )
 
     def set_expert_int4(
         self,
@@ -130,6 +133,7 @@ class NativeProducts:
             return
         held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
         experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
+        _set_biases(experts.handle, slot, biases)
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         raise no_fp8(self.name)
@@ -225,8 +229,7 @@ class NativeProducts:
     ) -> None:
         handle = experts.handle
         if not isinstance(handle, _native.Experts):
-            biased = experts.gate_up_bias_EJ is not None
-            fallback = self._fall_back("expert_ffn", _odd_experts(experts.dtype, biased, experts.gating))
+            fallback = self._fall_back("expert_ffn", f"{experts.dtype} weights")
             fallback.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         if (
@@ -268,14 +271,15 @@ class NativeProducts:
         out_RH.copy_(out)
 
 
-def _odd_experts(dtype: torch.dtype, bias: bool, gating: Gating) -> str:
-    """What the library can't take of experts."""
-    told = (
-        (bias, "biases"),
-        (gating != SWIGLU, "a clamped SwiGLU"),
-        (dtype not in CODES, f"{dtype} weights"),
-    )
-    return ", ".join(name for odd, name in told if odd)
+def _gating(gating: Gating) -> _native.Gating | None:
+    """None for a plain SwiGLU."""
+    return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha)
+
+
+def _set_biases(experts: _native.Experts, slot: int, biases: Biases | None) -> None:
+    if biases is not None:
+        gate_up, down = (plain(bias, torch.float32) for bias in biases)
+        experts.set_bias(slot, gate_up.data_ptr(), down.data_ptr())
 
 
 def matrix(x_RC: Tensor) -> Tensor:

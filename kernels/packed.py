@@ -60,7 +60,7 @@ class ExpertShape:
 
 @dataclass(slots=True)
 class PackedExperts:
-    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases or none."""
+    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says; biases of both if `bias`."""
 
     experts: int
     hidden: int
@@ -74,8 +74,9 @@ class PackedExperts:
     gate_up_bias_EJ: Tensor | None = None
     down_bias_EH: Tensor | None = None
     int4: Groups | None = None
+    bias: bool = False
 
     @property
     def plain(self) -> bool:
         """As of `ExpertShape`."""
-        return self.gating == SWIGLU and self.gate_up_bias_EJ is None
+        return self.gating == SWIGLU and not self.bias

@@ -87,6 +87,7 @@ class Reference:
             gating=shape.gating,
             gate_up_bias_EJ=zeros(slots, 2 * inner) if shape.bias else None,
             down_bias_EH=zeros(slots, hidden) if shape.bias else None,
+            bias=shape.bias,
         )
 
     def set_expert(

@@ -1,7 +1,6 @@
 #include "attention.h"
 
 #include <atomic>
-#include <cmath>
 #include <stdexcept>
 
 #include "attention_rows.h"
@@ -11,7 +10,9 @@ namespace {
 
 // Splits of one row into its result: the sums, each scaled to the highest score, over the weights' total.
 template <class E>
-void merge_row(const Isa& isa, const float* partials, size_t step, int count, int columns, float* row, E* out) {
+void merge_row(const Isa& isa, const Attention<E>& a, int head, const float* partials, size_t step, int count, float* row,
+               E* out) {
+  int columns = a.values.size;
   float top = -INFINITY, total = 0;
   for (int i = 0; i < count; i++) top = std::max(top, partials[i * step]);
   std::fill(row, row + columns, 0.0f);
@@ -23,7 +24,7 @@ void merge_row(const Isa& isa, const float* partials, size_t step, int count, in
     total += part[1] * factor[0];
     isa.add_scaled(row, row, part + 2, factor[0], columns);
   }
-  isa.scale_row(row, 1.0f / total, columns);
+  isa.scale_row(row, 1.0f / a.with_sink(total, head, top), columns);
   for (int c = 0; c < columns; c += PANEL)
     isa.of<E>().store(row + c, 1, nullptr, out + c, PANEL, std::min(PANEL, columns - c));
 }
@@ -62,8 +63,9 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
     const Task& task = todo.tasks[merge.first];
     size_t width = columns + 2, rows = size_t(task.tokens) * share;
     for (size_t r = 0; r < rows; r++)
-      merge_row(isa, partials + task.partial + merge.group * rows * width + r * width, rows * task.groups * width,
-                merge.count, columns, engine.scratch<float>(thread), out_row(a, task, merge.group, int(r)));
+      merge_row(isa, a, head_of(a, task, merge.group, int(r)), partials + task.partial + (merge.group * rows + r) * width,
+                rows * task.groups * width, merge.count, engine.scratch<float>(thread),
+                out_row(a, task, merge.group, int(r)));
   });
 }
 

@@ -1,6 +1,8 @@
 // Paged attention: every sequence's new tokens over its whole cached context. GQA and absorbed MLA are the same
 // loop: MLA has one key/value head, and its values are the first columns of its keys.
 #pragma once
+#include <cmath>
+
 #include "engine.h"
 #include "tiles.h"
 
@@ -40,6 +42,10 @@ struct Attention {
   float scale;
   int window;  // 0: all of the context
   E* out;      // (tokens, heads, values.size)
+  const float* sinks = nullptr;  // by head: a logit that takes weight and gives no value; null without
+
+  // What a row's weights add up to, relative to e^top, where those of keys are `total`.
+  float with_sink(float total, int head, float top) const { return sinks ? total + std::exp(sinks[head] - top) : total; }
 };
 
 // Throws when a block id is not below a.blocks, or the scale not above 0.

@@ -88,12 +88,18 @@ std::vector<int> runs(const std::vector<Task>& tasks, int threads) {
   return ends;
 }
 
-// Where row r of a task's result goes: rows are tokens, then the heads that share one key/value head.
+// Rows of a task are tokens, then the heads that share one key/value head: which head row r is.
+template <class E>
+int head_of(const Attention<E>& a, const Task& task, int group, int r) {
+  int share = a.heads / a.groups;
+  return (task.group + group) * share + r % share;
+}
+
+// Where row r of a task's result goes.
 template <class E>
 E* out_row(const Attention<E>& a, const Task& task, int group, int r) {
-  int share = a.heads / a.groups;
-  size_t head = size_t(task.group + group) * share + r % share;
-  return a.out + ((task.token + r / share) * size_t(a.heads) + head) * a.values.size;
+  size_t token = task.token + r / (a.heads / a.groups);
+  return a.out + (token * a.heads + head_of(a, task, group, r)) * a.values.size;
 }
 
 }  // namespace

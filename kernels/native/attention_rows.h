@@ -131,7 +131,7 @@ class RowsWorker {
   void write(const Task& task, int group) {
     const RowsSpace<E> w_ = all_.of(group);
     for (int r = 0; r < rows_; r++) {
-      float factor = 1.0f / w_.total[r];
+      float factor = 1.0f / a_.with_sink(w_.total[r], head_of(a_, task, group, r), w_.top[r]);
       for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, factor, PANEL);
     }
     for (int p = 0; p < panels_; p++) {

@@ -327,7 +327,10 @@ class TilesWorker {
     for (int p = 0; p < s.panels; p++) {
       float* sums = s.sums + size_t(p) * padded_ * PANEL;
       int columns = std::min(PANEL, a_.values.size - p * PANEL);
-      for (int r = 0; r < rows_; r++) isa_.scale_row(sums + r * PANEL, 1.0f / total(s, r), PANEL);
+      for (int r = 0; r < rows_; r++) {
+        float all = a_.with_sink(total(s, r), head_of(a_, task, group, r), s.top[r] * a_.scale);
+        isa_.scale_row(sums + r * PANEL, 1.0f / all, PANEL);
+      }
       for (int n = 0; n < task.tokens; n++)
         loops_.store(sums + n * share_ * PANEL, share_, nullptr, out_row(a_, task, group, n * share_) + p * PANEL,
                      a_.values.size, columns);

@@ -7,9 +7,10 @@ namespace {
 
 LayerWeights weights(Address input_norm, Address q_norm, Address k_norm, Address post_norm,
                      std::shared_ptr<Linear> qkv, std::shared_ptr<Linear> out, std::shared_ptr<Linear> gate,
-                     Address bias, const Rule& rule) {
+                     Address bias, Address sinks, const Rule& rule) {
   return {at<const void>(input_norm), at<const void>(q_norm), at<const void>(k_norm), at<const void>(post_norm),
-          std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), rule};
+          std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), at<const float>(sinks),
+          rule};
 }
 
 struct TurningLayer {

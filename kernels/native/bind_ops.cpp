@@ -33,7 +33,7 @@ void bind_attention(py::module_& m) {
       }))
       .def_readonly("value_size", &CachePair::value_size);
   m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, const CachePair& c,
-                     float scale, int window, Address out, const Batch& batch) {
+                     float scale, int window, Address sinks, Address out, const Batch& batch) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
       auto cache = [](Address data, const Place& place, int size) {
@@ -41,7 +41,7 @@ void bind_attention(py::module_& m) {
       };
       attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, c.groups, cache(c.keys, c.key_place, c.key_size),
                                   cache(c.values, c.value_place, c.value_size), c.blocks, c.block_size, scale, window,
-                                  at<E>(out)}, batch);
+                                  at<E>(out), at<const float>(sinks)}, batch);
     });
   });
 }

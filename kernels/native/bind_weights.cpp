@@ -77,13 +77,16 @@ void bind_weights(py::module_& m) {
         else
           l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out), token, head);
       });
+  py::class_<Gating>(m, "Gating").def(py::init([](float limit, float alpha) { return Gating{true, limit, alpha}; }));
   py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts")
-      .def(py::init([](int slots, int hidden, int inner, int dtype) {
-        return new Experts(slots, hidden, inner, dtype_of(dtype));
+      .def(py::init([](int slots, int hidden, int inner, int dtype, bool bias, const Gating* gating) {
+        return new Experts(slots, hidden, inner, dtype_of(dtype), {}, bias, gating ? *gating : Gating{});
       }))
-      .def(py::init([](int slots, int hidden, int inner, int group, bool wide) {
-        return new Experts(slots, hidden, inner, Dtype::i4, Groups{group, wide});
+      .def(py::init([](int slots, int hidden, int inner, int group, bool wide, bool bias, const Gating* gating) {
+        return new Experts(slots, hidden, inner, Dtype::i4, Groups{group, wide}, bias, gating ? *gating : Gating{});
       }))
+      .def("set_bias",
+           [](Experts& e, int slot, Address gate_up, Address down) { e.set_bias(slot, at<float>(gate_up), at<float>(down)); })
       .def("pack_int4",
            [](Experts& e, int slot, Address gate_up, Address gate_up_scale, Address down, Address down_scale) {
              py::gil_scoped_release released;

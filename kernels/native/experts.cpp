@@ -10,6 +10,12 @@ constexpr float NOTHING[PANEL] = {};
 
 int clamp(int n, int most) { return n < most ? n : most; }
 
+// Adds a panel's biases to rows of sums; nothing where there are none.
+void add_bias(const Isa& isa, float* sum, int rows, const std::vector<float>& bias, size_t panel) {
+  if (bias.empty()) return;
+  for (int r = 0; r < rows; r++) isa.add_scaled(sum + r * PANEL, sum + r * PANEL, bias.data() + panel * PANEL, 1.0f, PANEL);
+}
+
 }  // namespace
 
 void Grouping::build(const int32_t* slot, const float* by_choice, int rows, int choices, int slots) {
@@ -55,12 +61,15 @@ void Grouping::mark(int rows) {
   }
 }
 
-Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups)
+Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups, bool bias, const Gating& gating)
     : slots_(slots),
       hidden_(hidden),
       inner_(inner),
       gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype, groups),
-      down_(slots, hidden, inner, dtype, groups) {}
+      down_(slots, hidden, inner, dtype, groups),
+      gating_(gating),
+      gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
+      down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
 
 void Experts::check(int slot) const {
   if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
@@ -83,6 +92,17 @@ void Experts::pack_int4(int slot, const Int4Source& gate_up, const Int4Source& d
   check(slot);
   gate_up_.pack_int4(slot, gate_up, [this](int column) { return gate_up_row(column); });
   down_.pack_int4(slot, down, [this](int column) { return down_row(column); });
+}
+
+void Experts::set_bias(int slot, const float* gate_up, const float* down) {
+  check(slot);
+  if (down_bias_.empty()) throw std::invalid_argument("slot " + std::to_string(slot) + " has no biases");
+  auto place = [slot](std::vector<float>& bias, int panels, const float* from, auto row_of) {
+    float* to = bias.data() + size_t(slot) * panels * PANEL;
+    for (int c = 0; c < panels * PANEL; c++) to[c] = row_of(c) < 0 ? 0.0f : from[row_of(c)];
+  };
+  place(gate_up_bias_, gate_up_.panels(), gate_up, [this](int column) { return gate_up_row(column); });
+  place(down_bias_, down_.panels(), down, [this](int column) { return down_row(column); });
 }
 
 template <class E, class O>
@@ -122,7 +142,12 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
     float* sum = engine.scratch<float>(worker);
     const char* after = panel + 1 < panels ? nullptr : gate_up_.at(pieces[next_piece(index / panels)].slot, 0);
     gate_up_.multiply(isa, piece.slot, panel, given.from(piece.first), piece.count, sum, after);
-    isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
+    add_bias(isa, sum, piece.count, gate_up_bias_, size_t(piece.slot) * panels + panel);
+    E* to = middle + piece.first * inner + panel * 32;
+    if (gating_.clamped)
+      isa.of<E>().clamped_swiglu(sum, piece.count, gating_, to, inner);
+    else
+      isa.of<E>().swiglu(sum, piece.count, to, inner);
   });
 
   Rows<E> joined = down_.operand(engine, Rows<E>{middle, inner}, entries);
@@ -140,6 +165,7 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
       const Piece& piece = pieces[p];
       const char* after = down_.at(pieces[next_piece(p)].slot, panel);
       down_.multiply(isa, piece.slot, panel, joined.from(piece.first), piece.count, sum, after);
+      add_bias(isa, sum, piece.count, down_bias_, size_t(piece.slot) * down_.panels() + panel);
       for (int i = 0; i < piece.count; i++) {
         int e = piece.first + i, r = grouping_.row[e], later = grouping_.row[std::min(e + 8, entries - 1)];
         for (size_t c = 0; c < PANEL * sizeof(O); c += 64)

@@ -1,4 +1,4 @@
-// The routed experts' SwiGLU FFN: rows grouped by slot, two products per group, weighted sums in float.
+// The routed experts' FFN: rows grouped by slot, two products per group, weighted sums in float.
 #pragma once
 #include "engine.h"
 #include "weights.h"
@@ -21,10 +21,13 @@ struct Grouping {
 
 class Experts {
  public:
-  // `groups` of int4 weights along the inputs of both products.
-  Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups = {});
+  // `groups` of int4 weights along the inputs of both products. `bias`: slots have biases of both.
+  Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups = {}, bool bias = false,
+          const Gating& gating = {});
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
+  // (2 inner), gate over up, and (hidden). Throws where slots have none.
+  void set_bias(int slot, const float* gate_up, const float* down);
 
   int slots() const { return slots_; }
   int hidden() const { return hidden_; }
@@ -42,5 +45,7 @@ class Experts {
 
   int slots_, hidden_, inner_;
   Panels gate_up_, down_;
+  Gating gating_;
+  std::vector<float> gate_up_bias_, down_bias_;  // by slot and panel; empty without
   Grouping grouping_;
 };

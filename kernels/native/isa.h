@@ -52,6 +52,13 @@ struct TilesSoftmax {
   int panels;
 };
 
+// How an FFN joins gate and up: silu(gate) * up; if clamped, gate * sigmoid(alpha * gate) * (up + 1), where the gate is at
+// most `limit` and up is within it on both sides (gpt-oss).
+struct Gating {
+  bool clamped = false;
+  float limit = 0, alpha = 1;
+};
+
 template <class E>
 struct Loops {
   // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
@@ -64,6 +71,7 @@ struct Loops {
   void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
   // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
   void (*swiglu)(const float* sum, int rows, E* out, size_t stride);
+  void (*clamped_swiglu)(const float* sum, int rows, const Gating& gating, E* out, size_t stride);
   void (*gated)(const E* gate, const E* up, int size, E* out);  // silu(gate) * up
   void (*rms_norm)(const E* x, const E* weight, float eps, int size, E* out);
   bool (*add)(E* x, const E* y, int size);  // x += y, rounded to E; whether all of x is finite now

@@ -54,7 +54,7 @@ void GqaLayer::run(Engine& engine, const LayerCall<E>& call, const Batch& batch)
   place_heads(engine, call, qkv, q);
   Attention<E> attention{q, wide, size_t(shape_.size), shape_.heads, shape_.groups, cache_of(call.keys),
                          cache_of(call.values), call.keys.blocks, call.keys.block_size, shape_.scale,
-                         shape_.window, o};
+                         shape_.window, o, weights_.sinks};
   attend(engine, attention, batch);
   weights_.out->run(engine, o, wide, call.tokens, y, hidden);
   add_rms_norm<E>(engine, call.x, y, call.tokens, hidden, static_cast<const E*>(weights_.post_norm), shape_.eps,

@@ -12,7 +12,8 @@
 struct LayerWeights {
   const void *input_norm, *q_norm, *k_norm, *post_norm;
   std::shared_ptr<Linear> qkv, out, gate;
-  const float* bias;  // of the router
+  const float* bias;   // of the router
+  const float* sinks;  // attention.h
   Rule rule;
 };
 

@@ -35,6 +35,21 @@ void swiglu(const float* sum, int rows, E* out, size_t stride) {
   }
 }
 
+// NaN stays NaN: no comparison with it holds.
+template <class E>
+void clamped_swiglu(const float* sum, int rows, const Gating& g, E* out, size_t stride) {
+  f32v most = splat(g.limit), least = splat(-g.limit);
+  for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
+    for (int c = 0; c < 32; c += LANES) {
+      const float* at = sum + c / 16 * 32 + c % 16;
+      f32v gate = load(at), up = load(at + 16);
+      gate = gate > most ? most : gate;
+      up = up > most ? most : up < least ? least : up;
+      store(out + c, gate / (exp_lanes(gate * -g.alpha) + 1.0f) * (up + 1.0f));
+    }
+  }
+}
+
 template <class E>
 void gated(const E* gate, const E* up, int size, E* out) {
   for (int i = 0; i < size; i += LANES) {

@@ -13,11 +13,17 @@ from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
-from tests.families.tiny import build
+from tests.families.tiny import TINY, build
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-STACKED = ("v3", "v3-yarn-noq", "v3-tied-half", "v2-groups", "qwen3", "mixtral-window")
+STACKED = ("v3", "v3-yarn-noq", "v3-tied-half", "v2-groups", "qwen3", "mixtral-window", "gptoss")
 KEPT = [("auto", "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "int8"), ("int4", "int4")]
+
+
+@pytest.fixture
+def folder_of(tmp_path, tiny_checkpoint):
+    """A tiny checkpoint by name, of the first families or of the later ones."""
+    return lambda name: build(name, tmp_path) if name in TINY else tiny_checkpoint(name)
 
 
 @pytest.fixture
@@ -45,10 +51,8 @@ def seen(node, asked, *, traced):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("expert_dtype", "dense_dtype"), KEPT)
 @pytest.mark.parametrize("name", STACKED)
-def test_steps_in_one_call_are_those_layer_by_layer(
-    name, expert_dtype, dense_dtype, dtype, tiny_checkpoint, calls
-):
-    source = ModelSource(str(tiny_checkpoint(name)), name, dtype=dtype)
+def test_steps_in_one_call_are_those_layer_by_layer(name, expert_dtype, dense_dtype, dtype, folder_of, calls):
+    source = ModelSource(str(folder_of(name)), name, dtype=dtype)
     settings = config(expert_dtype=expert_dtype, dense_dtype=dense_dtype)
     once = seen(colocated(source, settings), requests(prompts()), traced=False)
     assert calls and max(calls) == 3, "no step was one call"
@@ -102,11 +106,10 @@ def test_a_bank_that_wants_to_be_asked_is_asked(tiny_checkpoint, calls):
     assert tokens == collect(drive(colocated(source, config()), asked)) and calls
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama4", "qwen3-next", "gptoss"])
-def test_families_with_other_steps_go_layer_by_layer(name, tmp_path, tiny_checkpoint, calls):
-    """A gate of the shared expert, weighed inputs, states, sinks and biases of experts are no part of the one call."""
-    folder = tiny_checkpoint(name) if name == "qwen3-next" else build(name, tmp_path)
-    source, asked = ModelSource(str(folder), name), requests(prompts((5, 17)))
+@pytest.mark.parametrize("name", ["qwen2", "llama4", "qwen3-next"])
+def test_families_with_other_steps_go_layer_by_layer(name, folder_of, calls):
+    """A gate of the shared expert, weighed inputs and states are no part of the one call."""
+    source, asked = ModelSource(str(folder_of(name)), name), requests(prompts((5, 17)))
     fields = {"block_size": 16} if name == "llama4" else {}
     tokens = collect(drive(colocated(source, config(**fields)), asked))
     assert not calls

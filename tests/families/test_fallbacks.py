@@ -23,10 +23,6 @@ FALLEN = {
     "phimoe-window": MIXER,
     "minimax": {("gqa_half", WIDE)},
     "dbrx": {("gqa_half", f"{NORM}, clipped projections")},
-    "gptoss": {
-        ("expert_ffn", "biases, a clamped SwiGLU"), ("gqa_half", "attention sinks"),
-        ("attend_gqa", "attention sinks"), ("route", "a bias of the router's logits"),
-    },
     "llama4": {("gqa_half", CHUNKS), ("gqa_half", "queries scaled by position")},
     "llama4-top2": {("gqa_half", CHUNKS)},
 }  # fmt: skip

@@ -181,22 +181,32 @@ void long_rows(Engine& engine) {
   calls++;
 }
 
+void set_biases(Experts& bank, int slot, int hidden, int inner) {
+  Buffer<float> gate_up(2 * inner), down(hidden);
+  fill(gate_up), fill(down);
+  bank.set_bias(slot, gate_up.get(), down.get());
+}
+
 template <class E>
 std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, int inner) {
+  bool biased = random_bits() % 2;
+  Gating gating{random_bits() % 2 == 0, 0.5f, 1.7f};
   if (random_bits() % 3 == 0) {
     Groups groups = some_groups();
-    auto bank = std::make_shared<Experts>(slots, hidden, inner, Dtype::i4, groups);
+    auto bank = std::make_shared<Experts>(slots, hidden, inner, Dtype::i4, groups, biased, gating);
     for (int s = 0; s < slots; s++) {
       Codes gate_up(2 * inner, hidden, groups), down(hidden, inner, groups);
       bank->pack_int4(s, gate_up.source(), down.source());
+      if (biased) set_biases(*bank, s, hidden, inner);
     }
     return bank;
   }
-  auto bank = std::make_shared<Experts>(slots, hidden, inner, kept<E>(engine, random_bits() % 2));
+  auto bank = std::make_shared<Experts>(slots, hidden, inner, kept<E>(engine, random_bits() % 2), Groups{}, biased, gating);
   for (int s = 0; s < slots; s++) {
     Buffer<E> gate_up(size_t(2) * inner * hidden), down(size_t(hidden) * inner);
     fill(gate_up), fill(down);
     bank->pack(s, source(gate_up, hidden), source(down, inner));
+    if (biased) set_biases(*bank, s, hidden, inner);
   }
   return bank;
 }
@@ -284,15 +294,15 @@ void layer(Engine& engine) {
   size_t token = size, group = token * paged.block, block = group * groups;
   Buffer<E> keys(block * paged.blocks), values(block * paged.blocks);
   Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(size);
-  Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count);
-  fill(keys), fill(values), fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias);
+  Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count), sinks(heads);
+  fill(keys), fill(values), fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias), fill(sinks);
   auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
   int choices = up_to(std::min(4, count));
   Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
   if (count % 2 == 0 && choices <= count / 2) rule.groups = 2, rule.selection = 1 + int(random_bits() % 2);
   LayerWeights weights{norm.get(), head_norm.get(), head_norm.get(), norm.get(),
                        packed((heads + 2 * groups) * size, hidden), packed(hidden, heads * size),
-                       packed(count, hidden), bias.get(), rule};
+                       packed(count, hidden), bias.get(), random_bits() % 2 ? sinks.get() : nullptr, rule};
   int window = random_bits() % 2 ? up_to(700) : 0;
   GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);

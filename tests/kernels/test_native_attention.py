@@ -75,7 +75,15 @@ def unseen_is_nan(cache: Tensor, batch: PagedBatch) -> None:
             cache[batch.block_table_SB[s, block].long(), :, offset:] = float("nan")
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch, scale: float, window: int | None) -> Tensor:
+def exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    sink_A: Tensor | None = None,
+) -> Tensor:
     out = torch.empty((*q.shape[:2], v.shape[3]), dtype=torch.float64)
     share = q.shape[1] // k.shape[1]
     starts = batch.query_start_S1.tolist()
@@ -87,7 +95,10 @@ def exact(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch, scale: float, wind
         age = batch.position_T[t, None] - torch.arange(context)  # of every key, as each token sees it
         hidden = (age < 0) | (age >= (context if window is None else window))
         score = torch.einsum("tad,acd->atc", q[t].double(), keys) * scale
-        weight = score.masked_fill(hidden, float("-inf")).softmax(-1)
+        score = score.masked_fill(hidden, float("-inf"))
+        if sink_A is not None:
+            score = torch.cat((score, sink_A.double()[:, None, None].expand(-1, score.shape[1], 1)), -1)
+        weight = score.softmax(-1)[..., :context]
         out[t] = torch.einsum("atc,acd->tad", weight, values)
     return out
 
@@ -230,6 +241,25 @@ def test_mla_is_close_to_float64(
     wanted = exact(q, keys, keys[..., :rank], batch, 0.1, None)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", BATCHES)
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("window", [None, 90])
+def test_sinks_take_weight_and_give_no_value(
+    ops: Ops, lengths: list[tuple[int, int]], dtype: torch.dtype, tiles: bool, window: int | None
+) -> None:
+    """Also those that take nearly all of it, or none."""
+    batch, blocks = paged(lengths, 16)
+    k = filled((blocks, 2, 16, 64), dtype, 1, batch.block_table_SB)
+    v = filled((blocks, 2, 16, 64), dtype, 2, batch.block_table_SB)
+    q = torch.randn(batch.tokens, 8, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    sink = torch.tensor([0.0, 1.5, -2.0, 6.0, -1e30, 1e30, float("-inf"), float("nan")])
+    out = ops.attend_gqa(q, *(in_tiles(k, v) if tiles else (k, v)), batch, 0.125, window, sink)
+    wanted = exact(q, k, v, batch, 0.125, window, sink)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=1e-2, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from afserve.kernels.grouped import int8_rounded
+from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops, open_ops
 
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]
+CLAMPED = Gating(1.0, 1.702)
 
 
 def weights(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -30,12 +32,21 @@ def routing(rows: int, experts: int, kind: str) -> tuple[Tensor, Tensor]:
     return slot, weight
 
 
-def exact(x: Tensor, slot: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def exact(
+    x: Tensor,
+    slot: Tensor,
+    weight: Tensor,
+    up: Tensor,
+    down: Tensor,
+    biases: tuple[Tensor, Tensor] | None = None,
+    gating: Gating = SWIGLU,
+) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64)
+    up_bias, down_bias = (torch.zeros(m.shape[:2]) for m in (up, down)) if biases is None else biases
     for s in range(up.shape[0]):
-        gate, wide = (x.double() @ up[s].double().t()).chunk(2, dim=1)
+        gate, wide = (x.double() @ up[s].double().t() + up_bias[s].double()).chunk(2, dim=1)
         share = torch.where(slot == s, weight, 0).sum(1, dtype=torch.float64)
-        out += share[:, None] * ((torch.nn.functional.silu(gate) * wide) @ down[s].double().t())
+        out += share[:, None] * (gating.join(gate, wide) @ down[s].double().t() + down_bias[s].double())
     return out
 
 
@@ -59,6 +70,65 @@ def test_expert_ffn_is_close_to_float64(
         torch.testing.assert_close(
             out.double(), exact(x, slot, weight, up, down), atol=tolerance(dtype), rtol=1e-2
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kept", ["whole", "int8", "int4"])
+@pytest.mark.parametrize(("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED)])
+def test_biases_and_a_clamped_swiglu(
+    ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kept: str, bias: bool, gating: Gating
+) -> None:
+    """As gpt-oss has them, whatever weights are kept in. Sums leave the bounds on both sides."""
+    up, down = weights(*shape, dtype)
+    given = tuple(torch.randn(m.shape[:2], generator=torch.Generator().manual_seed(8)) for m in (up, down))
+    packed = ops.empty_experts(
+        *shape,
+        dtype,
+        int8=kept == "int8",
+        bias=bias,
+        gating=gating,
+        int4=Groups() if kept == "int4" else None,
+    )
+    for slot in range(shape[0]):
+        ops.set_expert(packed, slot, up[slot], down[slot], *((b[slot] for b in given) if bias else ()))
+    rounded = {
+        "whole": Tensor.float,
+        "int8": int8_rounded,
+        "int4": lambda m: torch.stack([*map(int4_rounded, m)]),
+    }
+    kept_up, kept_down = rounded[kept](up), rounded[kept](down)
+    for rows in (1, 5, 33):
+        x = 2 * torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+        slot, weight = routing(rows, shape[0], "skipped")
+        out = torch.full((rows, shape[1]), float("nan"))
+        ops.expert_ffn(x, slot, weight, packed, out)
+        wanted = exact(x, slot, weight, kept_up, kept_down, given if bias else None, gating)
+        torch.testing.assert_close(out.double(), wanted, atol=3 * tolerance(dtype), rtol=2e-2)
+
+
+def test_a_row_that_is_no_number_stays_none_through_a_clamped_swiglu(ops: Ops) -> None:
+    up, down = weights(2, 64, 32, torch.float32)
+    packed = ops.empty_experts(2, 64, 32, torch.float32, gating=CLAMPED)
+    for slot in range(2):
+        ops.set_expert(packed, slot, up[slot], down[slot])
+    x = torch.ones(2, 64)
+    x[1, 3] = float("nan")
+    out = torch.empty(2, 64)
+    ops.expert_ffn(x, torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1), packed, out)
+    assert out[0].isfinite().all() and out[1].isnan().all()
+
+
+def test_slots_have_both_biases_or_none(ops: Ops) -> None:
+    up, down = weights(1, 64, 32, torch.float32)
+    plain = ops.empty_experts(1, 64, 32, torch.float32)
+    biased = ops.empty_experts(1, 64, 32, torch.float32, bias=True)
+    with pytest.raises(ValueError, match="both biases or none"):
+        ops.set_expert(plain, 0, up[0], down[0], torch.zeros(64), torch.zeros(64))
+    with pytest.raises(ValueError, match="both biases or none"):
+        ops.set_expert(biased, 0, up[0], down[0])
+    with pytest.raises(ValueError, match=r"down_bias_H: shape \(3,\)"):
+        ops.set_expert(biased, 0, up[0], down[0], torch.zeros(64), torch.zeros(3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

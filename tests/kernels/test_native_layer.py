@@ -25,7 +25,9 @@ def decode_batch(contexts: list[int]) -> PagedBatch:
     )
 
 
-def layer(ops: Ops, dtype: torch.dtype, norms: bool, router: bool) -> PreparedGqa:
+def layer(
+    ops: Ops, dtype: torch.dtype, norms: bool, router: bool, sink_A: torch.Tensor | None = None
+) -> PreparedGqa:
     g = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -52,6 +54,7 @@ def layer(ops: Ops, dtype: torch.dtype, norms: bool, router: bool) -> PreparedGq
             head_dim=SIZE,
             eps=1e-6,
             scale=SIZE**-0.5,
+            sink_A=sink_A,
         )
     )
 
@@ -88,9 +91,12 @@ def test_the_fused_half_is_its_parts(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_half_has_the_bits_of_the_single_ops(ops: Ops, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sink", [None, torch.linspace(-1, 2, HEADS)])
+def test_the_fused_half_has_the_bits_of_the_single_ops(
+    ops: Ops, dtype: torch.dtype, sink: torch.Tensor | None
+) -> None:
     contexts = [3, 40, 64]
-    batch, made = decode_batch(contexts), layer(ops, dtype, True, True)
+    batch, made = decode_batch(contexts), layer(ops, dtype, True, True, sink)
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     results = []
     for handle in (made.handle, None):
@@ -102,10 +108,25 @@ def test_the_fused_half_has_the_bits_of_the_single_ops(ops: Ops, dtype: torch.dt
         assert fused is not None and single is not None and torch.equal(fused, single)
 
 
+def test_sinks_change_what_the_fused_half_makes(ops: Ops, truth: Ops) -> None:
+    batch, sink = decode_batch([3, 40, 64]), torch.linspace(-1, 2, HEADS)
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7))
+    made = []
+    for each, sink_A in ((ops, sink), (truth, sink), (ops, None)):
+        stream = x.clone()
+        prepared = layer(each, torch.float32, True, True, sink_A)
+        each.gqa_half(stream, each.bind_gqa(prepared, *caches(3, torch.float32)), batch)
+        made.append(stream)
+    torch.testing.assert_close(made[0], made[1], atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(made[0], made[2], atol=1e-3)
+
+
 def test_a_layer_that_does_not_fit_is_named(ops: Ops) -> None:
     made = layer(ops, torch.float32, True, True)
     with pytest.raises(ValueError, match="post_norm_H"):
         ops.prepare_gqa(replace(made.layer, post_norm_H=made.layer.post_norm_H[:-1]))
+    with pytest.raises(ValueError, match=r"sink_A: shape \(2,\), expected \(4,\)"):
+        layer(ops, torch.float32, True, True, torch.zeros(2))
     bound = ops.bind_gqa(made, *caches(1, torch.float32))
     with pytest.raises(ValueError, match="x_TH"):
         ops.gqa_half(torch.zeros(1, HIDDEN + 1), bound, decode_batch([1]))
