@@ -29,8 +29,15 @@ class Quantization:
     zero_shift: int = 0
 
     @property
+    def e2m1(self) -> bool:
+        """Whether codes are four-bit floats; their scales are powers of two."""
+        return self.layout == "mxfp4"
+
+    @property
     def regular(self) -> bool:
         """Whether a weight is a 4-bit code times the scale of its group, whose inputs lie side by side."""
+        if self.e2m1:
+            return True
         wide = self.group is None or self.group % 32 == 0
         return (
             self.layout in ("pack-quantized", "gptq")

@@ -1,7 +1,8 @@
 """Weights of 4 bits: whole numbers -8 .. 7 with one scale per output and group of inputs, in plain PyTorch; and of 8.
 
 value = code * scale. Codes are rounded to the nearest; the weight of the largest magnitude in a group gets -8, so all
-sixteen codes are used (llama.cpp's Q4_0 does so). It knows no kernel and no file. Shapes: O x I weight, G groups.
+sixteen codes are used (llama.cpp's Q4_0 does so). Codes of a checkpoint may be those of four-bit floats, which nothing
+is rounded to here. It knows no kernel and no file. Shapes: O x I weight, G groups.
 """
 
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ STEP = 32  # groups are multiples of it
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How int4 weights are kept: `size` inputs to a scale; scales are float32 if `wide`, else bfloat16 numbers."""
+    """How int4 weights are kept: `size` inputs to a scale; scales are float32 if `wide`, else bfloat16 numbers. `e2m1`:
+    codes are 0, 1, 2, 3, 4, 6, 8 and 12 of either sign, twice the numbers of MXFP4."""
 
     size: int = STEP
     wide: bool = False
+    e2m1: bool = False
 
     @property
     def bits(self) -> float:

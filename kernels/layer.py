@@ -14,7 +14,7 @@ from afserve.kernels.routing import RouterRule
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What few families do in an attention half. A backend's fused half has none of it; single ops do all of it.
+    """What few families do in an attention half. A backend's fused half may lack some of it; single ops do all of it.
 
     `centred`: both norms subtract the mean (LayerNorm) and add their biases, if they have any. `clip` bounds q, k and v
     on both sides. `late`: the norms of q and k follow the rotary embedding. `chunk`: attention ends at the beginning of
@@ -83,7 +83,7 @@ class GqaLayer:
         return self.q_norm_D is not None and self.q_norm_D.shape[0] != self.head_dim
 
     def unusual(self) -> str:
-        """What no fused half does, for the log; empty for a layer without."""
+        """What a plain fused half lacks, for the log; empty for a layer without."""
         wide = "norms of all heads together" if self.wide_norms else ""
         return ", ".join(filter(None, (self.steps.names(), wide)))
 

@@ -6,7 +6,7 @@ last stride 1, index dtypes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -257,6 +257,8 @@ class Native(NativeProducts):
             layer.eps,
             layer.scale,
             layer.window or 0,
+            layer.wide_norms,
+            layer.steps.late,
         )
         fused = _native.GqaLayer(
             CODES[dtype],
@@ -447,8 +449,9 @@ def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
         return "norms with gaps"
     if layer.head_dim > MOST_HEAD:
         return f"heads of {layer.head_dim} elements"
-    if layer.unusual():
-        return layer.unusual()
+    steps = replace(layer.steps, late=False)
+    if steps.names():
+        return steps.names()
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
     return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""

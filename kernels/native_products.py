@@ -78,7 +78,7 @@ class NativeProducts:
             handle = _native.Linear(outputs, inputs, kept)
             handle.pack(weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
         else:
-            handle = _native.Linear(outputs, inputs, int4.size, int4.wide)
+            handle = _native.Linear(outputs, inputs, _groups(int4))
             made = quantised_groups(weight, int4.size)
             handle.pack_int4(made.code_OI.data_ptr(), made.scale_OG.data_ptr())
         if bias_O is not None:
@@ -115,7 +115,7 @@ class NativeProducts:
             fallback = self._fall_back("expert_ffn", f"{shape.dtype} weights")
             return fallback.empty_experts_int4(shape, groups)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, groups.size, groups.wide, shape.bias, _gating(shape.gating))
+        handle = _native.Experts(*sizes, _groups(groups), shape.bias, _gating(shape.gating))
         return PackedExperts(
             *sizes, None, None, handle, shape.dtype, gating=shape.gating, int4=groups, bias=shape.bias
         )
@@ -177,7 +177,7 @@ class NativeProducts:
         if int4 is None:
             handle = _native.HeadLinear(heads, outputs, inputs, kept)
         else:
-            handle = _native.HeadLinear(heads, outputs, inputs, int4.size, int4.wide)
+            handle = _native.HeadLinear(heads, outputs, inputs, _groups(int4))
         for head in range(heads):
             weight = matrix(weight_AOI[head])
             if int4 is None:
@@ -269,6 +269,10 @@ class NativeProducts:
         out = out_RH.float().contiguous() if add else torch.empty(out_RH.shape, dtype=torch.float32)
         self.expert_ffn(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, out, add)
         out_RH.copy_(out)
+
+
+def _groups(groups: Groups) -> _native.Groups:
+    return _native.Groups(groups.size, groups.wide, groups.e2m1)
 
 
 def _gating(gating: Gating) -> _native.Gating | None:

@@ -161,6 +161,8 @@ class Ops:
         if experts.int4 is None:
             self._backend.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
+        if experts.int4.e2m1:
+            raise ValueError("experts: slots of four-bit floats are filled by set_expert_int4")
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
         self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
 

@@ -60,7 +60,7 @@ class ExpertShape:
 
 @dataclass(slots=True)
 class PackedExperts:
-    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says; biases of both if `bias`."""
+    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases, or none."""
 
     experts: int
     hidden: int

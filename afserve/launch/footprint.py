@@ -12,7 +12,7 @@ from afserve.spec import BYTES, ModelSpec
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
-STORED_BITS = 4  # and a checkpoint's own scales in float32
+STORED_BITS = 4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 
 
@@ -51,8 +51,7 @@ Ways on:
 
 def _fewest_bits(spec: ModelSpec, expert_dtype: str) -> str:
     """The --expert-dtype of a smaller deployment: int4, where nothing else was asked for and slots hold it."""
-    held = not spec.moe.expert_bias and spec.moe.limit is None
-    return "int4" if expert_dtype == "auto" and held else expert_dtype
+    return "int4" if expert_dtype == "auto" else expert_dtype
 
 
 def _for_weights(machine: Machine) -> int:
@@ -75,8 +74,7 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     how, asked = spec.quantization, wishes.engine.expert_dtype
     stored = how is not None and how.regular and asked != "int8"
     rows = wishes.experts_on != "cpu" or computed_dtype(spec, source) != "float16"
-    plain = rows and not spec.moe.expert_bias and spec.moe.limit is None
-    return "stored" if stored and plain and source.load_format != "dummy" else asked
+    return "stored" if stored and rows and source.load_format != "dummy" else asked
 
 
 def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
@@ -92,7 +90,9 @@ def role_bytes(
     own, routed = _own_bytes(spec, size, dense_dtype), spec.routed_parameters()
     if expert_dtype in ("int4", "stored"):
         how = spec.quantization if expert_dtype == "stored" else None
-        bits = INT4_BITS if how is None else STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
+        bits = INT4_BITS
+        if how is not None and not how.e2m1:
+            bits = STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
         return own, int(routed * bits / 8)
     if expert_dtype == "auto":
         return own, routed * size

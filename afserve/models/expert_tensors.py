@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.families.naming import Naming, Stacked, bias_of
+from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
@@ -23,23 +24,73 @@ class ExpertTensors:
     down_bias_H: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertCodes:
+    """The same in 4 bits, as they are stored."""
+
+    gate_up: Grouped
+    down: Grouped
+    gate_up_bias_J: Tensor | None = None
+    down_bias_H: Tensor | None = None
+
+
 def read_expert(
     spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
 ) -> ExpertTensors:
     """Of decoder layer `layer`. Raises CheckpointError."""
-    stacked = naming.stacked
-    if stacked is not None and stacked.sometimes and any(map(source.has, naming.expert(layer, expert))):
-        stacked = None
+    stacked = _stacked(source, naming, layer, expert)
     if stacked is not None:
         return _Reader(spec, source, naming, stacked, layer, expert, dtype).read()
     hidden, inner = spec.hidden, spec.moe.inner
     gate, up, down = naming.expert(layer, expert)
     both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in (gate, up)])
     down_HI = source.tensor(down, (hidden, inner), dtype)
+    return ExpertTensors(both, down_HI, *_biases(spec, source, naming, layer, expert, dtype))
+
+
+def read_codes(
+    spec: ModelSpec,
+    source: TensorSource,
+    naming: Naming,
+    layer: int,
+    expert: int,
+    dtype: torch.dtype,
+    size: int,
+) -> ExpertCodes:
+    """`read_expert` in groups of `size` inputs, where `source` has these."""
+    stacked = _stacked(source, naming, layer, expert)
+    if stacked is not None and not stacked.flat:
+        return _Reader(spec, source, naming, stacked, layer, expert, dtype).read_codes(size)
+    hidden, inner = spec.hidden, spec.moe.inner
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    named = zip(naming.expert(layer, expert), shapes, strict=True)
+    gate, up, down = (source.int4(name, shape, size) for name, shape in named)
+    both = _over(gate, up)
+    return ExpertCodes(both, down, *_biases(spec, source, naming, layer, expert, dtype))
+
+
+def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> Stacked | None:
+    """The layout of tensors of all experts, if this expert lies in such."""
+    found = naming.stacked
+    if found is not None and found.sometimes and any(map(source.has, naming.expert(layer, expert))):
+        return None
+    return found
+
+
+def _biases(
+    spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | tuple[()]:
+    """Of an expert with tensors of its own."""
     if not spec.moe.expert_bias:
-        return ExpertTensors(both, down_HI)
-    both_bias = torch.cat([source.tensor(bias_of(name), (inner,), dtype) for name in (gate, up)])
-    return ExpertTensors(both, down_HI, both_bias, source.tensor(bias_of(down), (hidden,), dtype))
+        return ()
+    gate, up, down = map(bias_of, naming.expert(layer, expert))
+    both = torch.cat([source.tensor(name, (spec.moe.inner,), dtype) for name in (gate, up)])
+    return both, source.tensor(down, (spec.hidden,), dtype)
+
+
+def _over(upper: Grouped, lower: Grouped) -> Grouped:
+    code, scale = torch.cat((upper.code_OI, lower.code_OI)), torch.cat((upper.scale_OG, lower.scale_OG))
+    return Grouped(code, scale, upper.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +113,26 @@ class _Reader:
                 for name in (self.layout.gate_up, self.layout.up, self.layout.down)
             )
             return ExpertTensors(torch.cat((gate, up)), down.t().contiguous())
-        both = self._matrix(self.layout.gate_up, 2 * inner, hidden)
-        down = self._matrix(self.layout.down, hidden, inner)
+        both = self._gate_first(self._matrix(self.layout.gate_up, 2 * inner, hidden))
+        return ExpertTensors(both, self._matrix(self.layout.down, hidden, inner), *self._biases())
+
+    def read_codes(self, size: int) -> ExpertCodes:
+        hidden, inner, experts = self.spec.hidden, self.spec.moe.inner, self.spec.experts
+        both, down = (
+            self.source.int4_of(self._name(name), (experts, *shape), self.expert, size)
+            for name, shape in (
+                (self.layout.gate_up, (2 * inner, hidden)),
+                (self.layout.down, (hidden, inner)),
+            )
+        )
+        ordered = Grouped(self._gate_first(both.code_OI), self._gate_first(both.scale_OG), size)
+        return ExpertCodes(ordered, down, *self._biases())
+
+    def _biases(self) -> tuple[Tensor, Tensor] | tuple[()]:
         if not self.spec.moe.expert_bias:
-            return ExpertTensors(self._gate_first(both), down)
-        both_bias = self._one(f"{self.layout.gate_up}_bias", (2 * inner,))
-        down_bias = self._one(f"{self.layout.down}_bias", (hidden,))
-        return ExpertTensors(self._gate_first(both), down, self._gate_first(both_bias), down_bias)
+            return ()
+        both = self._one(f"{self.layout.gate_up}_bias", (2 * self.spec.moe.inner,))
+        return self._gate_first(both), self._one(f"{self.layout.down}_bias", (self.spec.hidden,))
 
     def _matrix(self, name: str, outputs: int, inputs: int) -> Tensor:
         if self.layout.transposed:

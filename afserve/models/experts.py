@@ -17,10 +17,9 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
 from afserve.kernels.gating import Gating
-from afserve.kernels.grouped import Grouped
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
-from afserve.models.expert_tensors import read_expert
+from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.keeping import Keeping
 from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
@@ -95,28 +94,21 @@ class ExpertBank:
                 f"slot {slot} of MoE layer {layer}: there are {self.slots} in {len(self._layers)} layers"
             )
         kept = self._kept[layer]
+        where = self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert
         if kept.fp8 and self._fill_fp8(layer, slot, expert):
             return
         if kept.int4 is not None and kept.stored:
-            self._fill_int4(layer, slot, expert, kept.int4.size)
+            codes = read_codes(*where, self._dtype, kept.int4.size)
+            biases = codes.gate_up_bias_J, codes.down_bias_H
+            self._ops.set_expert_int4(self._layers[layer], slot, codes.gate_up, codes.down, *biases)
             return
-        read = read_expert(
-            self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert, self._dtype
-        )
+        read = read_expert(*where, self._dtype)
         if kept.rounds and self._error is not None:
             self._error.look_at(read.gate_up_JH)
             self._error.look_at(read.down_HI)
         self._ops.set_expert(
             self._layers[layer], slot, read.gate_up_JH, read.down_HI, read.gate_up_bias_J, read.down_bias_H
         )
-
-    def _fill_int4(self, layer: int, slot: int, expert: int, size: int) -> None:
-        """Codes and scales as the checkpoint has them."""
-        gate, up, down = (self._source.int4(name, shape, size) for name, shape in self._parts(layer, expert))
-        both = Grouped(
-            torch.cat((gate.code_OI, up.code_OI)), torch.cat((gate.scale_OG, up.scale_OG)), gate.size
-        )
-        self._ops.set_expert_int4(self._layers[layer], slot, both, down)
 
     def _parts(self, layer: int, expert: int) -> list[tuple[str, tuple[int, int]]]:
         """Names and shapes of an expert's gate, up and down."""

@@ -76,8 +76,7 @@ class Keeping:
         if stored is not None:
             return Kept(int4=stored, stored=True)
         if self._asked == "int4":
-            made = self._source.makes_int4 and not self._spec.moe.expert_bias
-            return Kept(int4=Groups(), stored=made)
+            return Kept(int4=Groups(), stored=self._source.makes_int4)
         return Kept(fp8=self._stays_fp8(layer), stored=True)
 
     def _gate(self, layer: int) -> str | None:
@@ -95,9 +94,15 @@ class Keeping:
 
     def _stored_int4(self, layer: int) -> Groups | None:
         """The groups that the checkpoint has, where slots can hold them; scales stay as precise as they are."""
-        how, moe, gate = self._spec.quantization, self._spec.moe, self._gate(layer)
-        if how is None or gate is None or not self._ops.holds_int4(self._dtype) or moe.expert_bias:
+        how = self._spec.quantization
+        if how is None or not self._ops.holds_int4(self._dtype):
             return None
-        if moe.limit is not None or not self._source.has_int4(gate):
+        stacked = self._naming.stacked
+        if how.e2m1 and stacked is not None:
+            first = self._naming.in_moe(self._spec.moe_layer_ids[layer], stacked.gate_up)
+        else:
+            first = self._gate(layer) or ""
+        if not self._source.has_int4(first):
             return None
-        return Groups(how.group_for(self._spec.hidden, moe.inner), wide=True)
+        size = how.group_for(self._spec.hidden, self._spec.moe.inner)
+        return Groups(size, wide=not how.e2m1, e2m1=how.e2m1)

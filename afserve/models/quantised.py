@@ -13,7 +13,7 @@ from torch import Tensor
 from afserve.errors import CheckpointError
 from afserve.kernels.grouped import Grouped, groups_of
 from afserve.kernels.scaled import FP8
-from afserve.models.unpacking import MX_GROUP, along_columns, along_rows, awq_columns, mx_values
+from afserve.models.unpacking import MX_GROUP, along_columns, along_rows, awq_columns, mx_codes, mx_values
 from afserve.quantization import Quantization
 
 _WORD = {"pack-quantized": ".weight_packed", "gptq": ".qweight", "awq": ".qweight"}
@@ -34,7 +34,7 @@ class QuantisedWeights:
         """Whether `name` is stored in words of several codes rather than as itself."""
         if self.how is None or self.has(name):
             return False
-        if self.how.layout == "mxfp4":
+        if self.how.e2m1:
             return self.has(f"{name}_blocks")
         suffix = _WORD.get(self.how.layout)
         return suffix is not None and name.endswith(".weight") and self.has(_stem(name) + suffix)
@@ -61,12 +61,23 @@ class QuantisedWeights:
     def rows(self, name: str, shape: Shape, first: int, count: int) -> Tensor:
         """Some of the E matrices of an MXFP4 tensor, (E, I, O) as gpt-oss names it: float32, (count, I, O)."""
         experts, inputs, outputs = shape
+        blocks, scales = self._mx(name, experts, outputs, inputs)
+        part = slice(first, first + count)
+        return mx_values(blocks[part], scales[part])[..., :inputs].transpose(1, 2)
+
+    def _mx(self, name: str, experts: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+        """(E, O, G, 16) pairs of codes and (E, O, G) exponents."""
         groups = groups_of(inputs, MX_GROUP)
         blocks, scales = self.raw(f"{name}_blocks"), self.raw(f"{name}_scales")
         self._fits(f"{name}_blocks", blocks, (experts, outputs, groups, MX_GROUP // 2), torch.uint8)
         self._fits(f"{name}_scales", scales, (experts, outputs, groups), torch.uint8)
-        part = slice(first, first + count)
-        return mx_values(blocks[part], scales[part])[..., :inputs].transpose(1, 2)
+        return blocks, scales
+
+    def one_of(self, name: str, shape: Shape, expert: int) -> Grouped:
+        """`grouped`, of one of the E matrices (E, O, I) of an MXFP4 tensor."""
+        blocks, scales = self._mx(name, *shape)
+        code_OI, scale_OG = mx_codes(blocks[expert], scales[expert])
+        return Grouped(code_OI[:, : shape[2]].contiguous(), scale_OG, MX_GROUP)
 
     def grouped(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         """The codes and scales as they are stored; only for a `regular` way. Raises CheckpointError."""

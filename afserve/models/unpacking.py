@@ -48,7 +48,13 @@ def awq_columns(words_RW: Tensor) -> Tensor:
 
 def mx_values(blocks: Tensor, scales: Tensor) -> Tensor:
     """(..., G, 16) bytes of two e2m1 codes, the low half first, and (..., G) exponents -> float32 (..., 32 G)."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    exponent = scales.int() - _MX_BIAS
-    return torch.ldexp(table[codes.long()], exponent.unsqueeze(-1)).flatten(-2)
+    code, scale = mx_codes(blocks, scales)
+    values: Tensor = code.unflatten(-1, (-1, MX_GROUP)) * scale.unsqueeze(-1)
+    return values.flatten(-2)
+
+
+def mx_codes(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as int8 codes (..., 32 G), twice the numbers, and their scales (..., G), half of what is stored."""
+    table = torch.tensor([2 * value for value in (*E2M1, *(-value for value in E2M1))], dtype=torch.int8)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-3)
+    return table[codes.int()], torch.ldexp(torch.full(scales.shape, 0.5), scales.int() - _MX_BIAS)

@@ -67,6 +67,10 @@ class TensorSource(Protocol):
         """The weight `name` as groups of `size` inputs, without rounding."""
         ...
 
+    def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
+        """The same of one of the weights (E, O, I) that the tensor `name` has."""
+        ...
+
 
 class Checkpoint:
     """A folder with `model.safetensors`, or with shards and their index."""
@@ -127,6 +131,9 @@ class Checkpoint:
 
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         return self._quantised.grouped(name, shape, size)
+
+    def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
+        return self._quantised.one_of(name, shape, expert)
 
     def _shaped(self, name: str, shape: tuple[int, ...], part: bool = False) -> Tensor:
         raw = self._raw(name, part)
@@ -204,6 +211,9 @@ class DummyCheckpoint:
         scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
         made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
         return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
+
+    def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
+        return self.int4(f"{name}[{expert}]", shape[1:], size)
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(f"{name}[{first}:{first + count}]", (count, *shape[1:]), dtype)

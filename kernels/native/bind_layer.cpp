@@ -44,8 +44,8 @@ AttentionHalf over(std::shared_ptr<TurningLayer> of, const CachePair& cache) {
 
 void bind_layer(py::module_& m) {
   py::class_<LayerShape>(m, "LayerShape")
-      .def(py::init([](int hidden, int heads, int groups, int size, float eps, float scale, int window) {
-        return LayerShape{hidden, heads, groups, size, eps, scale, window};
+      .def(py::init([](int hidden, int heads, int groups, int size, float eps, float scale, int window, bool wide, bool late) {
+        return LayerShape{hidden, heads, groups, size, eps, scale, window, wide, late};
       }));
   py::class_<LayerWeights>(m, "LayerWeights").def(py::init(&weights));
   py::class_<TurningLayer, std::shared_ptr<TurningLayer>>(m, "GqaLayer")

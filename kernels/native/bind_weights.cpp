@@ -37,10 +37,11 @@ void run_experts(Experts& experts, Engine& engine, Address x, size_t stride, int
 }  // namespace
 
 void bind_weights(py::module_& m) {
+  py::class_<Groups>(m, "Groups").def(py::init([](int inputs, bool wide, bool e2m1) { return Groups{inputs, wide, e2m1}; }));
   py::class_<Linear, std::shared_ptr<Linear>>(m, "Linear")
       .def(py::init([](int outputs, int inputs, int dtype) { return new Linear(outputs, inputs, dtype_of(dtype)); }))
-      .def(py::init([](int outputs, int inputs, int group, bool wide) {
-        return new Linear(outputs, inputs, Dtype::i4, Groups{group, wide});
+      .def(py::init([](int outputs, int inputs, const Groups& groups) {
+        return new Linear(outputs, inputs, Dtype::i4, groups);
       }))
       .def("pack", [](Linear& l, Address w, int dtype, size_t stride) { l.pack(source(w, dtype, stride)); })
       .def("pack_int4", [](Linear& l, Address codes, Address scales) { l.pack_int4(int4_source(codes, scales)); })
@@ -59,8 +60,8 @@ void bind_weights(py::module_& m) {
       .def(py::init([](int heads, int outputs, int inputs, int dtype) {
         return new HeadLinear(heads, outputs, inputs, dtype_of(dtype));
       }))
-      .def(py::init([](int heads, int outputs, int inputs, int group, bool wide) {
-        return new HeadLinear(heads, outputs, inputs, Dtype::i4, Groups{group, wide});
+      .def(py::init([](int heads, int outputs, int inputs, const Groups& groups) {
+        return new HeadLinear(heads, outputs, inputs, Dtype::i4, groups);
       }))
       .def("pack",
            [](HeadLinear& l, int head, Address w, int dtype, size_t stride) { l.pack(head, source(w, dtype, stride)); })
@@ -82,8 +83,8 @@ void bind_weights(py::module_& m) {
       .def(py::init([](int slots, int hidden, int inner, int dtype, bool bias, const Gating* gating) {
         return new Experts(slots, hidden, inner, dtype_of(dtype), {}, bias, gating ? *gating : Gating{});
       }))
-      .def(py::init([](int slots, int hidden, int inner, int group, bool wide, bool bias, const Gating* gating) {
-        return new Experts(slots, hidden, inner, Dtype::i4, Groups{group, wide}, bias, gating ? *gating : Gating{});
+      .def(py::init([](int slots, int hidden, int inner, const Groups& groups, bool bias, const Gating* gating) {
+        return new Experts(slots, hidden, inner, Dtype::i4, groups, bias, gating ? *gating : Gating{});
       }))
       .def("set_bias",
            [](Experts& e, int slot, Address gate_up, Address down) { e.set_bias(slot, at<float>(gate_up), at<float>(down)); })

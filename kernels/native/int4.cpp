@@ -1,6 +1,7 @@
 // Packs codes of 4 bits into panels (int4.h).
 #include "int4.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -14,10 +15,18 @@ uint16_t side_by_side(uint64_t codes) {
   return uint16_t((codes & even) * gather >> 48);
 }
 
+// The four bits of a number.
+int8_t e2m1_code(int8_t number) {
+  for (int8_t code = 0; code < 16; code++)
+    if (E2M1_TWICE[code] == number) return code;
+  throw std::invalid_argument("code " + std::to_string(number) + " is not twice a number of e2m1");
+}
+
 // One column of a tile: 32 inputs, `n` of which there are.
-void pack_int4_column(const int8_t* codes, int n, int column, char* tile) {
+void pack_int4_column(const int8_t* codes, int n, bool e2m1, int column, char* tile) {
   int8_t padded[BLOCK] = {};
-  if (n < BLOCK) codes = static_cast<const int8_t*>(memcpy(padded, codes, n));
+  if (n < BLOCK || e2m1) codes = static_cast<const int8_t*>(memcpy(padded, codes, n));
+  if (e2m1) std::transform(padded, padded + n, padded, e2m1_code);
   for (int line = 0; line < INT4_LINES; line++, codes += 8) {
     uint64_t eight;
     memcpy(&eight, codes, 8);
@@ -51,7 +60,7 @@ void Panels::pack_int4(int index, const Int4Source& source, const std::function<
         to += groups_.scale_bytes();
       }
       int left = inputs_ - b * BLOCK;
-      pack_int4_column(codes + b * BLOCK, left < BLOCK ? left : BLOCK, within % 16, to + within / 16 * INT4_TILE);
+      pack_int4_column(codes + b * BLOCK, left < BLOCK ? left : BLOCK, groups_.e2m1, within % 16, to + within / 16 * INT4_TILE);
     }
   }
 }

@@ -1,8 +1,9 @@
-// Weights of 4 bits: whole numbers -8 .. 7 with one scale per output and group of inputs. How a panel of them lies.
+// Weights of 4 bits: numbers with one scale per output and group of inputs. How a panel of them lies. The numbers are -8 .. 7
+// in two's complement, or twice those of e2m1 (OCP MX v1.0): a sign, and 0 1 2 3 4 6 8 12 by the other three bits.
 //
 // A group's scales and its blocks lie one after the other, so a panel is one stream. A block has four tiles of 256 bytes. A
 // tile is four lines of 32 words of 16 bits; word w of line i has, lowest first, the codes of word w of lines 4 i to
-// 4 i + 3 of a bf16 tile (isa.h), in two's complement. So one shuffle of words makes a line of bf16.
+// 4 i + 3 of a bf16 tile (isa.h). So one shuffle of words makes a line of bf16.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +18,7 @@ constexpr int INT4_LINES = TILE / 32 / 4;     // of a tile
 struct Groups {
   int inputs = BLOCK;
   bool wide = false;
+  bool e2m1 = false;
 
   int blocks() const { return inputs / BLOCK; }
   size_t scale_bytes() const { return PANEL * (wide ? 4 : 2); }
@@ -26,7 +28,9 @@ struct Groups {
   }
 };
 
-// A matrix as the caller has it: a byte per code, and the scales of each row's groups.
+constexpr int8_t E2M1_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// A matrix as the caller has it: a byte per number, and the scales of each row's groups.
 struct Int4Source {
   const int8_t* codes;
   const float* scales;

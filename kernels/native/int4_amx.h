@@ -13,6 +13,7 @@ template <int GROUP>
 struct Int4Chunk {
   const char* at = nullptr;  // the first group
   int blocks = 0, scale_bytes = 0;
+  bool e2m1 = false;
   bf16* wide = nullptr;
 
   INLINE const char* group(int b) const { return at + b / GROUP * (scale_bytes + GROUP * INT4_BLOCK); }
@@ -23,7 +24,7 @@ struct Int4Chunk {
     const char* from = block(b);
     for (int tile = 0; tile < 4; tile++, from += INT4_TILE) {
       for (int line = 0; line < INT4_TILE; line += 64) _mm_prefetch(ahead.of(from + line), _MM_HINT_T1);
-      widen_int4_tile(from, wide + b * PANEL_BLOCK + tile * TILE);
+      widen_int4_tile(from, e2m1, wide + b * PANEL_BLOCK + tile * TILE);
     }
   }
 };
@@ -80,7 +81,7 @@ void int4_groups(const bf16* a, size_t stride, int rows, const Int4Panel& panel,
   Int4Ahead ahead{panel.data + groups.panel_bytes(panel.blocks), after};
   auto chunk_at = [&](int b, const char* at) {
     int n = panel.blocks - b < INT4_CHUNK ? panel.blocks - b : INT4_CHUNK;
-    return Int4Chunk<GROUP>{at, n, int(groups.scale_bytes()), wide[b / INT4_CHUNK % 2]};
+    return Int4Chunk<GROUP>{at, n, int(groups.scale_bytes()), panel.e2m1, wide[b / INT4_CHUNK % 2]};
   };
   Int4Chunk<GROUP> chunk = chunk_at(0, panel.data), none;
   for (int b = 0; b < INT4_CHUNK; b++) chunk.widen(b, ahead);

@@ -11,9 +11,10 @@ constexpr int INT4_SLICE_ROWS = 32;  // whose sums stay in the nearest cache
 // Two tiles at a time share what they read of rows. Each has two sums, of even and of odd lines, since a product waits for
 // the one before it. Returns where the next group begins.
 template <int R>
-NOINLINE const char* group_of_rows(const bf16* a, size_t stride, const char* at, int blocks, bool wide, float* sum,
-                                   bool add, const Int4Ahead& ahead) {
-  const __m512i numbers = int4_numbers();
+NOINLINE const char* group_of_rows(const bf16* a, size_t stride, const char* at, int blocks, const Int4Panel& panel,
+                                   float* sum, bool add, const Int4Ahead& ahead) {
+  const __m512i numbers = int4_numbers(panel.e2m1);
+  const bool wide = panel.wide;
   const char* scales = at;
   at += PANEL * (wide ? 4 : 2);
   for (int b = 0; b < blocks; b++, a += BLOCK, at += INT4_BLOCK, add = true) {
@@ -70,7 +71,7 @@ bool int4_dp(const bf16* a, size_t stride, int rows, const Int4Panel& panel, flo
       int n = panel.blocks - b < panel.group ? panel.blocks - b : panel.group;
       in_groups(slice, slice <= INT4_ONCE_ROWS ? INT4_ONCE_ROWS : INT4_ONCE_ROWS - 1, [&](int r, int some) {
         r += first;
-        next = group_of[some](a + r * stride + b * BLOCK, stride, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
+        next = group_of[some](a + r * stride + b * BLOCK, stride, at, n, panel, sum + r * PANEL, b > 0, ahead);
       });
     }
   }

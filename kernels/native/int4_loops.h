@@ -7,15 +7,17 @@
 namespace {
 
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
-// Whole numbers by their four bits, twice: a shuffle of words looks at five bits, and the fifth says nothing.
-INLINE __m512i int4_numbers() {
-  static const uint16_t numbers[16] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                       0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
-  return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)numbers));
+// Numbers by their four bits, twice: a shuffle of words looks at five bits, and the fifth says nothing.
+INLINE __m512i int4_numbers(bool e2m1) {
+  static const uint16_t numbers[2][16] = {{0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                           0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80},
+                                          {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40c0, 0x4100, 0x4140,
+                                           0x0000, 0xbf80, 0xc000, 0xc040, 0xc080, 0xc0c0, 0xc100, 0xc140}};
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)numbers[e2m1]));
 }
 
-INLINE void widen_int4_tile(const char* tile, bf16* wide) {
-  const __m512i numbers = int4_numbers();
+INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
+  const __m512i numbers = int4_numbers(e2m1);
   for (int line = 0; line < INT4_LINES; line++, tile += 64) {
     __m512i codes = _mm512_loadu_si512(tile);
     for (int i = 0; i < 4; i++, wide += 32, codes = _mm512_srli_epi16(codes, 4))
@@ -40,25 +42,26 @@ INLINE __m512 scales_at(const char* scales, bool wide, int tile) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 #else
-INLINE void widen_int4_tile(const char* tile, bf16* wide) {
+INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
   for (int line = 0; line < INT4_LINES; line++, tile += 64)
     for (int i = 0; i < 4; i++)
       for (int w = 0; w < 32; w += LANES, wide += LANES) {
-        u32v codes = zero_extended(load_raw<u16v>(tile + w * 2)) << (28 - 4 * i);
-        u32v bits = (u32v)__builtin_convertvector((i32v)codes >> 28, f32v);
+        i32v codes = (i32v)(zero_extended(load_raw<u16v>(tile + w * 2)) << (28 - 4 * i)) >> 28;
+        for (int n = 0; e2m1 && n < LANES; n++) codes[n] = E2M1_TWICE[codes[n] & 15];
+        u32v bits = (u32v)__builtin_convertvector(codes, f32v);
         store_raw(wide, low_halves(bits >> 16));
       }
 }
 #endif
 
 // A float tile is not in pair order.
-INLINE void widen_int4_tile(const char* tile, float* wide) {
+INLINE void widen_int4_tile(const char* tile, bool e2m1, float* wide) {
   for (int k = 0; k < BLOCK; k++)
     for (int c = 0; c < 16; c++) {
       uint16_t word;
       memcpy(&word, tile + k / 8 * 64 + (c * 2 + k % 2) * 2, 2);
       int code = word >> (k / 2 % 4 * 4) & 15;
-      wide[k * 16 + c] = float(code >= 8 ? code - 16 : code);
+      wide[k * 16 + c] = float(e2m1 ? E2M1_TWICE[code] : code >= 8 ? code - 16 : code);
     }
 }
 
@@ -89,7 +92,7 @@ void gemm_i4(const E* a, size_t stride, int rows, const Int4Panel& panel, float*
       int end = panel.blocks - first < panel.group ? panel.blocks : first + panel.group;
       for (int b = first; b < end; b += chunk) {
         int n = end - b < chunk ? end - b : chunk;
-        for (int t = 0; t < n * 4; t++, at += INT4_TILE) widen_int4_tile(at, wide + t * TILE);
+        for (int t = 0; t < n * 4; t++, at += INT4_TILE) widen_int4_tile(at, panel.e2m1, wide + t * TILE);
         gemm(a + r * stride + b * BLOCK, stride, some, wide, n, part, b > first, {});
       }
       add_group(part, some, scales, panel.wide, sum + r * PANEL, first > 0);

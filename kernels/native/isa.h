@@ -31,7 +31,7 @@ struct Patch {
 struct Int4Panel {
   const char* data;
   int blocks, group;
-  bool wide;
+  bool wide, e2m1;
 };
 
 // The scores of a window of keys on their way to weights, which are e^(scale * (score - top)). Top is no less than the

@@ -14,17 +14,33 @@ Cache<E> cache_of(const Store<E>& s) {
 }  // namespace
 
 template <class E>
-void GqaLayer::place_heads(Engine& engine, const LayerCall<E>& call, const E* qkv, E* q) const {
+void GqaLayer::place_heads(Engine& engine, const LayerCall<E>& call, E* qkv, E* q) const {
   const Loops<E>& loops = engine.isa->of<E>();
   int size = shape_.size, heads = shape_.heads, groups = shape_.groups, wide = heads + 2 * groups;
-  auto turn = [&](const E* head, const void* norm, size_t t, E* out) {
-    E normed[MOST_HEAD];
-    if (norm) loops.rms_norm(head, static_cast<const E*>(norm), shape_.eps, size, normed);
+  auto rope = [&](const E* head, size_t t, E* out) {
     size_t at = size_t(call.turn.position[t]) * call.turn.half;
-    loops.rope(norm ? normed : head, call.turn.cos + at, call.turn.sin + at, call.turn.half, false, out);
+    loops.rope(head, call.turn.cos + at, call.turn.sin + at, call.turn.half, false, out);
+  };
+  auto normalise = [&](const E* x, const void* norm, int count, E* out) {
+    loops.rms_norm(x, static_cast<const E*>(norm), shape_.eps, count * size, out);
+  };
+  auto turn = [&](const E* head, const void* norm, size_t t, E* out) {
+    if (!norm || shape_.wide) return rope(head, t, out);
+    E other[MOST_HEAD];
+    if (shape_.late) {
+      rope(head, t, other);
+      normalise(other, norm, 1, out);
+    } else {
+      normalise(head, norm, 1, other);
+      rope(other, t, out);
+    }
   };
   by_rows(engine, call.tokens, [&](size_t t) {
-    const E* row = qkv + t * wide * size;
+    E* row = qkv + t * wide * size;
+    if (shape_.wide) {
+      normalise(row, weights_.q_norm, heads, row);
+      normalise(row + heads * size, weights_.k_norm, groups, row + heads * size);
+    }
     for (int h = 0; h < heads; h++) turn(row + h * size, weights_.q_norm, t, q + (t * heads + h) * size);
     for (int g = 0; g < groups; g++) {
       E key[MOST_HEAD];

@@ -17,10 +17,13 @@ struct LayerWeights {
   Rule rule;
 };
 
+// Norms of q and k, where a model has them, are of each head, or of all together if `wide`; before the rotary embedding, or
+// after it if `late`, which wide ones never are.
 struct LayerShape {
   int hidden, heads, groups, size;
   float eps, scale;
   int window;
+  bool wide = false, late = false;
 };
 
 template <class E>
@@ -44,7 +47,7 @@ class GqaLayer {
 
  private:
   template <class E>
-  void place_heads(Engine& engine, const LayerCall<E>& call, const E* qkv, E* q) const;
+  void place_heads(Engine& engine, const LayerCall<E>& call, E* qkv, E* q) const;
 
   LayerShape shape_;
   LayerWeights weights_;

@@ -81,7 +81,7 @@ class Panels {
     if (!after) after = at + panel_bytes_;
     if constexpr (sizeof(E) == sizeof(bf16))
       if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
-    if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide}, x, rows, sum, after);
+    if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide, groups_.e2m1}, x, rows, sum, after);
     if (dtype_ != Dtype::i8) {
       Next next{after, int(panel_bytes_ / 64)};
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);

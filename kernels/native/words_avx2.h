@@ -115,9 +115,18 @@ INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
+// Code j of sixteen words as whole numbers.
+template <bool E2M1>
+INLINE __m256i numbers_of_codes(__m256i codes, int j) {
+  if (!E2M1) return _mm256_srai_epi16(j < 3 ? _mm256_slli_epi16(codes, 12 - 4 * j) : codes, 12);
+  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE));
+  __m256i index = _mm256_and_si256(_mm256_srli_epi16(codes, 4 * j), _mm256_set1_epi16(15));
+  return _mm256_srai_epi16(_mm256_slli_epi16(_mm256_shuffle_epi8(numbers, index), 8), 8);
+}
+
 // sum[R][64] += the products of one group times its scales. Word w of a line has four codes: inputs w % 2, 2 + w % 2, ..
 // of column w / 2. Returns where the next group begins.
-template <int R>
+template <int R, bool E2M1>
 NOINLINE const char* int4_words(const int16_t* a, size_t stride, const char* at, int blocks, bool wide, float* sum,
                                 bool add, const WordsAhead& ahead) {
   const char* scales = at;
@@ -134,7 +143,7 @@ NOINLINE const char* int4_words(const int16_t* a, size_t stride, const char* at,
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
           __m256i w[2];
-          for (int v = 0; v < 2; v++) w[v] = _mm256_srai_epi16(j < 3 ? _mm256_slli_epi16(codes[v], 12 - 4 * j) : codes[v], 12);
+          for (int v = 0; v < 2; v++) w[v] = numbers_of_codes<E2M1>(codes[v], j);
           for (int r = 0; r < R; r++) {
             __m256i x = word_pair(a + r * stride + line * 8 + j * 2);
             for (int v = 0; v < 2; v++) total[r][v] = plus_products(total[r][v], w[v], x);
@@ -156,8 +165,9 @@ NOINLINE const char* int4_words(const int16_t* a, size_t stride, const char* at,
 
 constexpr decltype(&int8_words<1>) int8_words_of[] = {nullptr,       int8_words<1>, int8_words<2>,
                                                       int8_words<3>, int8_words<4>, int8_words<5>};
-constexpr decltype(&int4_words<1>) int4_words_of[] = {nullptr,       int4_words<1>, int4_words<2>,
-                                                      int4_words<3>, int4_words<4>, int4_words<5>};
+template <bool E2M1>
+constexpr decltype(&int4_words<1, E2M1>) int4_words_of[] = {
+    nullptr, int4_words<1, E2M1>, int4_words<2, E2M1>, int4_words<3, E2M1>, int4_words<4, E2M1>, int4_words<5, E2M1>};
 
 // Calls work(first row, rows) for all rows, in as few groups as there are and all alike.
 template <class Work>
@@ -195,11 +205,12 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
 void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
   const char *at = panel.data, *then = at;
   Groups groups{panel.group * BLOCK, panel.wide};
+  auto& words = panel.e2m1 ? int4_words_of<true> : int4_words_of<false>;
   WordsAhead ahead{at + groups.panel_bytes(panel.blocks), next.data};
   for (int b = 0; b < panel.blocks; b += panel.group, at = then) {
     int n = panel.blocks - b < panel.group ? panel.blocks - b : panel.group;
     in_word_groups(rows, [&](int r, int some) {
-      then = int4_words_of[some](words_of(a, r) + b * BLOCK, a.stride, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
+      then = words[some](words_of(a, r) + b * BLOCK, a.stride, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
     });
   }
   for (int r = 0; r < rows; r++) scale_row(sum + r * PANEL, a.scale[r], PANEL);

@@ -159,8 +159,9 @@ class TritonBackend:
         return replace(packed, handle=ExpertWeights(packed.gate_up_EJH, packed.down_EHI))
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
-        if not shape.plain:
-            self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
+        if groups.e2m1 or not shape.plain:
+            why = "biases or a clamped SwiGLU" if not shape.plain else "four-bit floats"
+            self.fallbacks.note("expert_ffn", why)
             return self._plain.empty_experts_int4(shape, groups)
         return replace(self._coded(shape, 4, groups.size), int4=groups)
 

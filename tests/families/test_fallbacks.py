@@ -9,19 +9,16 @@ from afserve.kernels.ops import open_ops
 from tests.engine.driving import collect, config, prompts, requests
 from tests.families.tiny import TINY
 
-WIDE, NORM, CHUNKS = "norms of all heads together", "LayerNorm", "attention in chunks"
+NORM, CHUNKS = "LayerNorm", "attention in chunks"
 GATE = {("gqa_half", "a gate for the output")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
-    "olmoe": {("gqa_half", f"clipped projections, {WIDE}")},
-    "olmoe-one-group": {("gqa_half", WIDE)},
+    "olmoe": {("gqa_half", "clipped projections")},
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "qwen3-next-one-group": GATE,
-    "hunyuan": {("gqa_half", "norms after the rotary embedding")},
     "phimoe": MIXER,
     "phimoe-window": MIXER,
-    "minimax": {("gqa_half", WIDE)},
     "dbrx": {("gqa_half", f"{NORM}, clipped projections")},
     "llama4": {("gqa_half", CHUNKS), ("gqa_half", "queries scaled by position")},
     "llama4-top2": {("gqa_half", CHUNKS)},

@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
+from afserve.engine.build import build_expert_bank, spec_of, tensors_of
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import CheckpointError
+from afserve.families.table import naming_of
+from afserve.kernels.grouped import Groups
+from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.unpacking import E2M1, mx_values
 from tests.engine.driving import collect, config, drive, prompts, requests
 
@@ -51,6 +55,32 @@ def test_tokens_are_those_of_the_same_values(folders):
     wanted = collect(drive(colocated(plain, config()), asked))
     assert collect(drive(colocated(few, config()), asked)) == wanted
     assert collect(LocalCluster.build(few, config(), attention=1, experts=2).run(asked)) == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_stay_in_four_bits(folders, dtype):
+    """The same tokens whatever nodes there are."""
+    source, asked = ModelSource(str(folders[0]), "gptoss", dtype=dtype), requests(prompts())
+    node = colocated(source, config())
+    wanted = collect(drive(node, asked))
+    for attention, experts, micro_batches in ((1, 1, 1), (2, 3, 2)):
+        cluster = LocalCluster.build(
+            source, config(micro_batches=micro_batches), attention=attention, experts=experts
+        )
+        assert collect(cluster.run(asked)) == wanted
+    (packed, *_) = build_expert_bank(source, [(0, 0, 0)], 1).packed
+    assert packed.int4 == Groups(32, e2m1=True)
+
+
+def test_codes_have_the_values_that_are_read(folders):
+    source = ModelSource(str(folders[0]), "gptoss")
+    spec = spec_of(source)
+    where = spec, tensors_of(source, spec, torch.device("cpu")), naming_of(spec), 1, 3, torch.float32
+    read, codes = read_expert(*where), read_codes(*where, 32)
+    assert torch.equal(codes.gate_up.dequantised(), read.gate_up_JH)
+    assert torch.equal(codes.down.dequantised(), read.down_HI)
+    assert torch.equal(codes.gate_up_bias_J, read.gate_up_bias_J)
+    assert torch.equal(codes.down_bias_H, read.down_bias_H)
 
 
 def test_values_are_those_of_transformers():

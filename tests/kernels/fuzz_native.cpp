@@ -115,13 +115,13 @@ struct Codes {
 
   Codes(int outputs, int inputs, Groups of) : groups(of), code(size_t(outputs) * inputs),
         scale(size_t(outputs) * ((inputs + of.inputs - 1) / of.inputs)) {
-    for (size_t i = 0; i < code.size(); i++) code[i] = int8_t(int(random_bits() % 16) - 8);
+    for (size_t i = 0; i < code.size(); i++) code[i] = of.e2m1 ? E2M1_TWICE[random_bits() % 16] : int8_t(int(random_bits() % 16) - 8);
     for (size_t i = 0; i < scale.size(); i++) scale[i] = 0.25f;
   }
   Int4Source source() { return {code.get(), scale.get()}; }
 };
 
-Groups some_groups() { return {BLOCK * up_to(4), bool(random_bits() % 2)}; }
+Groups some_groups() { return {BLOCK * up_to(4), bool(random_bits() % 2), bool(random_bits() % 2)}; }
 
 // A map with weights of any kind that there is.
 template <class E>
@@ -293,7 +293,7 @@ void layer(Engine& engine) {
               position.get(), slot.get(), paged.tokens};
   size_t token = size, group = token * paged.block, block = group * groups;
   Buffer<E> keys(block * paged.blocks), values(block * paged.blocks);
-  Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(size);
+  Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(heads * size);
   Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count), sinks(heads);
   fill(keys), fill(values), fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias), fill(sinks);
   auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
@@ -304,7 +304,8 @@ void layer(Engine& engine) {
                        packed((heads + 2 * groups) * size, hidden), packed(hidden, heads * size),
                        packed(count, hidden), bias.get(), random_bits() % 2 ? sinks.get() : nullptr, rule};
   int window = random_bits() % 2 ? up_to(700) : 0;
-  GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window}, weights);
+  bool wide = random_bits() % 2;
+  GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window, wide, !wide && random_bits() % 2}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);
   Buffer<float> weight(size_t(paged.tokens) * choices);
   Store<E> k{keys.get(), block, group, token, groups, size, paged.blocks, paged.block,

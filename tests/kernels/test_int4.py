@@ -11,6 +11,7 @@ from tests.kernels.test_native_experts import exact, routing, tolerance, weights
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(3, 100, 40), (2, 288, 160), (2, 33, 17)]
 GROUPS = [Groups(32), Groups(64, wide=True), Groups(128), Groups(1024)]
+E2M1_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 
 def packed_int4(ops: Ops, up_EJH: Tensor, down_EHI: Tensor, groups: Groups) -> object:
@@ -58,6 +59,52 @@ def test_a_row_does_not_depend_on_the_others_or_on_threads(
         part = torch.empty(rows, 192)
         ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], alone, part)
         assert torch.equal(part, whole[:rows])
+
+
+def drawn_floats(outputs: int, inputs: int, size: int) -> Grouped:
+    code = E2M1_TWICE[torch.randint(0, len(E2M1_TWICE), (outputs, inputs))]
+    exponent = torch.randint(-7, -4, (outputs, groups_of(inputs, size)))
+    return Grouped(code, torch.ldexp(torch.ones(exponent.shape), exponent), size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("groups", [Groups(32, e2m1=True), Groups(96, wide=True, e2m1=True)])
+def test_four_bit_floats_are_multiplied_as_they_are(
+    pair: tuple[Ops, Ops], shape: tuple[int, int, int], dtype: torch.dtype, groups: Groups
+) -> None:
+    """With the bits of any batch and number of threads."""
+    torch.manual_seed(1)
+    experts, hidden, inner = shape
+    coded = [
+        (drawn_floats(2 * inner, hidden, groups.size), drawn_floats(hidden, inner, groups.size))
+        for _ in range(experts)
+    ]
+    up, down = (torch.stack([both[i].dequantised() for both in coded]) for i in (0, 1))
+    x = torch.randn(70, hidden).to(dtype)
+    slot, weight = routing(70, experts, "spread")
+    made = []
+    for ops in pair:
+        packed = ops.empty_experts(experts, hidden, inner, dtype, int4=groups)
+        for i, both in enumerate(coded):
+            ops.set_expert_int4(packed, i, *both)
+        for rows in (1, 5, 70):
+            out = torch.empty(rows, hidden)
+            ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], packed, out)
+            wanted = exact(x[:rows], slot[:rows], weight[:rows], up, down)
+            torch.testing.assert_close(out.double(), wanted, atol=2 * tolerance(dtype), rtol=1e-2)
+            made.append(out)
+        with pytest.raises(ValueError, match="filled by set_expert_int4"):
+            ops.set_expert(packed, 0, up[0], down[0])
+    assert all(torch.equal(part, made[-1][: len(part)]) for part in made)
+
+
+def test_a_code_that_is_no_four_bit_float_is_named(ops: Ops) -> None:
+    packed = ops.empty_experts(1, 64, 32, torch.float32, int4=Groups(e2m1=True))
+    up, down = drawn_floats(64, 64, 32), drawn_floats(64, 32, 32)
+    up.code_OI[3, 5] = 5
+    with pytest.raises(ValueError, match="code 5 is not twice a number of e2m1"):
+        ops.set_expert_int4(packed, 0, up, down)
 
 
 def test_codes_and_wide_scales_of_a_checkpoint_are_kept_as_they_are(ops: Ops) -> None:

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
-from afserve.kernels.layer import GqaLayer, PreparedGqa
+from afserve.kernels.layer import GqaLayer, PreparedGqa, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
@@ -26,8 +26,14 @@ def decode_batch(contexts: list[int]) -> PagedBatch:
 
 
 def layer(
-    ops: Ops, dtype: torch.dtype, norms: bool, router: bool, sink_A: torch.Tensor | None = None
+    ops: Ops,
+    dtype: torch.dtype,
+    norms: bool,
+    router: bool,
+    sink_A: torch.Tensor | None = None,
+    kind: str = "",
 ) -> PreparedGqa:
+    """kind: norms of q and k are "wide", of all heads together, or "late", after the rotary embedding."""
     g = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -40,8 +46,8 @@ def layer(
             qkv=ops.pack_linear(
                 noise((HEADS + 2 * GROUPS) * SIZE, HIDDEN), noise((HEADS + 2 * GROUPS) * SIZE)
             ),
-            q_norm_D=1 + noise(SIZE) if norms else None,
-            k_norm_D=1 + noise(SIZE) if norms else None,
+            q_norm_D=1 + noise(SIZE * (HEADS if kind == "wide" else 1)) if norms else None,
+            k_norm_D=1 + noise(SIZE * (GROUPS if kind == "wide" else 1)) if norms else None,
             cos_PD=angle.cos(),
             sin_PD=angle.sin(),
             out=ops.pack_linear(noise(HIDDEN, HEADS * SIZE)),
@@ -55,6 +61,7 @@ def layer(
             eps=1e-6,
             scale=SIZE**-0.5,
             sink_A=sink_A,
+            steps=Steps(late=kind == "late"),
         )
     )
 
@@ -92,11 +99,13 @@ def test_the_fused_half_is_its_parts(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sink", [None, torch.linspace(-1, 2, HEADS)])
+@pytest.mark.parametrize("kind", ["", "wide", "late"])
 def test_the_fused_half_has_the_bits_of_the_single_ops(
-    ops: Ops, dtype: torch.dtype, sink: torch.Tensor | None
+    ops: Ops, dtype: torch.dtype, sink: torch.Tensor | None, kind: str
 ) -> None:
     contexts = [3, 40, 64]
-    batch, made = decode_batch(contexts), layer(ops, dtype, True, True, sink)
+    batch, made = decode_batch(contexts), layer(ops, dtype, True, True, sink, kind)
+    assert made.handle is not None
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     results = []
     for handle in (made.handle, None):

@@ -182,14 +182,14 @@ def test_layers_that_are_not_quantised_stay_as_they_are(tiny_checkpoint, tmp_pat
     assert not source.has_int4(gate) and source.has_int4(gate.replace(f"layers.{second}", f"layers.{first}"))
 
 
-def test_which_weights_are_plain_int4_groups():
+def test_which_weights_are_4_bit_codes_in_groups():
     assert Quantization("gptq", 4, 128).regular and Quantization("pack-quantized", 4).regular
+    assert Quantization("mxfp4", 4, 32).regular
     for odd in (
         Quantization("gptq", 8, 128),
         Quantization("gptq", 4, 48),
         Quantization("gptq", 4, 128, ordered=True),
         Quantization("awq", 4, 128, symmetric=False),
-        Quantization("mxfp4", 4, 32),
     ):
         assert not odd.regular
     assert Quantization("gptq", 4).group_for(100, 40) == 128
