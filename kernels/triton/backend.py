@@ -34,6 +34,7 @@ from afserve.kernels.triton import router as triton_router
 from afserve.kernels.triton.attention import attend_gqa
 from afserve.kernels.triton.experts import ExpertWeights
 from afserve.kernels.triton.experts_bits import CodedWeights
+from afserve.kernels.triton.joining import Joint
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
@@ -148,27 +149,25 @@ class TritonBackend:
         return batch
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
-        if not shape.plain:
-            self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
-            return self._plain.empty_experts(shape, int8)
         if int8:
             group = whole_rows(shape.hidden, shape.inner)
-            return replace(self._coded(shape, 8, group), int8=True)
+            return replace(self._coded(shape, 8, Groups(group)), int8=True)
         packed = self._plain.empty_experts(shape)
         assert packed.gate_up_EJH is not None and packed.down_EHI is not None
-        return replace(packed, handle=ExpertWeights(packed.gate_up_EJH, packed.down_EHI))
+        joint = Joint(shape.gating, packed.gate_up_bias_EJ, packed.down_bias_EH)
+        return replace(packed, handle=ExpertWeights(packed.gate_up_EJH, packed.down_EHI, joint=joint))
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
-        if groups.e2m1 or not shape.plain:
-            why = "biases or a clamped SwiGLU" if not shape.plain else "four-bit floats"
-            self.fallbacks.note("expert_ffn", why)
-            return self._plain.empty_experts_int4(shape, groups)
-        return replace(self._coded(shape, 4, groups.size), int4=groups)
+        return replace(self._coded(shape, 4, groups), int4=groups)
 
-    def _coded(self, shape: ExpertShape, bits: int, group: int) -> PackedExperts:
-        sizes = shape.slots, shape.hidden, shape.inner
-        coded = triton_bits.empty(*sizes, bits, group, self.device)
-        return PackedExperts(*sizes, None, None, coded, dtype=shape.dtype)
+    def _coded(self, shape: ExpertShape, bits: int, groups: Groups) -> PackedExperts:
+        coded, sizes = (
+            triton_bits.empty(shape, bits, groups, self.device),
+            (shape.slots, shape.hidden, shape.inner),
+        )
+        return PackedExperts(
+            *sizes, None, None, coded, dtype=shape.dtype, gating=shape.gating, bias=shape.bias
+        )
 
     def set_expert_int4(
         self,
@@ -179,7 +178,7 @@ class TritonBackend:
         biases: Biases | None = None,
     ) -> None:
         if isinstance(experts.handle, CodedWeights):
-            experts.handle.set(slot, gate_up, down)
+            experts.handle.set(slot, gate_up, down, biases)
             return
         self._plain.set_expert_int4(experts, slot, gate_up, down, biases)
 
@@ -212,9 +211,10 @@ class TritonBackend:
     ) -> None:
         if isinstance(experts.handle, CodedWeights):
             group = experts.handle.group
-            experts.handle.set(slot, *(int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI)))
+            gate_up, down = (int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI))
+            experts.handle.set(slot, gate_up, down, biases)
             return
-        if not experts.plain or not _weights(experts).scaled:
+        if not _weights(experts).scaled:
             self._plain.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
@@ -246,9 +246,6 @@ class TritonBackend:
         out_RH: Tensor,
         add: bool,
     ) -> None:
-        if not experts.plain:  # empty_experts said why
-            self._plain.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
-            return
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
         if rows.stride(1) != 1:
             rows = rows.contiguous()

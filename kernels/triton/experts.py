@@ -1,4 +1,4 @@
-"""Triton grouped matrix products for the routed experts: gate and up with SwiGLU in one kernel, then down.
+"""Triton grouped matrix products for the routed experts: gate and up, joined, in one kernel, then down.
 
 16-bit (and float32) weights, or FP8 e4m3 with 128x128 weight scales, 1x128 activation scales and the activation
 re-quantised in the epilogue. Grids are upper bounds; programs of unused tiles leave at once. It knows no routing
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.scaled import GROUP
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
+from afserve.kernels.triton.joining import PLAIN, Joint, join
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
 from afserve.kernels.triton.quant import fp8_scale, quantise_groups, to_fp8
 
@@ -30,6 +31,7 @@ class ExpertWeights:
     gate_up_scale: Tensor | None = None
     down_scale: Tensor | None = None
     group: int = GROUP
+    joint: Joint = PLAIN
 
     def __post_init__(self) -> None:
         held = (self.gate_up_EJH, self.down_EHI, self.gate_up_scale, self.down_scale)
@@ -60,10 +62,11 @@ def _tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["row_tiles", "x_scale_step"])
 def _gate_up(
-    x_ptr, w_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, x_scale_ptr, w_scale_ptr, h_scale_ptr,
+    x_ptr, w_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, x_scale_ptr, w_scale_ptr, h_scale_ptr, bias_ptr,
     row_tiles, hidden, inner, x_stride, x_scale_step, h_scale_step, groups_h, groups_i,
     CHOICES: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+    CLAMPED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(inner, COLUMNS), BAND)
     slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
@@ -104,7 +107,10 @@ def _gate_up(
         x_at += DEPTH
         gate_at += DEPTH
         up_at += DEPTH
-    h = gate / (1.0 + tl.exp(-gate)) * up
+    if BIAS:
+        gate += tl.load(bias_ptr + slot * 2 * inner + safe)[None, :]
+        up += tl.load(bias_ptr + (slot * 2 + 1) * inner + safe)[None, :]
+    h = join(gate, up, CLAMPED, LIMIT, ALPHA)
     inside = used[:, None] & (column < inner)[None, :]
     h_at = h_PI_ptr + place.to(tl.int64)[:, None] * inner + column[None, :]
     if SCALED:
@@ -118,10 +124,10 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["row_tiles"])
 def _down(
-    h_PI_ptr, w_ptr, part_PH_ptr, pair_P_ptr, tile_slot_ptr, weight_ptr, h_scale_ptr, w_scale_ptr,
+    h_PI_ptr, w_ptr, part_PH_ptr, pair_P_ptr, tile_slot_ptr, weight_ptr, h_scale_ptr, w_scale_ptr, bias_ptr,
     row_tiles, hidden, inner, h_scale_step, groups_h, groups_i,
     SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(hidden, COLUMNS), BAND)
     slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
@@ -153,6 +159,8 @@ def _down(
             y = tl.dot(h, w, y, input_precision=PRECISION)
         h_at += DEPTH
         w_at += DEPTH
+    if BIAS:
+        y += tl.load(bias_ptr + slot * hidden + safe)[None, :]
     weight = tl.load(weight_ptr + pair, mask=used, other=0.0).to(tl.float32)
     part = (y * weight[:, None]).to(part_PH_ptr.dtype.element_ty)
     inside = used[:, None] & (column < hidden)[None, :]
@@ -162,7 +170,7 @@ def _down(
 def grouped_gate_up(
     x_RH: Tensor, x_scale: Tensor | None, weights: ExpertWeights, plan: RowPlan, choices: int, tile: Tile
 ) -> tuple[Tensor, Tensor | None]:
-    """h_PI = silu(gate) * up of the rows the plan gathers; in FP8 also its scales, group by group over the places.
+    """h_PI = gate and up, joined, of the rows the plan gathers; in FP8 also its scales, group by group over the places.
 
     x_scale as `quantise_groups` lays it: the rows of one group side by side.
     """
@@ -178,8 +186,9 @@ def grouped_gate_up(
     grid = (plan.tiles * triton.cdiv(inner, tile.columns),)
     _gate_up[grid](
         x_RH, weights.gate_up_EJH, h_PI, plan.pair_P, plan.tile_slot_M, x_scale, weights.gate_up_scale, h_scale,
+        weights.joint.gate_up_bias_EJ,
         plan.tiles, hidden, inner, x_RH.stride(0), _step(x_scale), plan.pair_P.shape[0], groups_h, groups_i,
-        CHOICES=choices, EVEN=hidden % tile.depth == 0, **_constants(weights, tile),
+        CHOICES=choices, EVEN=hidden % tile.depth == 0, **weights.joint.constants(), **_constants(weights, tile),
     )  # fmt: skip
     return h_PI, h_scale
 
@@ -205,8 +214,9 @@ def grouped_down(
     grid = (plan.tiles * triton.cdiv(hidden, tile.columns),)
     _down[grid](
         h_PI, weights.down_EHI, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK, h_scale, weights.down_scale,
+        weights.joint.down_bias_EH,
         plan.tiles, hidden, inner, h_PI.shape[0], groups_h, groups_i,
-        EVEN=inner % tile.depth == 0, **_constants(weights, tile),
+        EVEN=inner % tile.depth == 0, BIAS=weights.joint.down_bias_EH is not None, **_constants(weights, tile),
     )  # fmt: skip
     return part_PH
 
