@@ -86,7 +86,7 @@ def test_experts_filled_again_forget_their_patches() -> None:
     x, slot, share = torch.randn(3, 64).bfloat16(), torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
 
     def out(kept: int, kinds: tuple[str, ...]) -> Tensor:
-        packed, result = _native.Experts(1, 64, 32, kept), torch.empty(3, 64)
+        packed, result = _native.Experts(1, 64, 32, kept, False, None), torch.empty(3, 64)
         for kind in kinds:
             up, down = drawn(kind, (64, 64)), drawn(kind, (64, 32))
             packed.pack(0, up.data_ptr(), 64, down.data_ptr(), 32, WHOLE)
