@@ -79,8 +79,8 @@ def test_the_page_shows_where_kv_was_found(browser, tmp_path):
     with served(*flags, *tiers) as up, httpx.Client(base_url=up.url, timeout=60) as client:
         page, said = _opened(browser, up, "light")
         assert page.is_hidden("#refused")
-        prompts = [f"# file {number}\n" + "import os\nimport sys\n" * 100 for number in range(4)]
-        for prompt in [*prompts, *prompts]:
+        prompts = [f"# file {number}\n" + "import os\nimport sys\n" * 150 for number in range(8)]
+        for prompt in [*prompts, *prompts, *reversed(prompts)]:  # from far away at first, then from near by
             asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
             assert client.post("/v1/completions", json=asked).status_code == 200
         for tier in ("host memory", "disk"):
