@@ -1,4 +1,5 @@
-"""Records who did what when, for Perfetto (ui.perfetto.dev) and chrome://tracing: slices on tracks, arrows between.
+"""Records who did what when, for Perfetto (ui.perfetto.dev) and chrome://tracing: slices on tracks, arrows between,
+and curves of counts.
 
 Each process records into memory, bounded, and writes one part at its end; `merge` makes one file of them. Times are
 seconds of a clock that all processes of a machine share (CLOCK_MONOTONIC). Format: Trace Event Format, JSON.
@@ -17,8 +18,9 @@ Args = Mapping[str, int | Sequence[str]]  # what a viewer shows beside a slice, 
 Slice = tuple[str, str, float, float, Args]  # track, name, start, end
 Point = tuple[str, Arrow, str, float]  # identity, kind, track, at
 Event = dict[str, object]
-# Tracks of a node: each micro-batch has one by its number, and with AWAY behind its name that of its rows.
-EXPERTS, WAITING, AWAY = "experts", "waiting", ", with the experts"
+# Tracks of a node: each micro-batch has one by its number, and with AWAY behind its name that of its rows. What is on
+# COUNTS has no length: numbers by name, which a viewer draws as curves.
+EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "counts"
 _MOST_EVENTS = 1_000_000
 _NONE: Args = {}
 _ROUNDING = 0.5  # microseconds: ends of slices are sums of floats
@@ -43,6 +45,10 @@ class Trace:
         """One point of an arrow; points of the same identity are joined in the order s, t, f."""
         if self._room():
             self._arrows.append((identity, kind, track, at))
+
+    def counts(self, name: str, values: Mapping[str, int], at: float) -> None:
+        """Curves of one picture from `at` on, such as what runs and what waits."""
+        self.slice(COUNTS, name, at, at, dict(values))
 
     def instant(self, name: str, at: float) -> None:
         """Something that concerns all processes: a line through the whole picture."""
@@ -127,11 +133,14 @@ def backwards(file: Path) -> list[str]:
 
 
 def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Point]) -> list[Event]:
-    tracks = sorted({track for track, *_ in slices} | {track for _, _, track, _ in arrows})
+    tracks = sorted({track for track, *_ in slices if track != COUNTS} | {track for _, _, track, _ in arrows})
     tid = {track: number for number, track in enumerate(tracks)}
     events = [_named("process_name", pid, 0, process)]
     events += [_named("thread_name", pid, number, track) for track, number in tid.items()]
     for track, name, start, end, args in slices:
+        if track == COUNTS:
+            events.append({"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": start * 1e6, "args": args})
+            continue
         times: Event = {"ts": start * 1e6, "dur": (end - start) * 1e6}
         events.append({"ph": "X", "pid": pid, "tid": tid[track], "name": name, **times, "args": args})
     for identity, kind, track, at in arrows:

@@ -134,9 +134,24 @@ def _handed(kv: Fields) -> list[str]:
 
 
 def tier_lines(answer: Fields) -> list[str]:
-    """KV blocks in the host memory and on the disks of attention nodes, if any node has such a tier."""
+    """Where prompts' KV was found, if any was; and KV blocks in the host memory and on the disks of attention nodes, if
+    any node has such a tier."""
     found = [n["stats"]["tiers"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
-    return [*_in_host_memory([tiers["host"] for tiers in found]), *_on_disk(found)]
+    return [*_hits(answer["kv_hits"]), *_in_host_memory([tiers["host"] for tiers in found]), *_on_disk(found)]
+
+
+def _hits(tokens: Mapping[str, int]) -> list[str]:
+    where = (
+        f"{tokens[tier]:,} {place}"
+        for tier, place in (
+            ("memory", "in the cache"),
+            ("peer", "at other nodes"),
+            ("host", "in host memory"),
+            ("disk", "on disk"),
+        )
+        if tokens.get(tier)
+    )
+    return [f"prompt tokens whose KV was found: {', '.join(where)}"] if any(tokens.values()) else []
 
 
 def _in_host_memory(found: Sequence[Fields]) -> list[str]:
@@ -144,9 +159,9 @@ def _in_host_memory(found: Sequence[Fields]) -> list[str]:
     if not (total and total["capacity"]):
         return []
     return [
-        f"KV in host memory: {total['blocks']:,} of {total['capacity']:,} blocks, {total['hit_tokens']:,} prompt "
-        f"tokens found there, {total['bytes_read'] / 1e6:,.1f} MB read, {total['bytes_written'] / 1e6:,.1f} MB "
-        f"written, {total['left']:,} made room for others, {total['damaged']:,} damaged"
+        f"KV in host memory: {total['blocks']:,} of {total['capacity']:,} blocks, {total['bytes_read'] / 1e6:,.1f} MB "
+        f"read, {total['bytes_written'] / 1e6:,.1f} MB written, {total['left']:,} made room for others, "
+        f"{total['damaged']:,} damaged"
     ]
 
 
@@ -157,9 +172,8 @@ def _on_disk(found: Sequence[Fields]) -> list[str]:
     lost = ("damaged", "unreadable", "overwritten", "late", "refused")
     dropped = ", ".join(f"{total[why]:,} {why}" for why in lost if total[why]) or "none"
     return [
-        f"KV on disk: {total['blocks']:,} of {total['capacity']:,} blocks, {total['hit_tokens']:,} prompt tokens found "
-        f"there, {total['bytes_read'] / 1e6:,.1f} MB read, {total['bytes_written'] / 1e6:,.1f} MB written, "
-        f"blocks dropped: {dropped}"
+        f"KV on disk: {total['blocks']:,} of {total['capacity']:,} blocks, {total['bytes_read'] / 1e6:,.1f} MB read, "
+        f"{total['bytes_written'] / 1e6:,.1f} MB written, blocks dropped: {dropped}"
     ]
 
 

@@ -187,6 +187,10 @@ class Backend(Protocol):
         """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
         ...
 
+    def draw_counts(self, name: str, values: Mapping[str, int]) -> None:
+        """What this gateway counts, into the trace of a run that is drawn."""
+        ...
+
     async def view(self) -> ClusterView: ...
 
     async def placement(self) -> str:

@@ -3,7 +3,7 @@
 Closing the iterator of `generate` early cancels the request wherever it is. It knows no HTTP and no text.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from afserve.control.admission import Objectives
@@ -17,7 +17,7 @@ from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Request, Taker
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.errors import UnavailableError
+from afserve.errors import OverloadedError, UnavailableError
 from afserve.member import NodeId, attention_node
 from afserve.trace import Trace
 
@@ -90,7 +90,14 @@ class Frontend:
 
     def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
         if wanted:
-            self._gateway.admit(prompts, wanted)
+            try:
+                self._gateway.admit(prompts, wanted)
+            except OverloadedError:
+                self.draw_counts("refused as too late", self._gateway.admission.refused)
+                raise
+
+    def draw_counts(self, name: str, values: Mapping[str, int]) -> None:
+        self._drawn.counts(name, values)
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""

@@ -4,6 +4,7 @@ A track is taken again once its request has ended, so a run has as many as it ha
 """
 
 import heapq
+from collections.abc import Mapping
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.trace import Trace
@@ -32,6 +33,11 @@ class RequestTrace:
         now = self._clock.now()
         self.trace.slice(track, name, since, now)
         return now
+
+    def counts(self, name: str, values: Mapping[str, int]) -> None:
+        """Numbers from now on."""
+        if self.trace is not None:
+            self.trace.counts(name, values, self._clock.now())
 
     def release(self, track: str) -> None:
         heapq.heappush(self._free, int(track.rpartition(" ")[2]))

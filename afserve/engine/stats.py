@@ -116,6 +116,17 @@ class AttentionStats:
     queued_tokens: int = 0
     tiers: TierStats = TierStats()
 
+    @property
+    def hits(self) -> dict[str, int]:
+        """Prompt tokens whose KV was found: in the cache (`memory`), at a `peer`, in `host` memory, on `disk`."""
+        peer, host, disk = self.kv.peer_tokens, self.tiers.host.hit_tokens, self.tiers.hit_tokens
+        return {
+            "memory": max(0, self.prefix_hits - peer - host - disk),
+            "peer": peer,
+            "host": host,
+            "disk": disk,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:

@@ -1,6 +1,6 @@
 """The `Backend` of a model whose run may be followed by another one: everything goes to the run that there is now."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from afserve.control.admission import Objectives
 from afserve.control.backend import ClusterView, Kept, Opened, ServedModel
@@ -41,6 +41,9 @@ class CurrentRun:
 
     def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
         self._frontend.admit(prompts, wanted)
+
+    def draw_counts(self, name: str, values: Mapping[str, int]) -> None:
+        self._frontend.draw_counts(name, values)
 
     async def view(self) -> ClusterView:
         return await self._frontend.view()

@@ -5,13 +5,15 @@ those that the request asks for, else the server's. A sequence without such a ti
 clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from afserve.metrics import Counter, MetricFamily
 
 PREFILL, DECODE = "prefill", "decode"
 ON_TIME, LATE = "yes", "no"
+DrawCounts = Callable[[str, Mapping[str, int]], None]
+"""Takes a name, and numbers by what they count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ ANY_TIME = Times()
 
 
 class Goodput:
-    def __init__(self) -> None:
+    def __init__(self, draw: DrawCounts | None = None) -> None:
+        """`draw` is told of a phase whenever a sequence was judged."""
+        self._draw = draw
         self.sequences = Counter("phase", "on_time")
         self.tokens = Counter("phase")
 
@@ -55,6 +59,12 @@ class Goodput:
         self.sequences.add(1, phase, ON_TIME if on_time else LATE)
         if on_time:
             self.tokens.add(tokens, phase)
+        if self._draw is not None:
+            self._draw(f"{phase}, sequences by time", self._judged(phase))
+
+    def _judged(self, phase: str) -> dict[str, int]:
+        kept, late = (int(self.sequences.total(phase, which)) for which in (ON_TIME, LATE))
+        return {"on_time": kept, "late": late}
 
     def families(self) -> Iterator[MetricFamily]:
         for name, help, counter in (
@@ -71,7 +81,7 @@ class Goodput:
         """By phase; nothing where no sequence was judged."""
         found = {}
         for phase in (PREFILL, DECODE):
-            kept, late = (int(self.sequences.total(phase, which)) for which in (ON_TIME, LATE))
-            if kept or late:
-                found[phase] = {"on_time": kept, "late": late, "tokens": int(self.tokens.total(phase))}
+            judged = self._judged(phase)
+            if any(judged.values()):
+                found[phase] = {**judged, "tokens": int(self.tokens.total(phase))}
         return found

@@ -25,7 +25,7 @@ class Hosted:
     @classmethod
     def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME) -> "Hosted":
         """`times` are those that the server asks for."""
-        metrics = ServerMetrics(clock, times)
+        metrics = ServerMetrics(clock, times, backend.draw_counts)
         return cls(backend, tokenizer, metrics, Generator(backend, tokenizer, metrics))
 
     @property

@@ -1,7 +1,9 @@
-"""What /metrics says of where prompts' KV was found, and of what attention nodes keep in host memory and on disk."""
+"""Where KV of prompts was found, and what is in host memory and on disk, for /metrics and the status."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+from afserve.control.backend import NodeView
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import MetricFamily, Sample, gauge
 
@@ -16,16 +18,7 @@ Nodes = list[tuple[str, AttentionStats]]
 
 def tiers(nodes: Nodes) -> Iterator[MetricFamily]:
     """Hits by tier are always drawn; the rest where a node has such a tier."""
-    hits = [
-        (name, tier, value)
-        for name, stats in nodes
-        for tier, value in (
-            ("memory", max(0, stats.prefix_hits - _below(stats) - stats.kv.peer_tokens)),
-            ("peer", stats.kv.peer_tokens),
-            ("host", stats.tiers.host.hit_tokens),
-            ("disk", stats.tiers.hit_tokens),
-        )
-    ]
+    hits = [(name, tier, tokens) for name, stats in nodes for tier, tokens in stats.hits.items()]
     yield _counter("kv_hit_tokens", "Prompt tokens whose KV was found, by where it was.", "tier", hits)
     with_host = [(name, stats) for name, stats in nodes if stats.tiers.host.capacity]
     with_disk = [(name, stats) for name, stats in nodes if stats.tiers.capacity]
@@ -37,9 +30,13 @@ def tiers(nodes: Nodes) -> Iterator[MetricFamily]:
         yield from _disks(with_disk)
 
 
-def _below(stats: AttentionStats) -> int:
-    """Tokens that were found in a tier below the cache."""
-    return stats.tiers.hit_tokens + stats.tiers.host.hit_tokens
+def hits(nodes: Iterable[NodeView]) -> dict[str, int]:
+    """Prompt tokens whose KV was found, by tier, of all attention nodes; empty without any."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if isinstance(node.stats, AttentionStats):
+            found.update(node.stats.hits)
+    return dict(found)
 
 
 def _restores(nodes: Nodes) -> Iterator[MetricFamily]:

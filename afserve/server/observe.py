@@ -21,7 +21,7 @@ from afserve.metrics import (
     Sample,
     gauge,
 )
-from afserve.server.goodput import ANY_TIME, Goodput, Times
+from afserve.server.goodput import ANY_TIME, DrawCounts, Goodput, Times
 from afserve.server.kv_moves import by_phase, moved_kv
 from afserve.server.kv_tiers import tiers
 from afserve.server.losses import losses
@@ -33,10 +33,12 @@ MAX_EXPERT_SERIES = 4096
 class ServerMetrics:
     """What one gateway counts of one model. Used from the event loop only."""
 
-    def __init__(self, clock: Clock | None = None, times: Times = ANY_TIME) -> None:
-        """`times` are the server's own."""
+    def __init__(
+        self, clock: Clock | None = None, times: Times = ANY_TIME, draw: DrawCounts | None = None
+    ) -> None:
+        """`times` are the server's own. `draw` is told the goodput whenever it changes."""
         self.clock = clock or MonotonicClock()
-        self.times, self.goodput = times, Goodput()
+        self.times, self.goodput = times, Goodput(draw)
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)

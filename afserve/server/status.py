@@ -6,6 +6,7 @@ from afserve import __version__
 from afserve.control.backend import ServedModel
 from afserve.server.hosted import Hosted
 from afserve.server.kv_moves import queues
+from afserve.server.kv_tiers import hits
 from afserve.server.service import Service
 
 
@@ -46,6 +47,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
         "refusing": view.refusing,
         "refused": dict(view.refused),
         "phases": queues(view.nodes),
+        "kv_hits": hits(view.nodes),
         "goodput": model.metrics.goodput.figures(),
         "nodes": [asdict(node) for node in view.nodes],
     }

@@ -172,6 +172,11 @@ class Tables:
         """What is known of the steps of such a pool: pools of several layouts are alike."""
         return self._steps.setdefault(pool, {})
 
+    def forget_steps(self) -> None:
+        """A search sees millions of them, gigabytes."""
+        for steps in self._steps.values():
+            steps.clear()
+
     def kv_tokens(self, devices: int, experts: int) -> float:
         """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none). Devices of
         a rank have a part of its heads each, or all where there are fewer heads than devices."""

@@ -79,6 +79,8 @@ class Load:
 def search(kind: str, pool: Pool, load: Load, pieces: Pieces) -> dict[int, Found]:
     """The best for each number of devices that only read prompts, most requests per second first; empty where the
     model does not fit."""
+    for stages in pool.stages:
+        stages.forget_steps()  # pools of another kind are not alike
     if kind in (SHARED, HOSTED):
         hosted = kind == HOSTED
         tried = replay(_best(_shared(pool, pieces, hosted), load.shorter(), {}).values(), load)

@@ -16,6 +16,7 @@ from afserve.placement.planner.phase_tables import Step, Work
 
 Pool = Together | Apart | Beside
 _NEVER = float("inf")
+_BLOCK = 16  # tokens of a KV block
 _DOUBLE = 16384  # tokens before it with which a token takes about twice as long
 _LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none and from any number
 
@@ -34,7 +35,9 @@ class Layout:
     """`both` pools do everything, or `reads` and `decodes` share the work. `chunk`: prompt tokens of a rank in a step;
     they count for more the more they attend to, so that long prompts make steps little longer.
     `pieces`: the two share expert devices, which compute prompts in such pieces. `first_there`: the pool that reads a
-    prompt also draws its first token."""
+    prompt also draws its first token. Else, as in this engine, the pool that decodes draws it between two steps, from
+    the row that came with the last block; what of the prompt filled no block it computes with the request's next token.
+    """
 
     chunk: int
     both: tuple[Pool, ...] = ()
@@ -93,7 +96,7 @@ class _Station:
     queued: int = 0  # tokens of prompts that are not computed
     reading: int = 0  # of those, in this step
     read: list[int] = field(default_factory=list)  # prompts that this step completes
-    fresh: list[int] = field(default_factory=list)  # requests whose first step here this is
+    tails: int = 0  # tokens at the ends of prompts that the next step computes
 
     def __post_init__(self) -> None:
         self.queues = [deque() for _ in range(self.ranks)]
@@ -116,13 +119,13 @@ class _Station:
         self.free -= one.prompt + one.answer
         return True
 
-    def decode(self, number: int, *, had: int) -> None:
-        """`had` tokens of its answer are there."""
+    def decode(self, number: int, *, tail: int = 0) -> None:
+        """The first token of its answer is there; `tail` tokens of its prompt are not computed."""
         one = self.asked[number]
-        heappush(self.ends, (self.steps + max(one.answer - had, 1), number))
+        heappush(self.ends, (self.steps + max(one.answer - 1, 1), number))
         self.running += 1
-        self.context += one.prompt + had
-        self.fresh.append(number)
+        self.context += one.prompt + 1
+        self.tails += tail
 
     def begin(self, now: float, other: Step, pieces: Pieces | None, beside: int) -> None:
         """The next step, where there is anything to do. `beside`: prompt tokens of other ranks at these experts."""
@@ -131,9 +134,9 @@ class _Station:
             self.until, self.step = _NEVER, IDLE
             return
         self.reading = total
-        fullest = -(-self.running // self.ranks)
+        rows, self.tails = self.running + self.tails, 0
         context = self.context / self.running if self.running else 0.0
-        work = Work(fullest, self.running, context, tokens, pairs, total + beside)
+        work = Work(-(-rows // self.ranks), rows, context, tokens, pairs, total + beside)
         self.step = self.pool.step(work, other, pieces)
         self.until = now + self.step.seconds
 
@@ -155,8 +158,8 @@ class _Station:
             tokens, pairs, total = max(tokens, mine), max(pairs, seen), total + mine
         return tokens, pairs, total
 
-    def end(self) -> tuple[list[int], list[int], list[int]]:
-        """(requests with their first step here, requests that ended, prompts that are read)."""
+    def end(self) -> tuple[list[int], list[int]]:
+        """(requests that ended, prompts that are read)."""
         self.steps += 1
         self.queued -= self.reading
         self.reading = 0
@@ -171,9 +174,8 @@ class _Station:
             self.free += one.prompt + one.answer
         if not self.running:
             self.context = 0.0
-        fresh, read = self.fresh, self.read
-        self.fresh, self.read = [], []
-        return fresh, ended, read
+        read, self.read = self.read, []
+        return ended, read
 
 
 class Phases:
@@ -237,7 +239,7 @@ class Phases:
             if self._layout.both:
                 station.read_prompt(number)
             else:
-                station.decode(number, had=1 if self._layout.first_there else 0)
+                self._take_over(station, number, now)
         if not station.running and not station.queued:
             return
         other, beside = IDLE, 0
@@ -249,12 +251,18 @@ class Phases:
         station.begin(now, other, self._layout.pieces, beside)
         self._reading += station.reading
 
+    def _take_over(self, station: _Station, number: int, now: float) -> None:
+        """A prompt that another pool has read, between two steps."""
+        if self._layout.first_there:
+            station.decode(number)
+            return
+        self.times[number].first = now
+        station.decode(number, tail=self._asked[number].prompt % _BLOCK)
+
     def _end(self, station: _Station, now: float) -> Iterator[int]:
         self._reading -= station.reading
-        fresh, ended, read = station.end()
+        ended, read = station.end()
         station.until, station.step = _NEVER, IDLE
-        for number in fresh:
-            self.times[number].first = min(self.times[number].first, now)
         for number in ended:
             self.times[number].ended = now
             yield number
@@ -272,7 +280,7 @@ class Phases:
                 yield number
                 return
         if self._layout.both:
-            station.decode(number, had=1)
+            station.decode(number)
         else:
             heappush(self._handed, (now + station.pool.tables.hand_over(one.prompt), number))
 

@@ -10,6 +10,7 @@ from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
 from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
+from afserve.control.backend import NodeView
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.control.node.kv_tiers import KvInTiers
 from afserve.control.node.kv_tiers_open import open_tiers
@@ -22,7 +23,7 @@ from afserve.errors import ConfigError
 from afserve.launch.checkup import disk
 from afserve.member import attention_node
 from afserve.metrics import render
-from afserve.server.kv_tiers import tiers
+from afserve.server.kv_tiers import hits, tiers
 
 BLOCK, BYTES = 16, 1000
 
@@ -271,18 +272,19 @@ def test_metrics_and_status_say_where_prompts_were_found():
     assert 'afserve_kv_host_blocks{node="attention-1"}' not in text
 
     def answer(*found):
-        return {"nodes": [{"role": "attention", "stats": asdict(stats)} for stats in found]}
+        views = [NodeView("attention-0", "attention", "ready", 1, 0.0, 0, stats) for stats in found]
+        return {"nodes": [asdict(view) for view in views], "kv_hits": hits(views)}
 
-    assert tier_lines(answer(AttentionStats())) == []
-    (line,) = tier_lines(answer(with_host))
+    assert tier_lines(answer(AttentionStats())) == tier_lines(answer()) == []
+    found, line = tier_lines(answer(with_host))
+    assert found == "prompt tokens whose KV was found: 60 in the cache, 32 in host memory, 8 on disk"
     assert line == (
-        "KV in host memory: 3 of 8 blocks, 32 prompt tokens found there, 0.0 MB read, 0.0 MB written, "
-        "4 made room for others, 1 damaged"
+        "KV in host memory: 3 of 8 blocks, 0.0 MB read, 0.0 MB written, 4 made room for others, 1 damaged"
     )
-    (line,) = tier_lines(answer(with_disk, AttentionStats()))
+    found, line = tier_lines(answer(with_disk, AttentionStats(prefix_hits=7, kv=KvStats(peer_tokens=5))))
+    assert found == "prompt tokens whose KV was found: 38 in the cache, 5 at other nodes, 64 on disk"
     assert line == (
-        "KV on disk: 5 of 90 blocks, 64 prompt tokens found there, 2.5 MB read, 0.0 MB written, "
-        "blocks dropped: 1 damaged, 3 overwritten"
+        "KV on disk: 5 of 90 blocks, 2.5 MB read, 0.0 MB written, blocks dropped: 1 damaged, 3 overwritten"
     )
 
 

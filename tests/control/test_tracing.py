@@ -1,15 +1,21 @@
 """A node sends what it draws once, in parts of bounded size; hostile parts are refused as a whole."""
 
+import json
 import zlib
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
+from afserve.control.frontend import Frontend
+from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.tracing import TraceSender
-from afserve.errors import ProtocolError
-from afserve.trace import Trace
+from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
+from afserve.errors import OverloadedError, ProtocolError
+from afserve.trace import Trace, backwards, merge
 from afserve.trace_part import MOST_EVENTS, TracePart, own_clock
 
 
@@ -70,3 +76,72 @@ def test_parts_that_no_node_packs_are_refused(text):
 def test_a_part_that_unpacks_to_much_more_is_refused():
     with pytest.raises(ProtocolError, match="characters"):
         TracePart.unpack(zlib.compress(b" " * (64 << 20)))
+
+
+def curves(trace, folder):
+    """By name, (seconds, values) as a viewer reads them; and the names of tracks."""
+    trace.write(folder / "node.trace")
+    merge([folder / "node.trace"], folder / "out.json")
+    assert backwards(folder / "out.json") == []
+    found, events = {}, json.loads((folder / "out.json").read_text())["traceEvents"]
+    for event in events:
+        if event["ph"] == "C":
+            found.setdefault(event["name"], []).append((event["ts"] / 1e6, event["args"]))
+    return found, [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+
+
+def test_what_a_node_counts_is_drawn_when_it_changes(tmp_path):
+    trace, clock = Trace("attention-0"), FakeClock()
+    now = clock.now()
+    kv = KvStats(500, 900, handed=4, hand_seconds=1.0, peer_tokens=16, oldest_lease=0.25)
+    tiers = TierStats(
+        9, 90, hit_tokens=32, bytes_read=70, host=HostStats(1, 8, hit_tokens=8, bytes_written=5)
+    )
+    later = AttentionStats(running=2, waiting=1, queued_tokens=40, prefix_hits=100, kv=kv, tiers=tiers)
+    counted = (AttentionStats(), later, replace(later, running=3))
+    drawn = DrawnCounts(iter(counted).__next__, trace, clock)
+    for stats in counted:
+        assert drawn() == stats
+        clock.advance(1.0)
+    found, tracks = curves(trace, tmp_path)
+    assert tracks == []
+    assert found["requests"] == [
+        (now, {"running": 0, "waiting": 0}),
+        (now + 1, {"running": 2, "waiting": 1}),
+        (now + 2, {"running": 3, "waiting": 1}),
+    ]
+    assert found["prompt tokens found"][1:] == [(now + 1, {"memory": 44, "peer": 16, "host": 8, "disk": 32})]
+    assert found["KV bytes moved"][1:] == [(now + 1, {"sent": 500, "received": 900})]
+    assert found["oldest KV lease, ms"][1:] == [(now + 1, {"lease": 250})]
+    assert found["mean hand-over, ms"] == [(now + 1, {"hand-over": 250})]
+    assert found["host memory, bytes"] == [(now + 1, {"read": 0, "written": 5})]
+    assert found["disk, bytes"] == [(now + 1, {"read": 70, "written": 0})]
+    (part,) = sent_parts(trace)
+    assert part.slices == tuple(trace.slices)
+
+
+def sent_parts(trace):
+    told = []
+    TraceSender(trace, told.append, FakeClock()).look()
+    return [TracePart.unpack(each.data) for each in told]
+
+
+def test_a_gateway_draws_who_was_refused_and_why(tmp_path):
+    refused = {}
+
+    def admit(prompts, wanted):
+        refused["ttft"] = refused.get("ttft", 0) + 1
+        raise OverloadedError("ttft: too late")
+
+    trace = Trace("gateway")
+    gateway = SimpleNamespace(admit=admit, admission=SimpleNamespace(refused=refused))
+    frontend = Frontend(SimpleNamespace(), gateway, SimpleNamespace(), trace)
+    for _ in range(2):
+        with pytest.raises(OverloadedError):
+            frontend.admit([[1]], True)
+    frontend.draw_counts("prefill, sequences by time", {"on_time": 3, "late": 1})
+    found, _ = curves(trace, tmp_path)
+    assert [values for _, values in found["refused as too late"]] == [{"ttft": 1}, {"ttft": 2}]
+    assert [values for _, values in found["prefill, sequences by time"]] == [{"on_time": 3, "late": 1}]
+    untraced = Frontend(SimpleNamespace(), gateway, SimpleNamespace())
+    untraced.draw_counts("prefill, sequences by time", {"on_time": 3, "late": 1})

@@ -12,6 +12,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.faults_deployment import Deployment
@@ -69,6 +70,29 @@ def test_the_page_shows_what_happens(browser):
             assert wide <= 0, f"{view}: {wide} px beyond the window"
             _picture(other, view)
             assert wrong == []
+
+
+def test_the_page_shows_where_kv_was_found(browser, tmp_path):
+    """Prompts are handed over, leave the cache, and come back from the tiers below it."""
+    flags = ("--prefill", "1", "--decode", "1", "--experts", "1", "--kv-tokens", "2048", "--ttft", "60")
+    tiers = ("--kv-host", "2MiB", "--kv-ssd", str(tmp_path), "--kv-ssd-size", "64MiB")
+    with served(*flags, *tiers) as up, httpx.Client(base_url=up.url, timeout=60) as client:
+        page, said = _opened(browser, up, "light")
+        assert page.is_hidden("#refused")
+        prompts = [f"# file {number}\n" + "import os\nimport sys\n" * 150 for number in range(8)]
+        for prompt in [*prompts, *prompts, *reversed(prompts)]:  # from far away at first, then from near by
+            asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+            assert client.post("/v1/completions", json=asked).status_code == 200
+        for tier in ("host memory", "disk"):
+            row = page.locator("#found tbody tr", has_text=tier)
+            sync_api.expect(row.locator("td").nth(0)).to_have_text(re.compile(r"^[1-9]"), timeout=SECONDS)
+        names = page.locator("#found tbody th").all_text_contents()
+        assert names == ["cache", "other nodes", "host memory", "disk"]
+        moved = page.locator("#found tbody tr", has_text="other nodes").locator("td").nth(3)
+        sync_api.expect(moved).to_have_text(re.compile(r"^\d+\.\d MB$"))
+        sync_api.expect(page.locator("#handed")).to_contain_text(re.compile(r"handed over: [1-9]"))
+        sync_api.expect(page.locator("#leased")).to_contain_text("blocks are held for other nodes")
+        assert said == []
 
 
 @contextmanager

@@ -120,6 +120,34 @@ def test_a_floor_for_prompts_slows_decoding_only_by_what_prompts_use():
     assert prefill.step(reading, busy, low).seconds > prefill.step(reading, busy, high).seconds
 
 
+def test_the_pool_that_decodes_draws_a_first_token_between_two_steps():
+    """From the row that came with the prompt: no pass over the experts is before it."""
+    one = Asked(0.0, 1600, 41)
+    run = Phases(LAYOUTS["shared"], [one])
+    list(run.play())
+    (times,) = run.times
+    read, decode = (station.pool for station in (run._reads[0], run._decodes[0]))
+    steps, done = 0.0, 0
+    while done < one.prompt:
+        tokens = min(1024, one.prompt - done)
+        pairs = tokens * done + tokens * tokens // 2
+        steps += read.step(Work(tokens=tokens, pairs=pairs, all_tokens=tokens)).seconds
+        done += tokens
+    assert times.first == pytest.approx(steps + STAGES.hand_over(one.prompt), rel=1e-9)
+    further = sum(decode.step(Work(1, 1, one.prompt + 1 + i)).seconds for i in range(40))
+    assert times.ended - times.first == pytest.approx(further, rel=1e-9)
+
+
+def test_tokens_that_filled_no_block_are_rows_of_the_first_step():
+    run = Phases(LAYOUTS["shared"], [Asked(0.0, 1615, 2)])
+    list(run.play())
+    (times,), decode = run.times, run._decodes[0].pool
+    rows = 1 + 1615 % 16
+    step = decode.step(Work(-(-rows // decode.ranks), rows, 1616.0))
+    assert times.ended - times.first == pytest.approx(step.seconds, rel=1e-9)
+    assert step.seconds > decode.step(Work(1, 1, 1616.0)).seconds
+
+
 def test_ranks_that_read_step_each_by_itself_and_share_the_experts():
     few, many = [Asked(0.0, 1000, 1)], [Asked(0.0, 1000, 1), Asked(0.0, 3000, 1)]
     firsts = []

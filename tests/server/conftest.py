@@ -114,6 +114,7 @@ class ScriptedBackend:
     too_late: OverloadedError | None = None
     pushes: bool = False  # as a gateway does: whoever waits for an event is asked to take it
     taken: int = 0
+    counts: dict = field(default_factory=dict)
 
     def ready(self) -> bool:
         return self.is_ready
@@ -122,6 +123,9 @@ class ScriptedBackend:
         self.admitted.append((prompts, wanted))
         if self.too_late is not None:
             raise self.too_late
+
+    def draw_counts(self, name, values) -> None:
+        self.counts[name] = dict(values)
 
     def check(self) -> None:
         if not self.is_ready:

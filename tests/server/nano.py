@@ -31,6 +31,9 @@ class NanoBackend:
     def admit(self, prompts, wanted) -> None:
         """Never too busy."""
 
+    def draw_counts(self, name, values) -> None:
+        """Nothing is drawn."""
+
     def check(self) -> None:
         pass
 

@@ -63,6 +63,7 @@ def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
     assert (first, second, third) == ("placement", "frame", "frame")
     assert placed == {"epoch": 3, "holders": [[[0, 1], [1]], [[0, 1], [1]]]}
     assert frame["status"]["nodes"][0]["name"] == "attention-0" and frame["status"]["model"]["id"] == "tiny"
+    assert frame["status"]["kv_hits"] == {"memory": 0, "peer": 0, "host": 0, "disk": 0}
     assert later["at"] > frame["at"] and set(frame["latency"]) == {"first_token", "inter_token"}
 
 

@@ -106,8 +106,10 @@ def sequence(metrics, first, *rest, **times):
 
 def test_goodput_by_phase():
     """Who asks for nothing is judged by the server's own times, and by none where it has none."""
-    metrics = ServerMetrics(FakeClock(), Times(ttft=0.5))
+    drawn = {}
+    metrics = ServerMetrics(FakeClock(), Times(ttft=0.5), drawn.__setitem__)
     sequence(metrics, 0.25, 0.1, 0.1)
+    assert drawn == {"prefill, sequences by time": {"on_time": 1, "late": 0}}
     assert metrics.goodput.figures() == {"prefill": {"on_time": 1, "late": 0, "tokens": 100}}
     sequence(metrics, 0.75, 0.1, 0.3, tpot=0.25)
     sequence(metrics, 0.75, 0.1, 0.3, ttft=1.0, tpot=0.125)
@@ -120,6 +122,10 @@ def test_goodput_by_phase():
     metrics.clock.advance(9.0)
     timer.ended("abort")
     assert metrics.goodput.figures()["prefill"]["late"] == 2, "it never came"
+    assert drawn == {
+        "prefill, sequences by time": {"on_time": 3, "late": 2},
+        "decode, sequences by time": {"on_time": 1, "late": 1},
+    }
     seen = parse(render(metrics.goodput.families()))
     assert seen["afserve_phase_sequences_total", (("on_time", "no"), ("phase", "prefill"))] == 2
     assert seen["afserve_phase_goodput_tokens_total", (("phase", "prefill"),)] == 300

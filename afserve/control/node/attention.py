@@ -10,6 +10,7 @@ from typing import Protocol
 from afserve.clock import AwakeClock, Clock, MonotonicClock
 from afserve.comm.kv.reach import address_of
 from afserve.control.node.beginning import freeze_heap, identify, meet, spans_of
+from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
@@ -46,6 +47,7 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import AttentionPhase, Role, attention_node
 from afserve.placement.placement import Placement
@@ -91,9 +93,12 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
     kv = open_tiers(open_kv(node, listener, stream, assigned), node, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
-    report = Reporter(
-        heartbeat, stream, lambda: node.stats(kv.stats(), kv.tiers()), node.take_routed, attention=nodes
-    )
+
+    def stats() -> AttentionStats:
+        return node.stats(kv.stats(), kv.tiers())
+
+    drawn = stats if node.trace is None else DrawnCounts(stats, node.trace)
+    report = Reporter(heartbeat, stream, drawn, node.take_routed, attention=nodes)
     freeze_heap()
     spans = spans_of(assigned)
     journal = Journal(str(assigned.node), None if spans is None else spans.put)

@@ -6,6 +6,7 @@ import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
 import { drawHeat, placed, watchHeat } from "./heat.js";
 import { drawEvents, drawFigures, drawPhases, drawTime } from "./parts.js";
+import { drawKv } from "./kv.js";
 import { drawTimeline, watchTimeline } from "./timeline.js";
 import { startChat } from "./chat.js";
 
@@ -63,6 +64,7 @@ function show(frame) {
   drawHeat(status.routed, frame.at);
   drawEvents(status);
   drawPhases(status, first.status, frame.at - first.at);
+  drawKv(status, first.status, frame.at - first.at);
   drawCharts(frame, attention, sum);
   drawHead(frame, attention, sum);
 }

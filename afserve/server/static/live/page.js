@@ -25,6 +25,7 @@ export function short(n) {
 
 export const percent = share => (100 * share).toFixed(share < 0.1 ? 1 : 0) + " %";
 export const mib = bytes => Math.round(bytes / 1048576).toLocaleString() + " MiB";
+export const size = bytes => bytes >= 1e9 ? (bytes / 1e9).toFixed(2) + " GB" : (bytes / 1e6).toFixed(1) + " MB";
 export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function seconds(value) {

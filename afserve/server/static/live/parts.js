@@ -62,6 +62,9 @@ export function drawEvents(status) {
   const lost = Object.values(status.lost).reduce((total, causes) => total + sum(causes), 0);
   $("counts").textContent = `Since the start: ${lost} nodes lost, ${sum(status.moved)} requests moved, ` +
     `${status.resent_rows} rows sent again, ${mib(status.reloaded_bytes)} of experts reloaded, ${status.moves} experts moved`;
+  const late = Object.entries(status.refused).sort().map(([why, count]) => `${count.toLocaleString()} for ${why}`);
+  $("refused").hidden = !late.length;
+  $("refused").textContent = `Refused at once, as they would have been too late: ${late.join(", ")}`;
   const list = $("events");
   const all = [...status.incidents].reverse().map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
   for (const text of [...status.decisions].reverse()) all.push([null, text, "move"]);

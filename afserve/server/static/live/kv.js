@@ -1,0 +1,68 @@
+// Where the KV of prompts was found, tier by tier, and what moved between nodes.
+
+import { $, element, rate, seconds, short, size } from "./page.js";
+
+const FIGURES = 5;
+const TIERS = [
+  ["memory", "cache", all => blocks(all, stats => stats.kv_blocks_used, stats => stats.kv_blocks)],
+  ["peer", "other nodes", all => moved(all, stats => stats.kv.bytes_received, stats => stats.kv.bytes_sent)],
+  ["host", "host memory", all => tier(all, stats => stats.tiers.host)],
+  ["disk", "disk", all => tier(all, stats => stats.tiers)],
+];
+
+const sum = (all, read) => all.reduce((total, stats) => total + read(stats), 0);
+const blocks = (all, used, most) => [`${short(sum(all, used))} of ${short(sum(all, most))}`, "", ""];
+const moved = (all, read, written) => ["", size(sum(all, read)), size(sum(all, written))];
+
+// Nothing where no node has such a tier.
+function tier(all, of) {
+  if (!sum(all, stats => of(stats).capacity)) return null;
+  const [held] = blocks(all, stats => of(stats).blocks, stats => of(stats).capacity);
+  const [, read, written] = moved(all, stats => of(stats).bytes_read, stats => of(stats).bytes_written);
+  return [held, read, written];
+}
+
+const attention = status => status?.nodes.filter(node => node.role === "attention" && node.stats).map(node => node.stats) ?? [];
+
+// `then`: the status of `elapsed` seconds ago.
+export function drawKv(status, then, elapsed) {
+  const all = attention(status), past = attention(then);
+  const some = sum(all, s => s.kv.bytes_received + s.kv.handed + s.kv.leased + s.tiers.capacity + s.tiers.host.capacity);
+  $("found-card").hidden = !some && !Object.values(status.kv_hits).some(Boolean);
+  const rows = TIERS.map(([key, name, figures]) => [key, name, figures(all)]).filter(([, , figures]) => figures);
+  fill($("found").tBodies[0], rows.map(([key, name, figures]) => {
+    const tokens = status.kv_hits[key] ?? 0;
+    return [name, tokens.toLocaleString(), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
+  }));
+  $("handed").textContent = handed(all, past);
+  $("leased").textContent = leased(all);
+}
+
+function fill(body, rows) {
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+  while (body.rows.length < rows.length) {
+    const row = body.insertRow();
+    element(row, "th").scope = "row";
+    for (let i = 0; i < FIGURES; i++) row.insertCell();
+  }
+  rows.forEach((said, i) => said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; }));
+}
+
+function handed(all, past) {
+  const [count, short_, straight] = ["handed", "handed_short", "straight"].map(name => sum(all, s => s.kv[name]));
+  if (!count && !straight) return "";
+  const mean = (stats, before) => {
+    const n = sum(stats, s => s.kv.handed) - sum(before, s => s.kv.handed);
+    return n > 0 ? seconds((sum(stats, s => s.kv.hand_seconds) - sum(before, s => s.kv.hand_seconds)) / n) : "-";
+  };
+  return `Prompts handed over: ${count.toLocaleString()} (${short_.toLocaleString()} in part), from the request to the last ` +
+    `block ${mean(all, past)} in the last ten seconds, ${mean(all, [])} since the start; ` +
+    `${straight.toLocaleString()} computed where they are decoded, as that was sooner.`;
+}
+
+function leased(all) {
+  const held = sum(all, s => s.kv.leased), lapsed = sum(all, s => s.kv.lapsed);
+  const oldest = Math.max(0, ...all.map(s => s.kv.oldest_lease));
+  return `Leases: ${held.toLocaleString()} blocks are held for other nodes` + (held ? `, the first for ${seconds(oldest)}` : "") +
+    `; ${lapsed.toLocaleString()} were not renewed.`;
+}
