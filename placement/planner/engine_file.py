@@ -3,6 +3,7 @@
 Measured rows are a table with a header, one list per row, so that a profile can be read and compared.
 """
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -79,8 +80,18 @@ def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
         factors=_numbers(entries.section("factors")),
         wait_factors=_numbers(entries.section("wait_factors")),
         rows=_rows(entries),
-        fit=entries.section("fit").table,
+        fit=_said(entries.section("fit")),
     )
+
+
+def _said(entries: Fields) -> Mapping[str, object]:
+    """What is printed again as it is: JSON has no infinity."""
+    for key, value in entries.table.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise entries.refuse(key, "must be finite") from error
+    return entries.table
 
 
 def _flag(entries: Fields, key: str) -> bool:

@@ -16,6 +16,7 @@ from afserve.placement.planner.planner import Answer, Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
+_CLOSE = 0.1  # of a probability to one half: nobody knows which is better
 _RESOURCES = {
     "attention bandwidth": ("attention", ("bandwidth",)),
     "attention compute": ("attention", ("flops_bf16", "flops_fp8", "flops_fp4")),
@@ -85,6 +86,9 @@ def _conclusion(question: Question, found: Answer) -> str:
     unit = _UNITS[question.objective]
     if question.objective == "count" and afd.devices != colocated.devices:
         return _fewer(afd, colocated)
+    if abs(probability(question, afd, colocated) - 0.5) < _CLOSE:
+        than = f"{abs(gain):.1%} {'higher' if gain > 0 else 'lower'}"
+        return f"Undecided: AFD has {than} {unit} than colocated, which is within the error of both."
     if gain > 0:
         return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}"
     return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}"
@@ -111,8 +115,22 @@ def decider(question: Question, afd: Plan, colocated: Plan) -> str:
     engine = f" with {least.engine}" if least.engine else ""
     return (
         f"measure {describe(least)}{engine} at {least.requests:,} requests, the less "
-        f"certain of the two (+-{least.error:.0%})."
+        f"certain of the two (+-{least.error:.0%}).{_measured_elsewhere(question, least)}"
     )
+
+
+def _measured_elsewhere(question: Question, plan: Plan) -> str:
+    """Where the engine's rows are, if none has this plan's hardware, or as few or as many devices."""
+    engine = dict(question.engines).get(plan.kind)
+    if engine is None or not engine.measured:
+        return ""
+    counts = np.rint(2.0**engine.rows.devices).astype(int)
+    chips = [like.chip for like in engine.rows.like]
+    if plan.attention.hardware in chips and counts.min() <= plan.devices <= counts.max():
+        return ""
+    few, many = counts.min(), counts.max()
+    devices = f"{few}" if few == many else f"{few} to {many}"
+    return f" {engine.name} was measured on {devices} {' or '.join(sorted(set(chips)))}."
 
 
 _UNITS = {

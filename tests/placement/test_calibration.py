@@ -68,6 +68,47 @@ def test_a_machine_far_below_the_chip_file_is_met() -> None:
     assert np.max(np.abs(errors)) < 0.2
 
 
+SMALL = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 512, "vocab_size": 4096,
+    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "num_experts": 32,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 256, "intermediate_size": 1024, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+MEASURED = {
+    "attention": (
+        (1, 96, 67), (2, 96, 82), (4, 96, 134), (8, 96, 236), (16, 96, 513), (32, 96, 846), (64, 96, 1610),
+        (1, 256, 78), (4, 256, 177), (16, 256, 658),
+    ),
+    "experts": (
+        (4, 4, 192), (1.9, 1.9, 67), (4, 4, 216), (8, 7.4, 388), (3.8, 3.5, 144), (8, 6, 285), (16, 13, 582),
+        (8.9, 7.2, 271), (16, 7.5, 361), (32, 20.8, 867), (15.8, 10.4, 363), (32, 8, 428), (64, 28.8, 1108),
+        (31.1, 14.1, 562), (64, 8, 817), (128, 31.6, 1789), (65.2, 15.8, 872), (128, 8, 1437), (256, 32, 3047),
+        (124.8, 16, 1574), (256, 8, 3116),
+    ),
+}  # fmt: skip
+"""Microseconds on one core of a virtual machine: of (requests, context), of (rows, active)."""
+LATER = ((8, 320, 364), (8, 512, 426), (32, 320, 1360), (32, 512, 2000), (64, 320, 3036), (64, 512, 4084))
+"""What attention halves of other sizes took there, minutes before."""
+
+
+def test_a_core_at_a_thousandth_of_the_host_is_met_where_it_was_not_measured(tmp_path: Path) -> None:
+    """Shares of the host's peaks that were held near each other put everything on requests, and nothing on context."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    shape = load_model(str(tmp_path))
+    measured = read_calibration("c", lines())
+    for part, names in (("attention", ("requests", "context")), ("experts", ("rows", "active"))):
+        measured[part] = [
+            dict(zip(names, row[:2], strict=True)) | {"seconds": 1e-6 * row[2]} for row in MEASURED[part]
+        ]
+    curves = fit_calibration("c", measured, shape, CHIP, WIDTH)
+    assert curves.curves["core"].spread < 0.05 and curves.curves["experts"].spread < 0.12
+    for requests, context, took in LATER:
+        times = attention_step(shape, CHIP, curves, WIDTH, np.array([float(requests)]), float(context), 1)
+        assert float(times.moe_layers[0]) / shape.layers == pytest.approx(1e-6 * took, rel=0.2)
+
+
 def test_a_step_carries_its_head_its_own_work_and_the_control_plane() -> None:
     alone = fitted(*per_request("step", lambda n: 5e-2 + 1e-3 * n))
     served = fitted(

@@ -29,7 +29,7 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
 def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {SMALL}")
     assert code == 0
-    for word in ("qwen3-30b-a3b", "best", "next", "$/Mtok", "bound by", "+10 % of each", "isaggregate"):
+    for word in ("qwen3-30b-a3b", "best", "next", "$/Mtok", "bound by", "+10 % of each", "Undecided: AFD"):
         assert word in out
     assert "colocated" in out
     assert "AFD" in out

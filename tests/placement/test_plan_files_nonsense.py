@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from afserve.cli.main import run
@@ -118,6 +118,7 @@ def test_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str], table: Any
 
 @DRAWN
 @given(values=spoiled(engine()))
+@example(values=engine() | {"fit": {"rows": float("inf")}})
 def test_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str], values: Any) -> None:
     own = tmp_path / "own.json"
     own.write_text(json.dumps(values))

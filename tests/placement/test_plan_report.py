@@ -16,9 +16,9 @@ from afserve.cli.plan import plan as plan_command
 from afserve.cli.plan_options import asked_question
 from afserve.placement.planner import same_layout
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.scale import on_more_devices
+from afserve.placement.planner.scale import LIKELY, on_more_devices
 from afserve.placement.planner.search import Targets
-from afserve.placement.planner.sensitivity import sensitivity
+from afserve.placement.planner.sensitivity import probability, sensitivity, verdict
 from afserve.placement.planner.tornado import assumptions, tornado
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,13 +121,32 @@ def test_flags_stand_as_they_were_given(capsys: pytest.CaptureFixture[str], tmp_
     assert values["question"] == f"afserve plan {line}"
 
 
-def test_a_small_pool_says_that_a_larger_one_turns_the_answer() -> None:
+def test_a_small_pool_names_the_devices_from_which_the_answer_turns() -> None:
     asked = question_of("--model qwen3-235b-a22b --pool gb200=16 --context 8192")
     found = answer(asked)
     assert found.plans[0].kind == "colocated"
-    assert "On twice the devices it turns: AFD with 27 gb200" in on_more_devices(asked, found)
+    said = on_more_devices(asked, found)
+    assert said.startswith("On more devices it turns: with 24 gb200, AFD with 19 gb200 for attention")
+    assert "; with 32 gb200, AFD with 27 gb200" in said
+    assert "fastafd was measured on 32 to 72 gb200." in verdict(asked, found)
+    node_less = question_of("--model qwen3-235b-a22b --pool gb200=20 --context 8192")
+    assert probability_of(node_less) < LIKELY, "24 are the fewest whole nodes"
     larger = question_of("--model qwen3-235b-a22b --pool gb200=32 --context 8192")
-    assert on_more_devices(larger, answer(larger)) == ""
+    found = answer(larger)
+    assert on_more_devices(larger, found) == "" and "was measured on" not in verdict(larger, found)
+
+
+def probability_of(asked: Question) -> float:
+    found = answer(asked)
+    afd, colocated = found.best("afd"), found.best("colocated")
+    assert afd is not None and colocated is not None
+    return probability(asked, afd, colocated)
+
+
+def test_a_verdict_within_the_error_of_both_is_undecided() -> None:
+    asked = question_of("--model qwen3-235b-a22b --pool gb200=20 --context 8192")
+    assert abs(probability_of(asked) - 0.5) < 0.1
+    assert verdict(asked, answer(asked)).startswith("Undecided: AFD has ")
 
 
 def test_without_a_batch_a_change_is_none() -> None:

@@ -42,7 +42,7 @@ class Grid:
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (96, 256, 1024)
-    tokens: int = 8192
+    tokens: int = 16384
     steps: int = 5
     calls: int = 8
     turns: int = 6
