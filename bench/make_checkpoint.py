@@ -21,6 +21,8 @@ from torch import Tensor
 from bench.nano import corpus, tokenizer
 from bench.nano.shape import BEGIN, END, PAD
 
+MX_GROUP, MX_BIAS = 32, 127
+E2M1_DEVIATION = 2.93  # of the sixteen four-bit floats, all as likely
 MODELS = Path(__file__).parents[1] / "configs/models"
 Config = dict[str, Any]
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
@@ -100,6 +102,25 @@ QWEN3_NEXT: Config = {
     "linear_value_head_dim": 128,
     "partial_rotary_factor": 0.25,
     "shared_expert_intermediate_size": 256,
+}
+
+GPT_OSS: Config = {
+    **COMMON,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "head_dim": 64,
+    "intermediate_size": 256,
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 32,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+    },
+    "rope_theta": 150000.0,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
 }
 
 OLMOE: Config = {
@@ -203,6 +224,33 @@ def deepseek_v3(c: Config) -> Sizes:
         yield from _mlp(hidden, shared, f"{p}.mlp.shared_experts")
 
 
+def gpt_oss(c: Config) -> Sizes:
+    """Names and sizes of a gpt-oss checkpoint with experts in MXFP4: bytes of two codes, and exponents."""
+    hidden, inner, experts, head = (
+        c["hidden_size"],
+        c["intermediate_size"],
+        c["num_local_experts"],
+        c["head_dim"],
+    )
+    heads, groups = c["num_attention_heads"], c["num_key_value_heads"]
+    yield from _ends(c)
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}"
+        yield from _norms(c, p)
+        yield f"{p}.self_attn.sinks", (heads,)
+        for part, width in (("q", heads), ("k", groups), ("v", groups)):
+            yield f"{p}.self_attn.{part}_proj.weight", (width * head, hidden)
+            yield f"{p}.self_attn.{part}_proj.bias", (width * head,)
+        yield f"{p}.self_attn.o_proj.weight", (hidden, heads * head)
+        yield f"{p}.self_attn.o_proj.bias", (hidden,)
+        yield f"{p}.mlp.router.weight", (experts, hidden)
+        yield f"{p}.mlp.router.bias", (experts,)
+        for part, outputs, inputs in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
+            yield f"{p}.mlp.experts.{part}_proj_blocks", (experts, outputs, inputs // MX_GROUP, MX_GROUP // 2)
+            yield f"{p}.mlp.experts.{part}_proj_scales", (experts, outputs, inputs // MX_GROUP)
+            yield f"{p}.mlp.experts.{part}_proj_bias", (experts, outputs)
+
+
 def _ends(c: Config) -> Sizes:
     yield "model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"])
     yield "model.norm.weight", (c["hidden_size"],)
@@ -235,6 +283,7 @@ SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
     "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
     "qwen3-next-123m": Shape(QWEN3_NEXT, qwen3_next),
+    "gpt-oss-110m": Shape(GPT_OSS, gpt_oss),
     "olmoe-1b-7b": Shape(OLMOE, olmoe),
 }
 
@@ -246,6 +295,11 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
     for name, size in shape.sizes(shape.config):
         if name.endswith("bias"):
             yield name, torch.randn(size, generator=random) * 0.02
+        elif name.endswith("_blocks"):
+            yield name, torch.randint(0, 256, size, generator=random, dtype=torch.uint8)
+        elif name.endswith("_scales"):
+            spread = matrix_spread(name, (1, size[-1] * MX_GROUP), shape.config) / E2M1_DEVIATION
+            yield name, torch.full(size, MX_BIAS + round(math.log2(spread)), dtype=torch.uint8)
         elif name.endswith("A_log"):
             yield (
                 name,
@@ -262,7 +316,7 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
 def matrix_spread(name: str, size: tuple[int, ...], c: Config) -> float:
     """Standard deviation of a matrix; what adds to the residual stream is smaller the more layers there are."""
     spread = 1.0 if "embed_tokens" in name else math.prod(size[1:]) ** -0.5
-    residual = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+    residual = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj_scales"))
     return spread / math.sqrt(2 * c["num_hidden_layers"]) if residual else spread
 
 
@@ -275,7 +329,12 @@ def write(shape: Shape, folder: Path, *, seed: int = 0, shards: int = 1) -> int:
     _write_weights(shape, folder, seed, shards)
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
     write_tokenizer(shape.config, folder)
-    return sum(math.prod(size) for _, size in shape.sizes(shape.config))
+    return sum(parameters(name, size) for name, size in shape.sizes(shape.config))
+
+
+def parameters(name: str, size: tuple[int, ...]) -> int:
+    """Of a tensor; a byte of MXFP4 has two, a scale is none."""
+    return 0 if name.endswith("_scales") else math.prod(size) * (2 if name.endswith("_blocks") else 1)
 
 
 def write_tokenizer(c: Config, folder: Path) -> None:
@@ -314,7 +373,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
     count = write(SHAPES[options.shape], options.out, seed=options.seed, shards=options.shards)
-    print(f"{options.shape}: {count / 1e6:.1f} M parameters, {count * 2 / 2**20:.0f} MiB in {options.out}")
+    stored = sum(file.stat().st_size for file in options.out.glob("*.safetensors"))
+    print(f"{options.shape}: {count / 1e6:.1f} M parameters, {stored / 2**20:.0f} MiB in {options.out}")
 
 
 if __name__ == "__main__":
