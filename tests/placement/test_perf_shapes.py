@@ -15,8 +15,8 @@ MODELS = Path(__file__).parents[2] / "configs/models"
 SIZES = {
     "deepseek-v3": (671, 37), "deepseek-r1": (671, 37), "deepseek-v3.2": (671, 37), "deepseek-v2": (236, 21),
     "kimi-k2": (1026, 32), "qwen3-235b-a22b": (235, 22), "qwen3-30b-a3b": (30.5, 3.3), "mixtral-8x7b": (46.7, 12.9),
-    "mixtral-8x22b": (141, 39), "dbrx": (132, 36), "gpt-oss-120b": (117, 5.1), "glm-4.5": (355, 32),
-    "glm-5": (744, 40), "minimax-m1": (456, 45.9), "minimax-m2": (230, 10), "step-3": (316, 38),
+    "mixtral-8x22b": (141, 39), "dbrx": (132, 36),
+    "gpt-oss-120b": (117, 5.1), "gpt-oss-20b": (20.9, 3.6), "glm-4.5": (355, 32), "glm-5": (744, 40), "minimax-m1": (456, 45.9), "minimax-m2": (230, 10), "step-3": (316, 38),
     "llama-4-maverick": (400, 17), "qwen3.5-397b-a17b": (397, 17), "olmoe-1b-7b": (6.92, 1.28),
     "qwen2-57b-a14b": (57.4, 14), "ernie-4.5-300b-a47b": (300, 47), "hunyuan-a13b": (80, 13),
     "phi-3.5-moe": (41.9, 6.6), "llama-4-scout": (109, 17),
