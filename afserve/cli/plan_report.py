@@ -88,7 +88,7 @@ def _notes(question: Question) -> list[str]:
     if hosts:
         found.append(
             f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
-            "calibrate --out mine.jsonl` there and plan with --curves mine.jsonl"
+            "calibrate --out mine.jsonl` there and plan with --engine mine.jsonl"
         )
     name = question.setting.shape.name
     if curves.models and name not in curves.models:
