@@ -115,7 +115,7 @@ def decider(question: Question, afd: Plan, colocated: Plan) -> str:
     least = afd if afd.error >= colocated.error else colocated
     engine = f" with {least.engine}" if least.engine else ""
     return (
-        f"measure {describe(least)}{engine} at {least.requests:,} requests, the less "
+        f"measure {describe(least)}{engine} at {least.requests:,} request{'s' * (least.requests != 1)}, the less "
         f"certain of the two (+-{least.error:.0%}).{_measured_elsewhere(question, least)}"
     )
 
