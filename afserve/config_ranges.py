@@ -78,6 +78,7 @@ RANGES: dict[str, Range] = {
     "shared_intermediate_size": Range(0, 1 << 22),
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
+    "swa_num_key_value_heads": HEADS,
     "num_attention_groups": HEADS,
     "index_n_heads": HEADS,
     "linear_num_value_heads": HEADS,

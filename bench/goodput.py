@@ -8,15 +8,15 @@ instances that decode and read prompts in chunks. Expert nodes compute prompts i
 GPUs seldom: it knows the time of launches only); of experts, as it does on CPUs where reading them costs much; or at a
 GPU's tiles, which it does nowhere. Stage times are the planner's, fitted to measured kernels of H200, and the same for
 all four. That decoding goes first on a device that reads prompts too, after the piece that runs, is assumed and not
-measured. Nothing is measured of this machine. Of each layout splits, chunk sizes, sizes of instances and ranks are
-searched (`search_phases`), and the best one is its row; the share of prefill is swept. Goodput: the highest rate at
-which 90 % of the requests meet both targets. Prefixes are not reused.
+measured. Nothing is measured of this machine. Of each layout, and for each way of cutting, splits, chunk sizes, sizes
+of instances and ranks are searched (`search_phases`), and the best one is its row; the share of prefill is swept.
+Goodput: the highest rate at which 90 % of the requests meet both targets. Prefixes are not reused.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model, read_lines
@@ -32,11 +32,9 @@ from afserve.placement.planner.search_phases import (
     MIXED,
     SHARED,
     TWO_COPIES,
-    Found,
     Load,
     Pool,
     described,
-    replay,
     search,
 )
 from afserve.placement.planner.setting import Setting
@@ -118,16 +116,13 @@ def read(path: Path) -> list[Asked]:
 def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
     """The best of each layout, beside the others."""
     chip = load_hardware(case.chip)
-    pool, pieces = Pool.of(setting(case.model), chip, case.devices), at_tiles(chip)
+    pool, tiles = Pool.of(setting(case.model), chip, case.devices), at_tiles(chip)
     every = {}
     for kind, name in ((SHARED, "shared"), (HOSTED, "shared on every device")):
-        found = search(kind, pool, load, pieces)
-        every[f"{name}, pieces at tiles"] = found
-        for cut, how in (("rows", BY_ROWS), ("experts", BY_EXPERTS)):
-            again = [cut_as(how, one) for one in list(found.values())[:3]]
-            every[f"{name}, pieces of {cut}"] = replay(again, load)
+        for cut, how in (("at tiles", tiles), ("of rows", BY_ROWS), ("of experts", BY_EXPERTS)):
+            every[f"{name}, pieces {cut}"] = search(kind, pool, load, how)
     for kind in (TWO_COPIES, MIXED):
-        every[kind] = search(kind, pool, load, pieces)
+        every[kind] = search(kind, pool, load, tiles)
     best = {name: next(iter(found.values()), None) for name, found in every.items()}
     rate = {name: found.rate if found else 0.0 for name, found in best.items()}
     for name, found in best.items():
@@ -147,13 +142,6 @@ def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
             "of_mixed": ratio(rate[name], rate[MIXED]),
             "by_prefill_devices": by_share if len(by_share) > 1 else {},
         }
-
-
-def cut_as(how: Pieces, found: Found) -> Found:
-    """The same layout with other pieces of expert nodes, and its own floor."""
-    pieces = found.layout.pieces
-    assert pieces is not None, "of shared experts"
-    return replace(found, layout=replace(found.layout, pieces=replace(how, floor=pieces.floor)))
 
 
 def ratio(rate: float, other: float) -> float | None:

@@ -70,6 +70,12 @@ def markdown(path: Path) -> str:
         f"Verdicts as typed: {sides['at_least_0.6']} of {sides['rows']} give the measured side at least 0.6, "
         f"{sides['wrong_above_0.7']} are wrong above 0.7, Brier score {sides['brier']}.",
         "",
+        *(
+            f"{row['case']}: AFD was better, {row['probability_afd']:.2f} ({row['note']})."
+            for row in rows
+            if row["claim"] == "consumer row as typed"
+        ),
+        "",
         "| measured rows, unseen in fitting | rows | TPOT error | TTFT error | inside the 80 % interval |",
         "| --- | --- | --- | --- | --- |",
     ]

@@ -131,6 +131,20 @@ def absolutes(data: Path) -> Iterator[Typed]:
         yield Typed(f"DeepSeek EP144, {name} lengths", line, speed=1850.0, note=note)
 
 
+def consumer() -> Iterator[Typed]:
+    """One RTX 5090 for attention and four DGX Sparks for experts against vLLM on the Sparks (mimo26f-afd)."""
+    note = "measured with drafts that differ and with prompts in the rate; planned without"
+    for streams in (1, 6, 16):
+        line = (
+            "--model mimo-v2-flash --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --attention-precision fp8 "
+            "--kv-precision fp8 --context 1024 --attention-devices 1 --expert-devices 4 --devices 4 "
+            f"--expert-slices --objective latency --concurrency {streams}"
+        )
+        yield Typed(
+            f"one RTX 5090 beside four DGX Sparks, {streams} streams", tuple(line.split()), True, note=note
+        )
+
+
 def judged_verdict(typed: Typed) -> dict[str, object]:
     found = say(typed.line)
     chance = found["probability_afd_better"]
@@ -147,6 +161,7 @@ def judged_verdict(typed: Typed) -> dict[str, object]:
         "right_side": chance if typed.afd_won else round(1 - chance, 3),
         "hardware": " + ".join(hardware),
         "chosen_right": typed.chosen is None or hardware == typed.chosen,
+        "note": typed.note,
     }
 
 
@@ -206,7 +221,8 @@ def typed_row(row: ServedRow, engine: str) -> tuple[str, ...]:
 def published(data: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """(verdicts with their summary, speeds)."""
     sides = [judged_verdict(typed) for typed in verdicts(data)]
-    return [*sides, summary(sides)], [judged_speed(typed) for typed in absolutes(data)]
+    others = [judged_verdict(typed) | {"claim": "consumer row as typed"} for typed in consumer()]
+    return [*sides, *others, summary(sides)], [judged_speed(typed) for typed in absolutes(data)]
 
 
 def main() -> None:

@@ -57,6 +57,8 @@ def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
         raise ConfigError(
             f"--goodput: one kind of device is compared, not {names}; keep one --pool", param="pool"
         )
+    if setting.found.tiers:
+        raise ConfigError("--goodput: every prompt is computed; leave out --found", param="found")
     if setting.draft_tokens:
         raise ConfigError("--goodput: draft tokens are not played; leave out --mtp", param="mtp")
 

@@ -22,6 +22,7 @@ from afserve.cli.plan_layout import (
 from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
+    from afserve.placement.planner.found import Found
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.search import Layout, Pool
     from afserve.placement.planner.setting import Setting
@@ -88,6 +89,12 @@ class RequestFlags:
         type=click.Choice(("here", "apart", "either")),
         help="Read by what decodes, or by devices of their own from any pool, which with AFD share the experts.  "
         "[default: either; here with --concurrency or a given layout]",
+    )
+    found: tuple[str, ...] = option(
+        multiple=True,
+        metavar="TIER=SHARE[@GB/s]",
+        help="Share of the prompt tokens whose KV is found in memory, or at a peer, in host memory or on disk at so "
+        "many GB/s for each attention rank, such as host=0.3@20. Repeatable.",
     )
 
 
@@ -211,7 +218,7 @@ def build_question(
         acceptance=model.mtp,
         percentile99=goal.p99,
     )
-    setting = with_requests(setting, layout, goal.ttft)
+    setting = replace(with_requests(setting, layout, goal.ttft), found=_found(requests, layout, work))
     setting.routing.popularity(setting.shape.experts.experts)
     return Question(
         setting=setting,
@@ -243,6 +250,19 @@ def _readers(asked: str | None, setting: "Setting", layout: "Layout") -> tuple[s
         fixed = setting.workload.decode_only or setting.concurrency or layout != ANY
         asked = "here" if fixed else "either"
     return {"here": (HERE,), "apart": (APART,), "either": (HERE, APART)}[asked]
+
+
+def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Found":
+    from afserve.placement.planner.found import parse_found
+
+    found = parse_found(requests.found)
+    if found.tiers and (work.decode_only or layout.concurrency):
+        why = "--concurrency" if layout.concurrency else "a decode-only workload"
+        raise ConfigError(
+            f"--found: with {why} no prompts are planned; give --input and --output, or --trace, without --concurrency",
+            param="found",
+        )
+    return found
 
 
 def _pools(hardware: HardwareFlags) -> "tuple[Pool, ...]":

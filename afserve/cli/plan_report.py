@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.losses import again_second
 from afserve.placement.planner.perf_prefill import BUSY
 from afserve.placement.planner.plan import Plan, Side
 from afserve.placement.planner.planner import USEFUL, Answer, Question
@@ -88,7 +89,7 @@ def _notes(question: Question) -> list[str]:
     if hosts:
         found.append(
             f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
-            "calibrate --out mine.jsonl` there and plan with --curves mine.jsonl"
+            "calibrate --out mine.jsonl` there and plan with --engine mine.jsonl"
         )
     name = question.setting.shape.name
     if curves.models and name not in curves.models:
@@ -250,6 +251,7 @@ def _details(question: Question, best: Plan) -> list[str]:
             else f"prompts are read by {best.prefill.devices} {best.prefill.hardware}, at most {BUSY:.0%} busy"
         )
         lines.append(f"{taken}; TTFT is a mean, see `afserve simulate` for p99")
+        lines += _found(question, best)
     copies = min(
         (pool.count // best.used[pool.chip.name] for pool in question.pools if pool.chip.name in best.used),
         default=1,
@@ -258,6 +260,20 @@ def _details(question: Question, best: Plan) -> list[str]:
         lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
     lines += _left_over(question, best, copies)
     return lines
+
+
+def _found(question: Question, best: Plan) -> list[str]:
+    """What of prompts is not computed, and whether bringing it is sooner."""
+    setting = question.setting_for(best.kind)
+    if not setting.found.tiers:
+        return []
+    brought, computed = setting.fetching, setting.found.share * setting.workload.mean_prompt
+    computing = computed * again_second(question, best)
+    return [
+        f"KV found: {setting.found}; it comes in {brought * 1e3:,.1f} ms a prompt, computing it would take "
+        f"{computing * 1e3:,.1f} ms of {'an attention rank' if best.kind == 'afd' else 'a rank'}"
+        + ("" if brought <= computing else ": compute it instead")
+    ]
 
 
 def _left_over(question: Question, best: Plan, copies: int) -> list[str]:

@@ -85,6 +85,8 @@ def _requests(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]
     lengths = ("context", "prompt", "answer", "trace")
     value = f"{work.name}; {work.context_mean:,.0f} tokens cached in a decode step"
     yield Assumed("requests", value, _from(typed, *lengths, "decode_only"))
+    if setting.found.tiers:
+        yield Assumed("prompt tokens whose KV is found", str(setting.found), _from(typed, "found"))
     if setting.concurrency:
         yield Assumed("requests in flight", f"{setting.concurrency:g}", _from(typed, "concurrency"))
     bits = f"{precision.experts} ({PRECISIONS[precision.experts]:g} bytes a weight)"

@@ -22,6 +22,7 @@ _WHICH_LAYERS = (
     "interleave_moe_layer_step",
     "first_k_dense_replace",
     "mlp_only_layers",
+    "moe_layer_freq",
 )
 _RENAMES = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "kv_n_heads": "num_key_value_heads"}
 """DBRX's own names."""
@@ -99,6 +100,10 @@ def _named_moe_layers(fields: ConfigFields, count: int) -> Iterator[int]:
     if step:
         yield from range(step - 1, count, step)
         return
+    if isinstance(fields.config.get("moe_layer_freq"), list):
+        named = fields.integers("moe_layer_freq", LAYER_COUNT, MOST_LAYERS)
+        yield from (layer for layer in range(count) if layer < len(named) and named[layer])
+        return
     dense = frozenset(fields.integers("mlp_only_layers", LAYER_COUNT, MOST_LAYERS))
     first = fields.optional("first_k_dense_replace") or 0
     yield from (layer for layer in range(first, count) if layer not in dense)
@@ -133,11 +138,13 @@ def _attention(fields: ConfigFields, count: int) -> list[AttentionSpec]:
 
 
 def _layer_kinds(fields: ConfigFields, count: int) -> Iterator[str]:
-    """full, window, chunk or linear. A `layer_types` list, MiniMax's `attn_type_list` (1 = full), Qwen's
-    `full_attention_interval` or Llama 4's `no_rope_layer_interval` (every so many a full one) say which."""
+    """full, window, chunk or linear. A `layer_types` list, MiniMax's `attn_type_list` (1 = full), MiMo's
+    `hybrid_layer_pattern` (1 = window), Qwen's `full_attention_interval` or Llama 4's `no_rope_layer_interval` (every
+    so many a full one) say which."""
     limited = "chunk" if fields.has("attention_chunk_size") else "window"
     by = "num_hidden_layers"
     types, numbers = fields.items("layer_types", count, by), fields.items("attn_type_list", count, by)
+    windows = fields.items("hybrid_layer_pattern", count, by)
     every = fields.optional("full_attention_interval")
     for layer in range(count):
         if types:
@@ -146,6 +153,8 @@ def _layer_kinds(fields: ConfigFields, count: int) -> Iterator[str]:
             yield "linear" if "linear" in name else limited if named_limited else "full"
         elif numbers:
             yield "full" if layer < len(numbers) and numbers[layer] == 1 else "linear"
+        elif windows:
+            yield "window" if layer < len(windows) and windows[layer] == 1 else "full"
         elif every:
             yield "linear" if (layer + 1) % every else "full"
         elif limited == "chunk":
@@ -157,8 +166,11 @@ def _layer_kinds(fields: ConfigFields, count: int) -> Iterator[str]:
 def _gqa(fields: ConfigFields, *, window: int | None = None, chunk: int | None = None) -> AttentionSpec:
     heads, dim = fields.integer("num_attention_heads"), _head_dim(fields)
     kv_heads = fields.optional("num_key_value_heads") or heads
+    if window:
+        kv_heads = fields.optional("swa_num_key_value_heads") or kv_heads
+    value = fields.optional("v_head_dim") or dim
     gated = bool(fields.config.get("attn_output_gate"))
-    return AttentionSpec("gqa", heads, kv_heads, dim, dim, window=window, chunk=chunk, gated=gated)
+    return AttentionSpec("gqa", heads, kv_heads, dim, value, window=window, chunk=chunk, gated=gated)
 
 
 def _head_dim(fields: ConfigFields) -> int:

@@ -18,6 +18,7 @@ from afserve.placement.planner.perf_prefill import decoding_only
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question
 from afserve.placement.planner.search import PlanFamily
+from afserve.placement.planner.setting import NOTHING_FOUND
 from afserve.placement.planner.simulate_ranks import family_of, reading_pool
 
 Array = NDArray[np.float64]
@@ -94,7 +95,7 @@ def again_second(question: Question, plan: Plan) -> float:
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     devices = float(plan.experts.devices)
     attention, experts = prompt_seconds(
-        replace(setting, workload=work),
+        replace(setting, workload=work, found=NOTHING_FOUND),
         chips[plan.attention.hardware],
         chips[plan.experts.hardware],
         plan.attention.tensor_parallel,

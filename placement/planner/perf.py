@@ -322,13 +322,15 @@ def prompt_seconds(
     expert_devices: Array,
 ) -> tuple[Array, Array]:
     """(attention seconds per prompt on its rank, expert seconds per prompt on each rank's behalf): 0 when prompts are
-    prefilled elsewhere. Experts are shared by all ranks, so each prompt takes 1/devices of its work on each."""
+    prefilled elsewhere. Experts are shared by all ranks, so each prompt takes 1/devices of its work on each. Tokens
+    whose KV is found are not computed; the others attend to them."""
     like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
     if setting.workload.decode_only:
         return like, like
-    shape, tokens = setting.shape, np.array([setting.workload.mean_prompt])
+    shape, before = setting.shape, setting.workload.mean_prompt * setting.found.share
+    tokens = np.array([setting.workload.mean_prompt - before])
     attention = prefill_step(
-        shape, attention_chip, setting.curves, setting.precision, tokens, 0.0, tensor_parallel
+        shape, attention_chip, setting.curves, setting.precision, tokens, before, tensor_parallel
     )[0]
     moe = shape.experts
     skew = _skew(setting.routing, moe.experts, np.asarray(expert_devices))
@@ -358,11 +360,12 @@ class Parts:
 def _finish(
     setting: Setting, parts: Parts, prompt: tuple[Array, Array], resident: Array, factor: Array
 ) -> Stages:
-    """Add prompts: while one request writes its answer, its rank also reads one prompt; the busier side pays. A prompt
-    waits as in an M/G/1 queue: long prompts among short ones make everybody wait longer than equal ones would."""
+    """Add prompts: while one request writes its answer, its rank also reads one prompt; the busiest of attention,
+    experts and what brings KV pays. A prompt waits as in an M/G/1 queue: long prompts among short ones make everybody
+    wait longer than equal ones would."""
     step = parts.step * factor
     prompt = prompt[0] * factor, prompt[1] * factor
-    per_prompt = larger(prompt[0], prompt[1])
+    per_prompt = np.maximum(larger(prompt[0], prompt[1]), setting.fetching)
     turnover = resident if not setting.concurrency else larger(resident - 1, 0.0 * resident)
     prompts = turnover * setting.tokens_per_step / setting.workload.mean_answer
     iteration = step + prompts * per_prompt
@@ -378,6 +381,6 @@ def _finish(
         iteration=np.asarray(iteration),
         tpot=np.asarray(iteration / setting.tokens_per_step),
         prefill_share=share,
-        first_token=np.asarray(wait + prompt[0] + prompt[1] + step),
+        first_token=np.asarray(wait + setting.fetching + prompt[0] + prompt[1] + step),
         prefill=np.zeros_like(iteration),
     )

@@ -56,13 +56,15 @@ def reader(
     room = chip.memory * setting.engine.memory
     if experts is not None:
         attention, read = prompt_seconds(setting, chip, experts, 1, np.ones(1), expert_devices)
-        return Reader(1.0, attention, attention + read, moved) if own <= room else None
+        busy, latency = np.maximum(attention, setting.fetching), setting.fetching + attention + read
+        return Reader(1.0, busy, latency, moved) if own <= room else None
     for size in 2.0 ** np.arange(11):
         held = expert_weight_bytes(shape, precision, setting.routing, np.array([size]))
         if own + float(held[0]) <= room:
             one = np.full_like(expert_devices, size)
             attention, read = prompt_seconds(setting, chip, chip, 1, one, one)
-            return Reader(float(size), (attention + read) / size, attention + read, moved)
+            busy = np.maximum(attention + read, setting.fetching) / size
+            return Reader(float(size), busy, setting.fetching + attention + read, moved)
     return None
 
 

@@ -9,6 +9,7 @@ neighbours. It knows no files and one kind of device.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from afserve.config import MAX_MICRO_BATCHES
@@ -169,8 +170,8 @@ def _shared(pool: Pool, pieces: Pieces, hosted: bool) -> Iterator[Layout]:
     step = max(1, round(pool.devices / _PARTS))
     for experts in (0,) if hosted else range(step, pool.devices - 1, step):
         for reads in range(step, pool.devices - experts, step):
-            for floor in FLOORS[::2]:
-                layout = Split(experts, reads, CHUNKS[1], floor, 4).layout(pool, pieces)
+            for floor, most in product(FLOORS[::2], DECODE_MICRO_BATCHES[::2]):
+                layout = Split(experts, reads, CHUNKS[1], floor, most).layout(pool, pieces)
                 if layout is not None:
                     yield layout
 

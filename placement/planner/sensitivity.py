@@ -16,6 +16,7 @@ from afserve.placement.planner.planner import Answer, Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
+_MOST_DOUBLINGS = 20  # of devices that a row can have been measured on
 _CLOSE = 0.1  # of a probability to one half: nobody knows which is better
 _RESOURCES = {
     "attention bandwidth": ("attention", ("bandwidth",)),
@@ -114,7 +115,7 @@ def decider(question: Question, afd: Plan, colocated: Plan) -> str:
     least = afd if afd.error >= colocated.error else colocated
     engine = f" with {least.engine}" if least.engine else ""
     return (
-        f"measure {describe(least)}{engine} at {least.requests:,} requests, the less "
+        f"measure {describe(least)}{engine} at {least.requests:,} request{'s' * (least.requests != 1)}, the less "
         f"certain of the two (+-{least.error:.0%}).{_measured_elsewhere(question, least)}"
     )
 
@@ -124,7 +125,7 @@ def _measured_elsewhere(question: Question, plan: Plan) -> str:
     engine = dict(question.engines).get(plan.kind)
     if engine is None or not engine.measured:
         return ""
-    counts = np.rint(2.0**engine.rows.devices).astype(int)
+    counts = np.rint(2.0 ** np.clip(engine.rows.devices, 0, _MOST_DOUBLINGS)).astype(int)
     chips = [like.chip for like in engine.rows.like]
     if plan.attention.hardware in chips and counts.min() <= plan.devices <= counts.max():
         return ""

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.engine import PLAIN, Engine, scaled
 from afserve.placement.planner.engine_rows import Like
+from afserve.placement.planner.found import Found
 from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.kv import cache_bytes
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.perf_experts import Routing
@@ -21,6 +23,7 @@ from afserve.placement.planner.workload import Workload
 Array = NDArray[np.float64]
 DEFAULT_PRECISION = Precision()
 EVEN = Routing()
+NOTHING_FOUND = Found()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Setting:
     split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
         colocated device where one rank spans all of them.
     concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
+    found: KV of prompts that lies in a cache or a tier below it.
     """
 
     shape: ModelShape
@@ -64,6 +68,7 @@ class Setting:
     split_experts: bool = False
     concurrency: float = 0.0
     prefill: Prefill | None = None
+    found: Found = NOTHING_FOUND
 
     def served_by(self, engine: Engine) -> "Setting":
         """The same question, answered for `engine`: its way of working, and the curves that it reaches."""
@@ -96,6 +101,13 @@ class Setting:
     @property
     def tokens_per_step(self) -> float:
         return 1.0 + self.acceptance * self.draft_tokens
+
+    @property
+    def fetching(self) -> float:
+        """Seconds until the KV that is found of a prompt is in the memory of the rank that reads it."""
+        if self.workload.decode_only:
+            return 0.0
+        return self.found.seconds(cache_bytes(self.shape, self.precision, self.workload.mean_prompt))
 
     @property
     def rows_per_request(self) -> float:

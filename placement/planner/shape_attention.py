@@ -58,9 +58,10 @@ def _mfa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
 
 def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     """A chunk is counted like a window of its size."""
-    heads, kv_heads, dim, window = a.heads, a.kv_heads, a.head_dim, a.window or a.chunk or 0
-    weights = (3 if a.gated else 2) * hidden * heads * dim + 2 * hidden * kv_heads * dim
-    pair = 4.0 * heads * dim
+    heads, kv_heads, window, both = a.heads, a.kv_heads, a.window or a.chunk or 0, a.head_dim + a.value_dim
+    gate = hidden * heads * a.head_dim if a.gated else 0
+    weights = hidden * (heads + kv_heads) * both + gate
+    pair = 2.0 * heads * both
     return AttentionLayers(
         kind="window" if window else "gqa",
         layers=layers,
@@ -72,7 +73,7 @@ def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
         kv_heads=kv_heads,
         reach=window,
         holds=window,
-        row_elems=2 * hidden + 4 * (heads + kv_heads) * dim,
+        row_elems=2 * hidden + 2 * (heads + kv_heads) * both,
     )
 
 

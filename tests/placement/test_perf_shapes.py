@@ -21,6 +21,7 @@ SIZES = {
     "llama-4-maverick": (400, 17), "qwen3.5-397b-a17b": (397, 17), "olmoe-1b-7b": (6.92, 1.28),
     "qwen2-57b-a14b": (57.4, 14), "ernie-4.5-300b-a47b": (300, 47), "hunyuan-a13b": (80, 13),
     "phi-3.5-moe": (41.9, 6.6), "llama-4-scout": (109, 17),
+    "mimo-v2-flash": (309, 15),
     "qwen3-next-80b-a3b": (80, 3.56),  # 3 active without embedding and head, 0.62 together
     "granite-3.1-3b-a800m": (3.37, 0.88),  # 3.3 and 0.8, and its embedding twice: the planner counts a head beside it
 }  # fmt: skip

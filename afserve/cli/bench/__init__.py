@@ -18,7 +18,7 @@ bench = LazyGroup(
         ),
         "calibrate": (
             "afserve.cli.bench.calibrate:calibrate",
-            "Stage times of this machine, for `afserve plan --curves`.",
+            "Stage times of this machine, for `afserve plan --engine`.",
         ),
     },
     "bench",

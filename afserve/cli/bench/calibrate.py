@@ -81,7 +81,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
     help="The file to write, one row per line.",
 )
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
-    """Measure stage times on this machine, one to four minutes; then `afserve plan --curves FILE`."""
+    """Measure stage times on this machine, one to four minutes; then `afserve plan --engine FILE`."""
     begin = time.perf_counter()
     _check_out(out)
     lines, before = [], core_seconds()
