@@ -36,7 +36,7 @@ const Isa* avx512bf16_isa() {
 
 // The same bits with more speed where dot products are slow.
 const Isa* avx512bf16fma_isa() {
-  static const Isa isa = made_of("avx512bf16fma", loops_of<bf16, gemm_fma>(score_tiles_dp, add_values_dp, nullptr, true));
+  static const Isa isa = made_of("avx512bf16fma", loops_of<bf16, gemm_fma>(score_tiles_fma, add_values_fma, nullptr, true));
   return &isa;
 }
 #ifdef __clang__
