@@ -33,10 +33,22 @@ INLINE void widen_words(__m512i words, float* second, float* first) {
   _mm512_storeu_ps(first, (__m512)_mm512_slli_epi32(words, 16));
 }
 
-// `pairs` (a multiple of 16) pairs of R rows: of each sixteen the second numbers, then the first ones.
+// Widened rows: of each sixteen pairs the second numbers, then the first ones. Distances are in floats.
+struct ByRow {
+  static constexpr size_t row = WIDE_BLOCKS * BLOCK, half = 16, pair = 1, sixteen = 32;
+  const float* x;
+};
+
+// Widened words of up to WORD_ROWS rows side by side, of which every second is a pair.
+struct ByWord {
+  static constexpr size_t row = 1, half = WORD_ROWS, pair = 4 * WORD_ROWS, sixteen = 16 * pair;
+  const float* x;
+};
+
+// R rows of up to 64 pairs; what follows them up to the next sixteen may be read.
 template <int R>
 INLINE void widen_rows(const bf16* a, size_t stride, int pairs, float* out) {
-  for (int r = 0; r < R; r++, out += 2 * pairs)
+  for (int r = 0; r < R; r++, out += ByRow::row)
     for (int p = 0; p < pairs; p += 16)
       widen_words(_mm512_loadu_si512(a + r * stride + 2 * p), out + 2 * p, out + 2 * p + 16);
 }
@@ -54,17 +66,6 @@ INLINE void widen_lines(const bf16* const* tile, size_t step, int pairs, float* 
 // How a sum begins, and whether it is added to what is there at its end.
 enum class Sum { fresh, on, joined };
 
-// Widened rows as widen_rows leaves them, and widened words of up to 64 rows side by side, every second word.
-struct ByRow {
-  const float* x;
-  int pairs;
-  INLINE float at(int r, int p, int half) const { return x[2 * (r * pairs + p / 16 * 16) + half * 16 + p % 16]; }
-};
-struct ByWord {
-  const float* x;
-  INLINE float at(int r, int p, int half) const { return x[(4 * p + half) * WORD_ROWS + r]; }
-};
-
 // R rows by lines, both widened, of `pairs` pairs.
 template <int R, Sum SUM, class X>
 NOINLINE void wide_rows(X x, const float* wide, int pairs, float* sum) {
@@ -72,15 +73,15 @@ NOINLINE void wide_rows(X x, const float* wide, int pairs, float* sum) {
   for (int r = 0; r < R; r++)
     for (int t = 0; t < 4; t++)
       total[r][t] = SUM == Sum::on ? _mm512_loadu_ps(sum + r * PANEL + t * 16) : _mm512_setzero_ps();
-  for (int done = 0; done < pairs; done += 16) {
-    int end = std::min(done + 16, pairs);
-    for (int p = done; p < end; p++, wide += 2 * PANEL) {
+  for (int done = 0; done < pairs; done += 16, x.x += X::sixteen) {
+    const float *some = x.x, *end = wide + std::min(16, pairs - done) * 2 * PANEL;
+    for (; wide != end; wide += 2 * PANEL, some += X::pair) {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
         __m512 w[4];
         for (int t = 0; t < 4; t++) w[t] = _mm512_loadu_ps(wide + half * PANEL + t * 16);
         for (int r = 0; r < R; r++) {
-          __m512 v = _mm512_set1_ps(x.at(r, p, half));
+          __m512 v = _mm512_set1_ps(some[r * X::row + half * X::half]);
           for (int t = 0; t < 4; t++) total[r][t] = _mm512_fmadd_ps(v, w[t], total[r][t]);
         }
       }
@@ -114,9 +115,8 @@ void wide_product(const bf16* a, size_t stride, int rows, const float* wide, int
   in_passes(rows, [&](int r, auto n) {
     constexpr int R = n;
     alignas(64) float x[R * WIDE_BLOCKS * BLOCK];
-    int whole = (pairs + 15) / 16 * 16;
-    widen_rows<R>(a + r * stride, stride, whole, x);
-    wide_rows<R, SUM>(ByRow{x, whole}, wide, pairs, sum + r * PANEL);
+    widen_rows<R>(a + r * stride, stride, pairs, x);
+    wide_rows<R, SUM>(ByRow{x}, wide, pairs, sum + r * PANEL);
   });
 }
 
