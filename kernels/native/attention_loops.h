@@ -127,17 +127,44 @@ INLINE f32v weight_lanes(f32v x, float scale, float top) {
   return exp_lanes((x - top) * scale);
 }
 
+// The scores of row r, of whose keys low .. high - 1 are seen.
 template <class E>
-INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int keys, int low, int high) {
+struct SeenScores {
+  INLINE SeenScores(const TilesSoftmax<E>& s, int r, int low, int high)
+      : score(s.score + r * s.row), step(s.step), low(low), high(high) {
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+  }
+  INLINE f32v at(int c) const { return load(score + c / PANEL * step + c % PANEL); }
+  INLINE bool whole(int c) const { return low <= c && c + LANES <= high; }
+  INLINE i32v seen(int c) const { return (lane + c >= low) & (lane + c < high); }
+  INLINE f32v best(int first, int end) const {
+    f32v best = splat(-INFINITY);
+    for (int c = first; c < end; c += LANES) best = maximum(whole(c) ? at(c) : (seen(c) ? at(c) : best), best);
+    return best;
+  }
+
+  const float* score;
+  const size_t step;
+  const int low, high;
   i32v lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  const float* score = s.score + r * s.row;
+};
+
+template <class E>
+bool rises_later(const TilesSoftmax<E>& s, int rows) {
+  for (int r = 0; r < rows; r++) {
+    SeenScores<E> scores(s, r, s.low ? s.low[r] : 0, s.high ? s.high[r] : s.keys);
+    f32v first = scores.best(s.from, s.from + s.rise);
+    float top = any_above(first, s.top[r] + s.slack) ? max_lanes(first) : s.top[r];
+    if (any_above(scores.best(s.from + s.rise, s.keys), top + s.slack)) return true;
+  }
+  return false;
+}
+
+template <class E>
+INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int from, int keys, int rise, int low, int high) {
+  const SeenScores<E> scores(s, r, low, high);
   E* weight = s.weight + r * s.window;
-  auto score_at = [&](int c) { return load(score + c / PANEL * s.step + c % PANEL); };
-  auto whole = [&](int c) { return low <= c && c + LANES <= high; };
-  auto seen = [&](int c) { return (lane + c >= low) & (lane + c < high); };
-  f32v best = splat(-INFINITY);
-  for (int c = 0; c < keys; c += LANES) best = maximum(whole(c) ? score_at(c) : (seen(c) ? score_at(c) : best), best);
+  f32v best = scores.best(from, from + rise);
   float* total = s.total + r * 16;
   if (any_above(best, s.top[r] + s.slack)) {
     float peak = max_lanes(best), kept = exp_lanes(splat((s.top[r] - peak) * s.scale))[0];
@@ -151,9 +178,9 @@ INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int keys, int low, int 
   }
   float top = s.top[r];
   f32v sum = load(total);
-  for (int c = 0; c < keys; c += LANES) {
-    f32v w = weight_lanes<E>(score_at(c), s.scale, top);
-    if (!whole(c)) w = seen(c) ? w : f32v{};
+  for (int c = from; c < keys; c += LANES) {
+    f32v w = weight_lanes<E>(scores.at(c), s.scale, top);
+    if (!scores.whole(c)) w = scores.seen(c) ? w : f32v{};
     store(weight + c, w);
     sum += w;
   }
@@ -163,11 +190,11 @@ INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int keys, int low, int 
 template <class E>
 void softmax_tiles(const TilesSoftmax<E>& s, int first, int rows) {
   if (s.low)
-    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.keys, s.low[r], s.high[r]);
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.from, s.keys, s.rise, s.low[r], s.high[r]);
   else if (s.keys == 16)
-    for (int r = first; r < first + rows; r++) softmax_row(s, r, 16, 0, 16);
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, 0, 16, 16, 0, 16);
   else
-    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.keys, 0, s.keys);
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.from, s.keys, s.rise, 0, s.keys);
 }
 
 }  // namespace

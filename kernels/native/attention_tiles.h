@@ -1,6 +1,6 @@
 // Attention over a cache of tiles: keys and values are multiplied where they lie, a window of tokens after the other.
 // A window is one tile of every head, so that all is read in the order of its addresses, or eight tiles of one head after
-// the other, which may become panels. Tiles are asked for a window ahead in the order of their addresses: a core keeps up
+// the other, which may become panels. Many query rows take eight tiles of one head also where a window is one. Tiles are asked for a window ahead in the order of their addresses: a core keeps up
 // with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
 #pragma once
 #include "attention_plan.h"
@@ -100,7 +100,9 @@ class Cursor {
 // One thread's working memory for tasks of up to `rows` query rows of each of `groups` key/value heads.
 template <class E>
 struct TilesSpace {
-  int rows, groups, key_blocks, panels, columns, window;
+  int rows, groups, key_blocks, panels, columns;
+  int window;  // keys taken at a time
+  int rise;    // keys of a window, each of which may raise a row's top once
   float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
   E *queries = nullptr, *weights = nullptr, *edges = nullptr;
 
@@ -145,17 +147,18 @@ class TilesWorker {
   static Space space(const Isa& isa, const Attention<E>& a, int rows, int together) {
     bool in_place = isa.of<E>().in_place;
     if (!in_place) rows = whole_groups(rows);  // as panels' products take them
-    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size,
-            in_place && one_tile_pays(a) ? TILE_TOKENS : MOST_TILES * TILE_TOKENS};
+    int rise = in_place && one_tile_pays(a) ? TILE_TOKENS : MOST_TILES * TILE_TOKENS;
+    int window = rows > a.heads / a.groups ? MOST_TILES * TILE_TOKENS : rise;
+    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise};
   }
 
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
       : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), share_(a.heads / a.groups),
-        window_(space.window), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
+        window_(space.window), rise_(space.rise), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
     heads_.reserve(space.groups);
     for (int g = 0; g < space.groups; g++) {
       Space s = space.of(g);
-      heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr,
+      heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr,
                             s.top, s.total, s.weights, s.window, s.sums, 0, s.panels}});
     }
   }
@@ -178,7 +181,7 @@ class TilesWorker {
       for (int g = 0; g < task.groups; g += heads) {
         for (int i = g; i < g + heads; i++) score(heads_[i].space, i);
         for (int i = g; i < g + heads; i++) weigh(heads_[i].softmax);
-        for (int i = g; i < g + heads; i++) add_values(heads_[i].space, task, i);
+        for (int i = g; i < g + heads; i++) add_values(heads_[i], task, i);
       }
     }
     for (int g = 0; g < task.groups; g++) {
@@ -278,11 +281,15 @@ class TilesWorker {
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
   }
 
+  // Scores become weights; but for later ones than the first, if a row's top would rise among them.
   void weigh(TilesSoftmax<E>& softmax) {
+    softmax.from = 0;
     softmax.keys = tiles_ * TILE_TOKENS;
+    softmax.rise = std::min(rise_, softmax.keys);
     softmax.low = whole_ ? nullptr : low_.data();
     softmax.high = whole_ ? nullptr : high_.data();
     if (one_by_one_) return loops_.softmax_tiles(softmax, 0, rows_);
+    if (softmax.rise < softmax.keys && loops_.rises_later(softmax, rows_)) softmax.keys = softmax.rise;
     for (int r = 0; r < rows_; r++) {  // and the fourth of every four tiles
       ask(r < tiles_ / 2);
       loops_.softmax_tiles(softmax, r, 1);
@@ -290,13 +297,26 @@ class TilesWorker {
     ask(std::max(tiles_ / 2 - rows_, 0));
   }
 
-  void add_values(const Space& s, const Task& task, int group) {
+  // And those that are no weights yet become some, as many at a time as may raise a row's top.
+  void add_values(Head& head, const Task& task, int group) {
+    const Space& s = head.space;
+    TilesSoftmax<E>& softmax = head.softmax;
     point_at(value_, group * a_.values.group_stride);
     if (!whole_) copy_edges(s, task);
     if (!loops_.in_place && tiles_ % 2) clear_rest(s);
+    add_tiles(s, 0, softmax.keys / TILE_TOKENS);
+    while (softmax.keys < tiles_ * TILE_TOKENS) {
+      softmax.from = softmax.keys;
+      softmax.keys += softmax.rise;
+      loops_.softmax_tiles(softmax, 0, rows_);
+      add_tiles(s, softmax.from / TILE_TOKENS, softmax.rise / TILE_TOKENS);
+    }
+  }
+
+  void add_tiles(const Space& s, int first, int tiles) {
     for (int p = 0; p < s.panels; p++)
-      loops_.add_values(s.weights, s.window, rows_, tile_, next_, tiles_, p * PANEL, a_.values.size,
-                        s.sums + size_t(p) * padded_ * PANEL);
+      loops_.add_values(s.weights + first * TILE_TOKENS, s.window, rows_, tile_ + first, next_ + first, tiles, p * PANEL,
+                        a_.values.size, s.sums + size_t(p) * padded_ * PANEL);
   }
 
   // Panels take two tiles at a time. What an earlier window left beside the last one's weights may be no number.
@@ -353,7 +373,7 @@ class TilesWorker {
   const Attention<E>& a_;
   const Batch& batch_;
   const int share_;
-  const int window_;
+  const int window_, rise_;
   const bool one_by_one_;  // a window is a tile
   std::vector<Head> heads_;
   Cursor<E> here_, ahead_;

@@ -14,6 +14,7 @@ const Isa* generic_isa();
 const Isa* avx2_isa();
 const Isa* avx512_isa();
 const Isa* avx512bf16_isa();
+const Isa* avx512bf16fma_isa();
 const Isa* amx_isa();
 
 namespace {
@@ -44,6 +45,13 @@ bool has_bf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
+// What Intel's processors without AMX have of BF16 is one VDPBF16PS in the time of four FMAs (gemm_avx512fma.h).
+bool has_slow_dots() {
+  unsigned a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && d == signature_INTEL_edx &&
+         c == signature_INTEL_ecx;
+}
+
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -58,6 +66,7 @@ struct Choice {
 const Choice choices[] = {
 #if defined(__x86_64__)
     {amx_isa, [] { return has_avx512() && has_bf16() && has_tiles(); }},
+    {avx512bf16fma_isa, [] { return has_avx512() && has_bf16() && has_slow_dots(); }},
     {avx512bf16_isa, [] { return has_avx512() && has_bf16(); }},
     {avx512_isa, has_avx512},
     {avx2_isa, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},

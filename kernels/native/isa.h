@@ -41,7 +41,8 @@ template <class E>
 struct TilesSoftmax {
   const float* score;  // as score_tiles leaves them
   size_t row, step;
-  int keys;            // a multiple of 16
+  int from, keys;      // keys from .. keys - 1 of these, in sixteens
+  int rise;            // so many of the first may raise the top
   float scale, slack;
   const int *low, *high;  // of each row: keys low .. high - 1 are seen; null: all by all
   float *top, *total;     // so far: one, and 16 that are to be added, of each row
@@ -94,6 +95,8 @@ struct Loops {
   // each; past the last, any. `next` as above. Rows as gemm's.
   void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                      int first, int size, float* sum);
+  // Whether the top of any of so many rows would rise again, past the sixteen keys that may raise it.
+  bool (*rises_later)(const TilesSoftmax<E>&, int rows);
   // Scores become weights in rows first .. first + rows - 1.
   void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.

@@ -9,7 +9,7 @@
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 4
 #define HAS_BF16_CONVERSION
-#include "gemm_avx512bf16.h"
+#include "gemm_avx512fma.h"
 #include "table.h"
 #include "compact_avx512bf16.h"
 #include "int4_avx512bf16.h"
@@ -17,14 +17,26 @@
 void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                     // int8_vnni.cpp
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
 
+namespace {
+
+Isa made_of(const char* name, const Loops<bf16>& loops) {
+  Isa made = isa_of(name, loops, loops_of<float, gemm_vector<float>>());
+  made.compact_few_rows = compact_dp;
+  made.int4_fast = int4_dp;
+  if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+  return made;
+}
+
+}  // namespace
+
 const Isa* avx512bf16_isa() {
-  static const Isa isa = [] {
-    Isa made = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), loops_of<float, gemm_vector<float>>());
-    made.compact_few_rows = compact_dp;
-    made.int4_fast = int4_dp;
-    if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
-    return made;
-  }();
+  static const Isa isa = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true));
+  return &isa;
+}
+
+// The same bits with more speed where dot products are slow.
+const Isa* avx512bf16fma_isa() {
+  static const Isa isa = made_of("avx512bf16fma", loops_of<bf16, gemm_fma>(score_tiles_fma, add_values_fma, nullptr, true));
   return &isa;
 }
 #ifdef __clang__

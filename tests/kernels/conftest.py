@@ -10,7 +10,7 @@ import pytest
 
 from afserve.kernels.ops import Ops, open_ops
 
-ISAS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
+ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "generic")
 
 
 def native(isa: str, threads: int) -> Ops:

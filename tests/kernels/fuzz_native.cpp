@@ -458,7 +458,7 @@ void with_guests(Engine& engine, int rounds) {
 int main(int count, char** arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 10;
   long borrowed = 0;
-  for (const char* name : {"amx", "avx512bf16", "avx512", "avx2", "generic"}) {
+  for (const char* name : {"amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "generic"}) {
     if (!find_isa(name)) continue;
     for (int threads : {1, 3}) {
       Engine engine(threads, name);

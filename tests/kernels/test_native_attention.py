@@ -265,15 +265,17 @@ def test_sinks_take_weight_and_give_no_value(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("loud", [1, 40])
 def test_a_token_gets_the_same_bits_in_a_prefill_alone_and_with_threads(
-    pair: tuple[Ops, Ops], dtype: torch.dtype, window: int | None, tiles: bool
+    pair: tuple[Ops, Ops], dtype: torch.dtype, window: int | None, tiles: bool, loud: int
 ) -> None:
+    """Also where queries are so long that a row's highest score rises far again and again along its context."""
     one, many = pair
     batch, blocks = paged([(600, 600), (1, 30)], 16)
     k = filled((blocks, 2, 16, 64), dtype, 1, batch.block_table_SB)
     v = filled((blocks, 2, 16, 64), dtype, 2, batch.block_table_SB)
     k, v = in_tiles(k, v) if tiles else (k, v)
-    q = torch.randn(601, 8, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    q = (loud * torch.randn(601, 8, 64, generator=torch.Generator().manual_seed(3))).to(dtype)
     whole = many.attend_gqa(q, k, v, batch, 0.125, window)
     for p in (0, 1, 63, 64, 130, 511, 512, 599):
         alone = PagedBatch(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 _native = pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
 WHOLE, INT8, COMPACT, FLOAT = 1, 2, 3, 0
-ISAS = ("amx", "avx512bf16", "avx512")
+ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512")
 
 
 def engine(isa: str) -> "_native.Engine":
