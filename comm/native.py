@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-_VERSION = 4  # of the functions that the data plane calls; the library says which one it has
+_VERSION = 5  # of the functions that the data plane calls; the library says which one it has
 
 
 def native_library() -> Any | None:

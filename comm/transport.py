@@ -9,7 +9,7 @@ message therefore never overwrites one that is still being read, and memory is f
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -255,6 +255,38 @@ class SharingCores(Protocol):
         """`borrow` is given the memory and the offset of the peer's bell, as `Ops.borrow_core`, now and whenever the
         peer is another process, and no memory once there is no such peer. False where nobody lends here: no native
         library, or more than one peer.
+        """
+        ...
+
+
+class Answered(NamedTuple):
+    """Dispatches of one box that were answered one after the other: how many, their rows, the seconds of computing them;
+    the header of the last one, and its part of the seconds."""
+
+    box: Box
+    messages: int
+    rows: int
+    seconds: float
+    last: Header
+    last_seconds: float
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in one
+    call, without Python between two messages."""
+
+    def answer(
+        self,
+        experts: object,
+        epochs: Collection[int],
+        most_rows: Callable[[int], int],
+        wait: float,
+        serve: float,
+    ) -> Answered | None:
+        """Wait `wait` seconds at most for a dispatch of one of `epochs`, of no more rows than `most_rows` says of its
+        attention node; answer it, and those that follow on its box, for `serve` seconds. Whatever else comes ends this,
+        and is there for `ready`. `experts` is what `Ops.expert_layers` made. None where nothing was answered.
         """
         ...
 

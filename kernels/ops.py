@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import Backend, Borrowing
+from afserve.kernels.backend import Backend, Borrowing, Layered
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
@@ -163,6 +163,16 @@ class Ops:
             return
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
         self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
+
+    def expert_layers(
+        self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
+    ) -> object | None:
+        """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
+        which is called there. It computes with this backend's threads, so not while anything else here does. None
+        where the backend has no such thing."""
+        if not isinstance(self._backend, Layered):
+            return None
+        return self._backend.expert_layers(tuple(layers), rows, sums)
 
     def set_expert_int4(
         self,
