@@ -292,6 +292,23 @@ class Answering(Protocol):
 
 
 @runtime_checkable
+class Exchanging(Protocol):
+    """What a transport may offer an attention node beside the contract: `Ops.run_stack` sends and waits by itself."""
+
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """For one micro-batch: its boxes by expert node, and the native library's routes of every MoE layer, which the
+        caller keeps. An answer may take `patience` seconds, or is left to the caller. None where the transport or its
+        wires have no such thing. Good until an expert node is attached or detached."""
+        ...
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        """Messages went through an exchange on these boxes: the numbers of the last ones."""
+        ...
+
+
+@runtime_checkable
 class Limiting(Protocol):
     """What a transport may offer beside the contract: the memory of a box follows what its attention node may send."""
 

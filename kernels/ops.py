@@ -448,14 +448,20 @@ class Ops:
         return self._backend.stack_layers(tuple(layers)) if isinstance(self._backend, Stacking) else None
 
     def run_stack(
-        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None = None
+        self,
+        stack: Stack,
+        x_TH: Tensor,
+        batch: PagedBatch,
+        bad_T: Tensor | None = None,
+        exchange: object | None = None,
     ) -> Stacked:
         """x_TH becomes, in place, what the last layer gives; keys and values are written. `bad_T` as of `add_sums`,
-        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one."""
+        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one. `exchange` is the data
+        plane's way to experts that are away (`comm.transport.Exchanging`)."""
         expect_shape("x_TH", x_TH, (batch.tokens, stack.hidden))
         expect_marks(bad_T, batch.tokens)
         assert isinstance(self._backend, Stacking), "this backend made no stack"
-        return self._backend.run_stack(stack, x_TH, batch, bad_T)
+        return self._backend.run_stack(stack, x_TH, batch, bad_T, exchange)
 
     def route(
         self,

@@ -110,6 +110,14 @@ class MessageBoard(Board, Protocol):
         """(checked and good, sequence number, epoch, layer, rows); the lane is settled either way."""
         ...
 
+    def sent(self, lane: int) -> int:
+        """The number that was sent last."""
+        ...
+
+    def taken(self, lane: int) -> int:
+        """The number that was taken last."""
+        ...
+
     def answer(
         self, experts: object, epochs: list[int], most_rows: list[int], wait: float, serve: float
     ) -> tuple[int, int, int, float, int, int, int, int, float] | None:

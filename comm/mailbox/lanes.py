@@ -14,6 +14,7 @@ from afserve.comm.mailbox.flags import BellWord, Board, MessageBoard, open_board
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import Segment
 from afserve.comm.mailbox.wire import SEQUENCES, following, name
+from afserve.comm.native import CODES, native_library
 from afserve.comm.transport import Answered, Box, Header, Kind, MessageFiller, Parcel
 from afserve.errors import ProtocolError
 
@@ -247,6 +248,27 @@ class Lanes:
         frame = lane.incoming.frame
         last = Header(frame.kind, epoch, number, layer, last_rows, frame.wire)
         return Answered(lane.box, messages, rows, seconds, last, last_seconds)
+
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """As `transport.Exchanging`."""
+        native, board, layout = native_library(), self._carrier, self._lanes[boxes[0]].segment.map.layout
+        rows, sums = (CODES.get(wire.dtype) for wire in (layout.dispatch_wire, layout.combine_wire))
+        if native is None or board is None or self._owns or rows is None or sums is None:
+            return None
+        made: object = native.Exchange(board, self._indices(boxes), list(routes), epoch, sums, patience)
+        return made
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        """As `transport.Exchanging`."""
+        board = self._carrier
+        assert board is not None, "an exchange without a board that carries messages"
+        for box in boxes:
+            lane = self._lanes[box]
+            lane.sent = lane.staged = board.sent(lane.index)
+            lane.taken = board.taken(lane.index)
+        return [self._lanes[box].sent for box in boxes]
 
     def _taken(self, lane: _Lane) -> Parcel:
         if self._carrier is not None:

@@ -146,6 +146,15 @@ class ShmTransport:
         """As `transport.Answering`."""
         return self._lanes.answer(experts, epochs, most_rows, wait, serve)
 
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """As `transport.Exchanging`."""
+        return None if self._lost else self._lanes.exchange(boxes, routes, epoch, patience)
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        return self._lanes.exchanged(boxes)
+
     def refuse(self, box: Box, reason: str) -> None:
         self._lanes.refuse(box, reason)
 

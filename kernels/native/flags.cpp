@@ -161,6 +161,12 @@ const Mailbox& FlagBoard::out(size_t lane) const {
     return *at.out;
 }
 
+const Mailbox& FlagBoard::in(size_t lane) const {
+    const Lane& at = lanes_.at(lane);
+    if (!at.in) throw std::invalid_argument("this lane carries no mailboxes");
+    return *at.in;
+}
+
 uint32_t FlagBoard::send(size_t lane, const Load& load, uint32_t number, uint32_t epoch, uint32_t layer) {
     if (!out(lane).fits(load.rows))
         throw std::invalid_argument(std::to_string(load.rows) + " rows in one message, at most " +

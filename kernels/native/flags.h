@@ -66,6 +66,10 @@ class FlagBoard {
     // A dispatch that `look` found good counts as taken, and its answer begins; `post` ends it.
     Task begin(size_t lane, const Taken& found);
     const Mailbox& out(size_t lane) const;
+    const Mailbox& in(size_t lane) const;
+    // Of what was sent last, and what was taken last.
+    uint32_t sent(size_t lane) const { return lanes_.at(lane).sent; }
+    uint32_t taken(size_t lane) const { return lanes_.at(lane).quiet; }
 
     // A wait that finds a guest lends this end's core, whose bell is `own`; it must be the only one. The owner of the bell
     // `peer` lends its core too, so its guest may wake it.

@@ -7,6 +7,7 @@
 
 #include "answer.h"
 #include "bind.h"
+#include "exchange.h"
 #include "flags.h"
 #include "mailbox.h"
 #include "split.h"
@@ -122,5 +123,13 @@ void bind_flags(py::module_& module) {
         .def("send_split", &send_split)
         .def("take", &take)
         .def("answer", &answer_some)
+        .def("sent", &FlagBoard::sent)
+        .def("taken", &FlagBoard::taken)
         .def_property_readonly("spin_budget", &FlagBoard::spin_budget);
+    py::class_<Exchange>(module, "Exchange", "Dispatches of one micro-batch for `Stack.run`; see comm/transport.py.")
+        .def(py::init([](FlagBoard& board, std::vector<size_t> lanes, std::vector<const Routes*> routes, uint32_t epoch,
+                         int sums, double patience) {
+                 return Exchange(board, std::move(lanes), std::move(routes), epoch, dtype_of(sums), patience);
+             }),
+             py::keep_alive<1, 2>());
 }
