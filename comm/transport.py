@@ -260,8 +260,8 @@ class SharingCores(Protocol):
 
 
 class Answered(NamedTuple):
-    """Dispatches of one box that were answered one after the other: how many, their rows, the seconds of computing them;
-    the header of the last one, and its part of the seconds."""
+    """Dispatches of one box that were answered one after the other: how many, their rows, the seconds of computing
+    them; the header of the last one, and its part of the seconds."""
 
     box: Box
     messages: int
@@ -273,8 +273,8 @@ class Answered(NamedTuple):
 
 @runtime_checkable
 class Answering(Protocol):
-    """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in one
-    call, without Python between two messages."""
+    """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in
+    one call, without Python between two messages."""
 
     def answer(
         self,

@@ -13,7 +13,7 @@ from afserve.kernels import _native, native_half
 from afserve.kernels.native_products import address
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.stack import Stack, Stacked, StackLayer
+from afserve.kernels.stack import Stack, Stacked, StackLayer, Stopped
 
 
 @dataclass(frozen=True, slots=True)

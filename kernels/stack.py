@@ -56,8 +56,8 @@ class Stopped(NamedTuple):
 
 class Stacked(NamedTuple):
     """What each MoE layer's router chose (int32), and the seconds that shared and routed experts took; where these are
-    away, that rows were under way, `waited` of which nothing was computed. `stopped`: layers from there on were not run,
-    and expert_LTK ends with that one."""
+    away, that rows were under way, `waited` of which nothing was computed. `stopped`: layers from there on were not
+    run, and expert_LTK ends with that one."""
 
     expert_LTK: Tensor
     ffn_seconds: float

@@ -1,8 +1,8 @@
 """An attention node: owns requests and KV cache, and runs whichever micro-batch can go on.
 
-`step` blocks only while a step is one call that waits for expert nodes (`MicroBatch`), briefly; when it has left `stalled`
-true, `wait` parks until an expert node has answered. It knows no processes and no sockets: requests come in as values,
-tokens go out as events.
+`step` never blocks for long: where one call computes all layers (`MicroBatch`), that waits some milliseconds for expert
+nodes. When it has left `stalled` true, `wait` parks until one has answered. It knows no processes and no sockets:
+requests come in as values, tokens go out as events.
 """
 
 from contextlib import AbstractContextManager

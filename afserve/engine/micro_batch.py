@@ -119,8 +119,8 @@ class MicroBatch(Generic[T]):
     def _stacked(
         self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, exchange: object | None
     ) -> Generator[T | None, None, Tensor]:
-        """What `_layers` gives for a step all of whose rows are read, in one call: the same bits. Where expert nodes keep
-        it waiting, it ends in the middle of a layer, and `_layers` goes on."""
+        """What `_layers` gives for a step all of whose rows are read, in one call: the same bits. Where expert nodes
+        keep it waiting, it ends in the middle of a layer, and `_layers` goes on."""
         model, stopped, chosen_LTK = self._model, None, None
         assert self._stack is not None, "no stack was made"
         try:
@@ -152,7 +152,7 @@ class MicroBatch(Generic[T]):
         self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, first: int
     ) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer from `first` on; what the last layer gives
-        for the rows that are read, R of them. Of the others it only keeps keys and values. The routed sum is float32."""
+        for the rows that are read, R of them. Of the others it only keeps keys and values. Routed sums are float32."""
         model, paged = self._model, self._model.ops.bind_batch(batch.paged)
         last = len(model.layers) - 1
         for number in range(first, last + 1):

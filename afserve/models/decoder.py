@@ -72,8 +72,8 @@ class DecoderLayer:
         return self._half.bind(cache)
 
     def stacked(self, half: BoundHalf, experts: Sequence[PackedExperts] | None) -> StackLayer | None:
-        """The whole layer, given the experts of every MoE layer, or none where these are away; None where an op of it is
-        none of a stack's."""
+        """The whole layer, given the experts of every MoE layer, or none where these are away; None where an op of it
+        is none of a stack's."""
         if half.bound is None or self._gate is not None:
             return None
         if self.moe_number is None or experts is None:

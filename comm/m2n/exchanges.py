@@ -10,20 +10,20 @@ from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.ticket import Given
 from afserve.comm.transport import Box, Exchanging, Header, Kind, Transport
 
-_AnyTicket = TypeVar("_AnyTicket", covariant=True)
+_AnyTicket_co = TypeVar("_AnyTicket_co", covariant=True)
 
 _PATIENCE = 0.02  # seconds that a layer's sums may take; then the link looks whether their nodes live
 
 
 @runtime_checkable
-class ExchangingLink(Protocol[_AnyTicket]):
+class ExchangingLink(Protocol[_AnyTicket_co]):
     """A link that offers exchanges beside `dispatch` and `combine`."""
 
     def exchange(self, micro_batch: int) -> object | None:
         """What `Ops.run_stack` takes in place of these; None where only they will do now. `settle` follows each use."""
         ...
 
-    def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> _AnyTicket | None:
+    def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> _AnyTicket_co | None:
         """An exchange was used; of the MoE layer at which it stopped the ticket, for the rows that it sent last."""
         ...
 

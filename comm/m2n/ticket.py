@@ -12,7 +12,6 @@ from afserve.comm.m2n.staging import Copy
 from afserve.comm.m2n.waves import Recovery
 from afserve.comm.transport import Box, Header
 
-
 Given = tuple[Tensor, Tensor, Tensor]  # rows, experts and weights of a dispatch
 
 
