@@ -12,7 +12,6 @@
 #include "gemm_avx512bf16.h"
 #include "table.h"
 #include "compact_avx512bf16.h"
-#include "int4_avx512bf16.h"
 
 void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                     // int8_vnni.cpp
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
@@ -23,7 +22,6 @@ const Isa* avx512bf16_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), loops_of<float, gemm_vector<float>>());
     made.compact_few_rows = compact_dp;
-    made.int4_fast = int4_dp;
     if (__builtin_cpu_supports("avx512vnni")) {
       made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
       made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
