@@ -65,6 +65,18 @@ class SoftBarrier:
             if stream in self._streams:
                 self._streams[stream].answered = now
 
+    def passed(self, stream: Hashable, node: int, layer: int, now: float, seconds: float) -> None:
+        """Dispatches of `stream` came and were answered of which nobody told; the last one, of `layer`, just now, by a
+        call that took `seconds`."""
+        known = self._streams.setdefault(stream, _Stream(node, layer))
+        known.layer, known.answered = layer, None
+        self.answered((stream,), now, seconds)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes dispatches came from, those that are gone not counted."""
+        return len({stream.node for stream in self._streams.values()})
+
     def next_in(self, now: float, besides: Collection[int]) -> float | None:
         """Seconds until the next dispatch is usually here, of streams whose nodes are not `besides`; None where none is
         expected."""

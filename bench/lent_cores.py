@@ -1,7 +1,8 @@
 """One attention and one expert node on a host's two cores, with cores lent and without, beside the colocated engine.
 
     python -m bench.make_checkpoint --out /path/to/110m
-    python -m bench.lent_cores --model /path/to/110m [--batch 1,32,64] [--micro-batches 1,2] [--rounds 3] [--save]
+    python -m bench.lent_cores --model /path/to/110m [--batch 1,32,64] [--micro-batches 1,2] [--rounds 3]
+        [--expert-dtype int8] [--save]
 
 The variants take turns, so that a machine which changes its speed changes it for all. Per layer and in us: `period` is
 the time from one layer to the next, `attention` and `expert` what the two stages take on one thread each while the
@@ -21,6 +22,7 @@ from pathlib import Path
 from afserve.cli.bench.pipeline import setups
 from afserve.cli.bench.pipeline_node import Setup
 from afserve.cli.bench.pipeline_run import Row, disaggregated, together
+from afserve.config import EXPERT_DTYPES
 from afserve.engine.build import spec_of
 from bench.origin import ROOT, origin
 
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a checkpoint folder")
     parser.add_argument("--batch", default="1,32,64", help="sequences, comma-separated")
     parser.add_argument("--micro-batches", default="1,2", help="in flight, comma-separated")
+    parser.add_argument("--expert-dtype", default="auto", choices=EXPERT_DTYPES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--save", action="store_true", help=f"append to {RESULTS.relative_to(ROOT)}")
@@ -92,10 +95,11 @@ def main() -> None:
     batches, counts = (
         [int(one) for one in text.split(",")] for text in (options.batch, options.micro_batches)
     )
-    known = {"bench": "lent_cores", "model": Path(options.model).name, **origin()}
+    kept = options.expert_dtype
+    known = {"bench": "lent_cores", "model": Path(options.model).name, "experts": kept, **origin()}
     with tempfile.TemporaryDirectory() as scratch:
         for setup in setups(options.model, Path(scratch), 1, 1, batches, PROMPT, OUTPUT, 1):
-            for row in measured(setup, counts, options.rounds):
+            for row in measured(replace(setup, expert_dtype=kept), counts, options.rounds):
                 line = json.dumps(row) if options.json else "  ".join(f"{k} {v}" for k, v in row.items())
                 print(line, flush=True)
                 if options.save:

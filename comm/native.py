@@ -3,7 +3,10 @@
 from importlib import import_module
 from typing import Any
 
-_VERSION = 4  # of the functions that the data plane calls; the library says which one it has
+import torch
+
+_VERSION = 5  # of the functions that the data plane calls; the library says which one it has
+CODES = {torch.float32: 0, torch.bfloat16: 1}  # what the library calls the dtypes of rows
 
 
 def native_library() -> Any | None:

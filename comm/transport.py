@@ -9,7 +9,7 @@ message therefore never overwrites one that is still being read, and memory is f
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -256,6 +256,55 @@ class SharingCores(Protocol):
         peer is another process, and no memory once there is no such peer. False where nobody lends here: no native
         library, or more than one peer.
         """
+        ...
+
+
+class Answered(NamedTuple):
+    """Dispatches of one box that were answered one after the other: how many, their rows, the seconds of computing
+    them; the header of the last one, and its part of the seconds."""
+
+    box: Box
+    messages: int
+    rows: int
+    seconds: float
+    last: Header
+    last_seconds: float
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in
+    one call, without Python between two messages."""
+
+    def answer(
+        self,
+        experts: object,
+        epochs: Collection[int],
+        most_rows: Callable[[int], int],
+        wait: float,
+        serve: float,
+    ) -> Answered | None:
+        """Wait `wait` seconds at most for a dispatch of one of `epochs`, of no more rows than `most_rows` says of its
+        attention node; answer it, and those that follow on its box, for `serve` seconds. Whatever else comes ends this,
+        and is there for `ready`. `experts` is what `Ops.expert_layers` made. None where nothing was answered.
+        """
+        ...
+
+
+@runtime_checkable
+class Exchanging(Protocol):
+    """What a transport may offer an attention node beside the contract: `Ops.run_stack` sends and waits by itself."""
+
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """For one micro-batch: its boxes by expert node, and the native library's routes of every MoE layer, which the
+        caller keeps. An answer may take `patience` seconds, or is left to the caller. None where the transport or its
+        wires have no such thing. Good until an expert node is attached or detached."""
+        ...
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        """Messages went through an exchange on these boxes: the numbers of the last ones."""
         ...
 
 

@@ -158,6 +158,9 @@ class LayerWeights:
 class AttentionHalf:
     def run(self, engine: Engine, batch: Batch, x: int, normed: int, expert: int, weight: int) -> None: ...
 
+class ExpertLayers:
+    def __init__(self, engine: Engine, layers: Sequence[Experts], rows: int, sums: int) -> None: ...
+
 class StackLayer:
     def __init__(
         self,
@@ -165,11 +168,22 @@ class StackLayer:
         gate_up: Linear | None,
         down: Linear | None,
         experts: Experts | None,
+        away: bool,
     ) -> None: ...
 
 class Stack:
     def __init__(self, layers: Sequence[StackLayer]) -> None: ...
-    def run(self, engine: Engine, batch: Batch, x: int, expert: int, bad: int) -> float: ...
+    def run(
+        self,
+        engine: Engine,
+        batch: Batch,
+        x: int,
+        expert: int,
+        bad: int,
+        exchange: object | None,
+        normed: int,
+        weight: int,
+    ) -> tuple[int, float, float]: ...
 
 class MlaShape:
     def __init__(

@@ -27,6 +27,15 @@ class Borrowing(Protocol):
     def borrow_core(self, memory_B: Tensor | None, offset: int) -> bool: ...
 
 
+@runtime_checkable
+class Layered(Protocol):
+    """A backend whose experts can be asked by the data plane, without Python between two calls."""
+
+    def expert_layers(
+        self, layers: tuple[PackedExperts, ...], rows: torch.dtype, sums: torch.dtype
+    ) -> object | None: ...
+
+
 class Backend(Protocol):
     @property
     def name(self) -> str: ...

@@ -354,8 +354,10 @@ class Native(NativeProducts):
     def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None:
         return native_stack.stack_of(layers)
 
-    def run_stack(self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None) -> Stacked:
-        return native_stack.run(self._engine, stack, x_TH, batch, bad_T)
+    def run_stack(
+        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: object | None
+    ) -> Stacked:
+        return native_stack.run(self._engine, stack, x_TH, batch, bad_T, exchange)
 
     def route(
         self,

@@ -257,6 +257,16 @@ class NativeProducts:
             add,
         )
 
+    def expert_layers(
+        self, layers: tuple[PackedExperts, ...], rows: torch.dtype, sums: torch.dtype
+    ) -> object | None:
+        handles = [
+            one.handle for one in layers if isinstance(one.handle, _native.Experts) and one.dtype is rows
+        ]
+        if len(handles) < len(layers) or sums not in (rows, torch.float32):
+            return None
+        return _native.ExpertLayers(self._engine, handles, CODES[rows], CODES[sums])
+
     def _expert_ffn_converted(
         self,
         x_RH: Tensor,

@@ -13,7 +13,7 @@ from afserve.kernels import _native, native_half
 from afserve.kernels.native_products import address
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.stack import Stack, Stacked, StackLayer
+from afserve.kernels.stack import Stack, Stacked, StackLayer, Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ def stack_of(layers: tuple[StackLayer, ...]) -> Stack | None:
     whole = [layer for layer in found if layer is not None]
     halves = [layer.half.handle for layer in layers]
     dtypes = {half.dtype for half in halves if isinstance(half, native_half.HalfOverCache)}
-    chosen = {_top_k(layer) for layer in layers if layer.experts is not None}
+    chosen = {_top_k(layer) for layer in layers if layer.routes}
     if len(whole) < len(layers) or len(dtypes) != 1 or len(chosen) > 1:
         return None
-    moe_layers = sum(layer.experts is not None for layer in layers)
+    moe_layers = sum(layer.routes for layer in layers)
     return Stack(layers, _Handle(_native.Stack(whole), dtypes.pop(), moe_layers, max(chosen, default=0)))
 
 
@@ -56,7 +56,7 @@ def _native_layer(layer: StackLayer) -> _native.StackLayer | None:
         if not isinstance(handle, _native.Experts) or layer.experts.dtype is not half.dtype:
             return None
         experts = handle
-    return _native.StackLayer(half.half, first, second, experts)
+    return _native.StackLayer(half.half, first, second, experts, layer.away)
 
 
 def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
@@ -66,7 +66,12 @@ def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
 
 
 def run(
-    engine: _native.Engine, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None
+    engine: _native.Engine,
+    stack: Stack,
+    x_TH: Tensor,
+    batch: PagedBatch,
+    bad_T: Tensor | None,
+    exchange: object | None,
 ) -> Stacked:
     handle = stack.handle
     assert isinstance(handle, _Handle), "a stack of another backend"
@@ -74,8 +79,23 @@ def run(
         raise ValueError(
             f"x_TH: {x_TH.dtype} with strides {x_TH.stride()}, expected contiguous {handle.dtype}"
         )
-    expert = torch.empty((handle.moe_layers, x_TH.shape[0], handle.top_k), dtype=torch.int32)
-    seconds = handle.stack.run(
-        engine, native_half.batch_handle(batch), x_TH.data_ptr(), expert.data_ptr(), address(bad_T)
+    tokens, top_k = x_TH.shape[0], handle.top_k
+    expert = torch.empty((handle.moe_layers, tokens, top_k), dtype=torch.int32)
+    normed = weight = None
+    if exchange is not None:
+        normed, weight = torch.empty_like(x_TH), torch.empty(tokens, top_k, dtype=torch.float32)
+    layers, seconds, waited = handle.stack.run(
+        engine,
+        native_half.batch_handle(batch),
+        x_TH.data_ptr(),
+        expert.data_ptr(),
+        address(bad_T),
+        exchange,
+        address(normed),
+        address(weight),
     )
-    return Stacked(expert, seconds)
+    if layers == len(stack.layers):
+        return Stacked(expert, seconds, waited)
+    assert normed is not None and weight is not None, "a layer waits for sums of nobody"
+    sent = sum(layer.routes for layer in stack.layers[: layers + 1])
+    return Stacked(expert[:sent], seconds, waited, Stopped(layers, normed, weight))

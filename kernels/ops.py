@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import Backend, Borrowing
+from afserve.kernels.backend import Backend, Borrowing, Layered
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
@@ -165,6 +165,16 @@ class Ops:
             raise ValueError("experts: slots of four-bit floats are filled by set_expert_int4")
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
         self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
+
+    def expert_layers(
+        self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
+    ) -> object | None:
+        """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
+        which is called there. It computes with this backend's threads, so not while anything else here does. None
+        where the backend has no such thing."""
+        if not isinstance(self._backend, Layered):
+            return None
+        return self._backend.expert_layers(tuple(layers), rows, sums)
 
     def set_expert_int4(
         self,
@@ -440,14 +450,20 @@ class Ops:
         return self._backend.stack_layers(tuple(layers)) if isinstance(self._backend, Stacking) else None
 
     def run_stack(
-        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None = None
+        self,
+        stack: Stack,
+        x_TH: Tensor,
+        batch: PagedBatch,
+        bad_T: Tensor | None = None,
+        exchange: object | None = None,
     ) -> Stacked:
         """x_TH becomes, in place, what the last layer gives; keys and values are written. `bad_T` as of `add_sums`,
-        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one."""
+        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one. `exchange` is the data
+        plane's way to experts that are away (`comm.transport.Exchanging`)."""
         expect_shape("x_TH", x_TH, (batch.tokens, stack.hidden))
         expect_marks(bad_T, batch.tokens)
         assert isinstance(self._backend, Stacking), "this backend made no stack"
-        return self._backend.run_stack(stack, x_TH, batch, bad_T)
+        return self._backend.run_stack(stack, x_TH, batch, bad_T, exchange)
 
     def route(
         self,

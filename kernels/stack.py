@@ -20,11 +20,16 @@ BoundLayer = BoundGqa | BoundMla
 @dataclass(frozen=True, slots=True)
 class StackLayer:
     """`ffn` is gate over up, and down: a dense layer's FFN, or the shared expert of a layer with `experts`, if it has
-    one. Expert e is in slot e."""
+    one. Expert e is in slot e. `away`: the layer has experts, on other nodes."""
 
     half: BoundLayer
     ffn: tuple[PackedLinear, PackedLinear] | None
     experts: PackedExperts | None
+    away: bool = False
+
+    @property
+    def routes(self) -> bool:
+        return self.away or self.experts is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,24 @@ class Stack:
         return self.layers[0].half.layer.input_norm_H.shape[0]
 
 
+class Stopped(NamedTuple):
+    """A layer whose sums did not come as they should. Its rows were sent, and stay as they are; nothing but the sums is
+    missing in x_TH, and all answers that came are still to be taken."""
+
+    layer: int
+    normed_TH: Tensor
+    weight_TK: Tensor
+
+
 class Stacked(NamedTuple):
-    """What each MoE layer's router chose (int32), and the seconds that shared and routed experts took."""
+    """What each MoE layer's router chose (int32), and the seconds that shared and routed experts took; where these are
+    away, that rows were under way, `waited` of which nothing was computed. `stopped`: layers from there on were not
+    run, and expert_LTK ends with that one."""
 
     expert_LTK: Tensor
     ffn_seconds: float
+    waited: float = 0.0
+    stopped: Stopped | None = None
 
 
 @runtime_checkable
@@ -52,4 +70,6 @@ class Stacking(Protocol):
     """A backend that runs all layers in one call."""
 
     def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None: ...
-    def run_stack(self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None) -> Stacked: ...
+    def run_stack(
+        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: object | None
+    ) -> Stacked: ...

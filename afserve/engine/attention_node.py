@@ -1,7 +1,8 @@
 """An attention node: owns requests and KV cache, and runs whichever micro-batch can go on.
 
-`step` never blocks; when it has left `stalled` true, `wait` parks until an expert node has answered. It knows no
-processes and no sockets: requests come in as values, tokens go out as events.
+`step` never blocks for long: where one call computes all layers (`MicroBatch`), that waits some milliseconds for expert
+nodes. When it has left `stalled` true, `wait` parks until one has answered. It knows no processes and no sockets:
+requests come in as values, tokens go out as events.
 """
 
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from typing import Generic
 import torch
 
 from afserve.clock import Clock, MonotonicClock
+from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.link import Link, LocalBankLink
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
@@ -59,9 +61,11 @@ class AttentionNode(Generic[T]):
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
-        stack = model.stack(self.kv.halves, link.packed) if isinstance(link, LocalBankLink) else None
+        here, away = isinstance(link, LocalBankLink), link if isinstance(link, ExchangingLink) else None
+        experts = link.packed if isinstance(link, LocalBankLink) else None
+        stack = model.stack(self.kv.halves, experts) if here or away is not None else None
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config, stack)
+            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config, stack, away)
             for i in range(config.micro_batches)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]

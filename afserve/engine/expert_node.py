@@ -30,6 +30,7 @@ from afserve.trace import Slice, Trace
 
 # Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.
 _LONG_ROWS = 128
+_AT_ONCE = 0.02  # seconds that messages are answered without a look at anything else
 _DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 Watch = Callable[[int, Sequence[Arrival], float, float], None]
@@ -63,6 +64,7 @@ class ExpertNode:
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
+        self._at_once = port.answering(bank)
         self._clock = MonotonicClock() if clock is None else clock
         self._watch = watch
         self._trace: Trace | None = None
@@ -134,15 +136,45 @@ class ExpertNode:
         return self._compute_due(now) if self._held else 0
 
     def wait(self, timeout: float) -> None:
-        """Park until something arrives or is due. An attention node that is gone is forgotten."""
+        """Park until something arrives or is due. An attention node that is gone is forgotten.
+
+        What one attention node sends alone is answered meanwhile, where nothing else is to be thought of."""
         if self._prompts:
             timeout = 0.0
         elif self._held:
             timeout = min(timeout, max(0.0, self._due - self._clock.now()))
+        elif self._answers_at_once(timeout):
+            return
         try:
             self._port.wait(timeout)
         except PeerLost as lost:
             self._forget(lost)
+
+    def _answers_at_once(self, timeout: float) -> bool:
+        """Whether dispatches were answered for a while, one by one as they came. Rows of several attention nodes are
+        better computed together, which is what `poll` does."""
+        if self._at_once is None or self._watch is not None or self._barrier.nodes > 1:
+            return False
+        wait = min(timeout, _AT_ONCE)
+        found = self._port.answer(self._at_once, self._epochs, self._most_at_once, wait, _AT_ONCE)
+        if found is None:
+            return False
+        now = self._clock.now()
+        self._decoded = now
+        self._messages += found.messages
+        self._calls += found.messages
+        self._rows += found.rows
+        self._busy_seconds += found.seconds
+        self._barrier.passed(found.box, found.box.attention, found.last.layer, now, found.last_seconds)
+        self._pieces.ran(found.last.rows, found.last_seconds)
+        return True
+
+    def _most_at_once(self, attention: int) -> int:
+        """Rows of a message that is no prompt's."""
+        phase = self._phases.get(attention, AttentionPhase.BOTH)
+        if phase is AttentionPhase.PREFILL:
+            return 0
+        return _LONG_ROWS if phase is AttentionPhase.BOTH else self._port.layout.max_rows
 
     def stats(self) -> ExpertStats:
         """A snapshot, for the thread that calls `poll`; what it returns may go to any other."""

@@ -83,10 +83,13 @@ class Meter:
             for identity in arrows(ticket):
                 self.trace.arrow(identity, "f", track(micro_batch), now)
 
-    def computed(self, dispatches: int, seconds: float) -> None:
-        """Experts in this process took so long for all layers of a step, which nothing was drawn of."""
+    def computed(self, dispatches: int, seconds: float, waited: float) -> None:
+        """The experts took so long for all layers of a step, which nothing was drawn of. For `waited` of it `ran` will
+        take waiting for computing."""
         self.dispatches += dispatches
         self.under_way += seconds
+        self.parked += waited
+        self.busy -= waited
 
     def open(self) -> list[Slice]:
         """Rows that are with the experts now, as `back` would draw them."""

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
 from afserve.engine.batch import Batch, build
@@ -24,7 +25,7 @@ from afserve.engine.scheduler import Scheduler
 from afserve.engine.sequence import Sequence
 from afserve.engine.spoiled import Spoiled
 from afserve.engine.step_plan import PROMPT, Finished, StepPlan
-from afserve.kernels.stack import Stack
+from afserve.kernels.stack import Stack, Stopped
 from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
@@ -47,12 +48,14 @@ class MicroBatch(Generic[T]):
         meter: Meter,
         config: EngineConfig,
         stack: Stack | None = None,
+        away: ExchangingLink[T] | None = None,
     ) -> None:
-        """`stack`: all layers over `kv`, where the experts are in this process and the kernels run them in one call."""
+        """`stack`: all layers over `kv`, where the kernels run them in one call. Its experts are in this process, or
+        `away`: on nodes that are reached by exchanges of the link."""
         self.index = index
         self._model, self._kv, self._scheduler, self._link = model, kv, scheduler, link
         self._load, self._meter, self._config = load, meter, config
-        self._stack = stack
+        self._stack, self._away = stack, away
         self._spoiled = Spoiled(config.most_rows, model.ops.device)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -76,10 +79,7 @@ class MicroBatch(Generic[T]):
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
-            if self._stack is not None and batch.all_logits and self._meter.trace is None:
-                rows_RH = self._stacked(self._stack, batch)
-            else:
-                rows_RH = yield from self._layers(batch)
+            rows_RH = yield from self._computed(batch)
             since = self._meter.now()
             self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
@@ -101,25 +101,62 @@ class MicroBatch(Generic[T]):
         self.plan, self.decode_only = None, False
         self.steps += 1
 
-    def _stacked(self, stack: Stack, batch: Batch) -> Tensor:
-        """What `_layers` gives for a step all of whose rows are read, in one call: the same bits. A trace wants to see
-        every layer, so it has none."""
-        model = self._model
-        x_TH = model.embed(batch.token_T)
-        done = model.ops.run_stack(stack, x_TH, batch.paged, self._spoiled.of(batch.token_T))
+    def _computed(self, batch: Batch) -> Generator[T | None, None, Tensor]:
+        """What the last layer gives for the rows that are read, R of them. Where all are, in one call if there can be
+        one: a trace wants to see every layer, and while that call waits for expert nodes no other micro-batch runs."""
+        x_TH, spoiled_T = self._model.embed(batch.token_T), self._spoiled.of(batch.token_T)
+        exchange, once = None, self._stack is not None and batch.all_logits and self._meter.trace is None
+        if once and self._away is not None:
+            exchange = self._away.exchange(self.index) if self._scheduler.runs_alone(self.index) else None
+            once = exchange is not None
+        if not once:
+            rows_RH = yield from self._layers(batch, x_TH, spoiled_T, 0)
+        else:
+            rows_RH = yield from self._stacked(batch, x_TH, spoiled_T, exchange)
+        self._load.commit(self.index, batch.decodes)
+        return rows_RH
+
+    def _stacked(
+        self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, exchange: object | None
+    ) -> Generator[T | None, None, Tensor]:
+        """What `_layers` gives for a step all of whose rows are read, in one call: the same bits. Where expert nodes
+        keep it waiting, it ends in the middle of a layer, and `_layers` goes on."""
+        model, stopped, chosen_LTK = self._model, None, None
+        assert self._stack is not None, "no stack was made"
+        try:
+            done = model.ops.run_stack(self._stack, x_TH, batch.paged, spoiled_T, exchange)
+            stopped, chosen_LTK = done.stopped, done.expert_LTK
+        finally:
+            ticket = self._settled(stopped, chosen_LTK)
         for expert_TK in done.expert_LTK:
             self._load.note(self.index, expert_TK)
-        self._load.commit(self.index, batch.decodes)
-        self._meter.computed(len(done.expert_LTK), done.ffn_seconds)
-        return x_TH
+        self._meter.computed(len(done.expert_LTK) - (stopped is not None), done.ffn_seconds, done.waited)
+        if stopped is None or ticket is None:
+            return x_TH
+        moe_number = model.layers[stopped.layer].moe_number
+        assert moe_number is not None, "stopped where nothing was sent"
+        self._meter.sent(self.index, moe_number, ticket, self._meter.now())
+        yield from self._combined(ticket, x_TH, spoiled_T, stopped.layer)
+        return (yield from self._layers(batch, x_TH, spoiled_T, stopped.layer + 1))
 
-    def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
-        """Dispatch, run the shared expert meanwhile, combine, layer by layer; what the last layer gives for the rows
-        that are read, R of them. Of the others it only keeps keys and values. The routed sum is float32."""
-        model, spoiled_T = self._model, self._spoiled.of(batch.token_T)
+    def _settled(self, stopped: Stopped | None, chosen_LTK: Tensor | None) -> T | None:
+        """The ticket of what an exchange has sent and not got back, if it was used and there is such a thing."""
+        if self._away is None:
+            return None
+        if stopped is None or chosen_LTK is None:
+            return self._away.settle(self.index)
+        given = stopped.normed_TH, chosen_LTK[-1], stopped.weight_TK
+        return self._away.settle(self.index, len(chosen_LTK) - 1, given)
+
+    def _layers(
+        self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, first: int
+    ) -> Generator[T | None, None, Tensor]:
+        """Dispatch, run the shared expert meanwhile, combine, layer by layer from `first` on; what the last layer gives
+        for the rows that are read, R of them. Of the others it only keeps keys and values. Routed sums are float32."""
+        model, paged = self._model, self._model.ops.bind_batch(batch.paged)
         last = len(model.layers) - 1
-        x_TH, paged = model.embed(batch.token_T), model.ops.bind_batch(batch.paged)
-        for number, (layer, attend) in enumerate(zip(model.layers, self._kv.halves, strict=True)):
+        for number in range(first, last + 1):
+            layer, attend = model.layers[number], self._kv.halves[number]
             normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
             local_TH: Tensor | None
             if expert_TK is not None:
@@ -127,8 +164,7 @@ class MicroBatch(Generic[T]):
             if number == last and not batch.all_logits:
                 spoiled_T = self._spoiled.only(batch.logit_rows, normed_TH, number, self._given_up())
                 if not batch.logit_rows:
-                    x_TH = x_TH[:0]
-                    break
+                    return x_TH[:0]
                 x_TH, normed_TH = x_TH[batch.logit_row_R], normed_TH[batch.logit_row_R]
                 if expert_TK is not None and weight_TK is not None:
                     expert_TK, weight_TK = expert_TK[batch.logit_row_R], weight_TK[batch.logit_row_R]
@@ -146,12 +182,17 @@ class MicroBatch(Generic[T]):
             local_TH = layer.local_ffn(normed_TH)
             if local_TH is not None:
                 x_TH += local_TH
-            while not self._link.ready(ticket):
-                yield ticket
-            self._meter.back(self.index)
-            model.ops.add_sums(x_TH, self._link.combine(ticket), spoiled_T, number)
-        self._load.commit(self.index, batch.decodes)
+            yield from self._combined(ticket, x_TH, spoiled_T, number)
         return x_TH
+
+    def _combined(
+        self, ticket: T, x_TH: Tensor, spoiled_T: Tensor, number: int
+    ) -> Generator[T | None, None, None]:
+        """Adds the routed sums of a layer, once they are there."""
+        while not self._link.ready(ticket):
+            yield ticket
+        self._meter.back(self.index)
+        self._model.ops.add_sums(x_TH, self._link.combine(ticket), spoiled_T, number)
 
     def _finish(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> None:
         """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""

@@ -129,6 +129,10 @@ class Scheduler:
     def has_work(self, micro_batch: int) -> bool:
         return bool(self._running[micro_batch]) or bool(self._waiting)
 
+    def runs_alone(self, micro_batch: int) -> bool:
+        """Whether no other micro-batch has sequences."""
+        return self.running == len(self._running[micro_batch])
+
     def _admit(self, micro_batch: int) -> None:
         """Move waiting sequences in, while there is room and this micro-batch has less than its share of all."""
         mine = self._running[micro_batch]

@@ -71,13 +71,14 @@ class DecoderLayer:
         """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat."""
         return self._half.bind(cache)
 
-    def stacked(self, half: BoundHalf, experts: Sequence[PackedExperts]) -> StackLayer | None:
-        """The whole layer, given the experts of every MoE layer; None where an op of it is none of a stack's."""
+    def stacked(self, half: BoundHalf, experts: Sequence[PackedExperts] | None) -> StackLayer | None:
+        """The whole layer, given the experts of every MoE layer, or none where these are away; None where an op of it
+        is none of a stack's."""
         if half.bound is None or self._gate is not None:
             return None
-        return StackLayer(
-            half.bound, self._ffn, None if self.moe_number is None else experts[self.moe_number]
-        )
+        if self.moe_number is None or experts is None:
+            return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None)
+        return StackLayer(half.bound, self._ffn, experts[self.moe_number])
 
     def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
@@ -140,10 +141,10 @@ class AttentionModel:
         """Every layer's attention half over one cache."""
         return tuple(layer.bind(cache) for layer, cache in zip(self.layers, layers, strict=True))
 
-    def stack(self, halves: Sequence[BoundHalf], experts: Sequence[PackedExperts]) -> Stack | None:
-        """All layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot e;
-        None where the kernels do not run them in one call."""
-        if len(experts) < self.spec.moe_layers:
+    def stack(self, halves: Sequence[BoundHalf], experts: Sequence[PackedExperts] | None) -> Stack | None:
+        """All layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot e,
+        or none where they are away; None where the kernels do not run them in one call."""
+        if experts is not None and len(experts) < self.spec.moe_layers:
             return None
         pairs = zip(self.layers, halves, strict=True)
         layers = [one for layer, half in pairs if (one := layer.stacked(half, experts)) is not None]

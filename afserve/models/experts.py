@@ -70,6 +70,11 @@ class ExpertBank:
         """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them; else empty."""
         return () if self._weigh_input else tuple(self._layers)
 
+    def answering(self, rows: torch.dtype, sums: torch.dtype) -> object | None:
+        """As `comm.m2n.bank.AnsweringBank`."""
+        packed = self.packed
+        return self._ops.expert_layers(packed, rows, sums) if packed else None
+
     @property
     def rounding_error(self) -> float | None:
         """Relative, of all weights that were rounded to `expert_dtype` so far; None where none was."""

@@ -46,6 +46,15 @@ class PackedBank(Protocol):
         ...
 
 
+@runtime_checkable
+class AnsweringBank(Protocol):
+    """A bank that `comm.transport.Answering` may ask without Python."""
+
+    def answering(self, rows: torch.dtype, sums: torch.dtype) -> object | None:
+        """What does as `forward` for rows and sums of these dtypes; None where nothing does."""
+        ...
+
+
 class LocalTicket(NamedTuple):
     layer: int
     micro_batch: int

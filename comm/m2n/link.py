@@ -15,12 +15,13 @@ from torch import Tensor
 
 from afserve.clock import AwakeClock, Clock
 from afserve.comm.m2n.bank import Bank, LocalBankLink
+from afserve.comm.m2n.exchanges import Exchanges
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.m2n.recover import Recoveries
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import RowSplit, Splitter
 from afserve.comm.m2n.staging import Stage, stage_for
-from afserve.comm.m2n.ticket import Part, Ticket
+from afserve.comm.m2n.ticket import Given, Part, Ticket
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
@@ -129,6 +130,7 @@ class ExpertLink:
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
         self._attached = {box.expert for box in transport.boxes()}
+        self._exchanges = Exchanges(transport, attention)
         self._broken: list[PeerLost] = []  # met while sending, not yet acted upon
         self._recoveries = Recoveries(
             attention=attention,
@@ -213,11 +215,8 @@ class ExpertLink:
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
     ) -> Ticket:
-        rows = x_TH.shape[0]
-        deadline = self._clock.now() + self._deadline
-        table = self._table
-        ticket = Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
-        if not rows:
+        ticket = self._ticket(layer, micro_batch, len(x_TH))
+        if not ticket.rows:
             return ticket
         self._under_way[micro_batch] = ticket
         if self._stage is not None:
@@ -225,6 +224,31 @@ class ExpertLink:
             self._send_when_there(ticket)
         else:
             self._send_parts(ticket, x_TH, expert_TK, weight_TK)
+        return ticket
+
+    def _ticket(self, layer: int, micro_batch: int, rows: int) -> Ticket:
+        table, deadline = self._table, self._clock.now() + self._deadline
+        return Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
+
+    def exchange(self, micro_batch: int) -> object | None:
+        """As `ExchangingLink`."""
+        if self._stage is not None or self._broken or micro_batch in self._under_way:
+            return None
+        return self._exchanges.of(micro_batch, self._table)
+
+    def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> Ticket | None:
+        """As `ExchangingLink`."""
+        headers = self._exchanges.settle(micro_batch, self._table)
+        if stopped is None:
+            return None
+        ticket = self._ticket(layer, micro_batch, len(stopped[0]))
+        ticket.rows_given = stopped
+        split = ticket.split = self._splitter.split(ticket.routes, *stopped)
+        for node, count in split.parts():
+            box, header = headers[node]
+            ticket.parts.append(Part(box, header._replace(layer=layer, rows=count)))
+            ticket.missing.append(box)
+        self._under_way[micro_batch] = ticket
         return ticket
 
     def ready(self, ticket: Ticket) -> bool:
@@ -330,6 +354,7 @@ class ExpertLink:
         absent = frozenset(range(self._placement.nodes)) - self._attached
         where = HOST if self._stage is not None else self._device
         self._table = RouteTable(self._placement, self._layout.slots, self._native, where, absent)
+        self._exchanges.clear()
         self._recoveries.absent(absent, "it has not joined")
         self._recoveries.route_by(self._placement, self._table)
 

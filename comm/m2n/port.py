@@ -6,14 +6,27 @@ Shapes: R rows of a message, H hidden size, K top-k.
 """
 
 from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from afserve.comm.m2n.bank import AnsweringBank, Bank
 from afserve.comm.m2n.staging import Copy, Stage, stage_for
 from afserve.comm.mailbox.fp8 import dequantise
-from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Limiting, Transport
+from afserve.comm.transport import (
+    HOST,
+    Answered,
+    Answering,
+    Box,
+    Header,
+    Kind,
+    Layout,
+    Limiting,
+    Transport,
+    WireType,
+)
 from afserve.errors import ProtocolError
 
 
@@ -81,6 +94,25 @@ class ExpertPort:
             self.flush()
             return True
         return bool(self._transport.wait(self._boxes, timeout))
+
+    def answering(self, bank: Bank) -> object | None:
+        """What `answer` may ask in the bank's place; None where Python takes part in every answer."""
+        layout, answers = self.layout, isinstance(self._transport, Answering) and self._stage is None
+        if not answers or not isinstance(bank, AnsweringBank) or layout.dispatch_wire is WireType.FLOAT8:
+            return None
+        return bank.answering(layout.dispatch_wire.dtype, layout.combine_wire.dtype)
+
+    def answer(
+        self,
+        experts: object,
+        epochs: Collection[int],
+        most_rows: Callable[[int], int],
+        wait: float,
+        serve: float,
+    ) -> Answered | None:
+        """As `Answering`, of experts that `answering` gave."""
+        assert isinstance(self._transport, Answering), "a transport without `answer`"
+        return self._transport.answer(experts, epochs, most_rows, wait, serve)
 
     def flush(self) -> None:
         """Post the answers that have come down from the device. Raises PeerLost for one whose asker is gone."""

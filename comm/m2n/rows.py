@@ -14,9 +14,9 @@ from torch import Tensor
 
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.mailbox.fp8 import quantise
+from afserve.comm.native import CODES
 from afserve.comm.transport import NO_SLOT, MessageFiller, Parcel, WireType
 
-_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _EXPERT_DTYPES = (torch.int32, torch.int64)
 
 
@@ -147,7 +147,7 @@ class NativeSplit:
             write_rows(self._x_TH[self._rows(node)], parcel)
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
-        code = _CODES.get(part_RH.dtype)
+        code = CODES.get(part_RH.dtype)
         if code is None:
             y_TH.index_add_(0, self._rows(node), part_RH.float())
         else:

@@ -12,6 +12,8 @@ from afserve.comm.m2n.staging import Copy
 from afserve.comm.m2n.waves import Recovery
 from afserve.comm.transport import Box, Header
 
+Given = tuple[Tensor, Tensor, Tensor]  # rows, experts and weights of a dispatch
+
 
 class Part(NamedTuple):
     """One message of a dispatch."""
@@ -36,7 +38,7 @@ class Ticket:
     routes: LayerRoutes
     epoch: int
     leaving: Copy | None = None
-    rows_given: tuple[Tensor, Tensor, Tensor] | None = None
+    rows_given: Given | None = None
     split: RowSplit | None = None
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)

@@ -110,6 +110,21 @@ class MessageBoard(Board, Protocol):
         """(checked and good, sequence number, epoch, layer, rows); the lane is settled either way."""
         ...
 
+    def sent(self, lane: int) -> int:
+        """The number that was sent last."""
+        ...
+
+    def taken(self, lane: int) -> int:
+        """The number that was taken last."""
+        ...
+
+    def answer(
+        self, experts: object, epochs: list[int], most_rows: list[int], wait: float, serve: float
+    ) -> tuple[int, int, int, float, int, int, int, int, float] | None:
+        """As `transport.Answering`, with a limit of rows for each lane: (lane, messages, rows, seconds) and of the last
+        one (sequence number, epoch, layer, rows, seconds)."""
+        ...
+
 
 class PlainBoard:
     """Words through memoryviews; parks by napping. Correct where the processor keeps stores in order (x86)."""

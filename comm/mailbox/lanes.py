@@ -5,7 +5,7 @@ native library is built, it writes, posts and checks whole messages. A message t
 in Python, which names the wrong field.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,7 +14,8 @@ from afserve.comm.mailbox.flags import BellWord, Board, MessageBoard, open_board
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import Segment
 from afserve.comm.mailbox.wire import SEQUENCES, following, name
-from afserve.comm.transport import Box, Header, Kind, MessageFiller, Parcel
+from afserve.comm.native import CODES, native_library
+from afserve.comm.transport import Answered, Box, Header, Kind, MessageFiller, Parcel
 from afserve.errors import ProtocolError
 
 KEPT_BYTES = 1 << 30  # of all mailboxes of an end; what larger messages leave beyond it is given back
@@ -225,6 +226,49 @@ class Lanes:
         if self._owns and not self._attention_side and parcel.header.rows != lane.rows:
             self._keep(lane, parcel.header.rows)
         return parcel
+
+    def answer(
+        self,
+        experts: object,
+        epochs: Collection[int],
+        most_rows: Callable[[int], int],
+        wait: float,
+        serve: float,
+    ) -> Answered | None:
+        """As `transport.Answering`. A message that needs more memory than its box has kept is not answered here."""
+        if self._carrier is None or self.kept > KEPT_BYTES:
+            return None
+        most = [min(most_rows(lane.box.attention), lane.rows, lane.most) for lane in self._by_index]
+        found = self._carrier.answer(experts, list(epochs), most, wait, serve)
+        if found is None:
+            return None
+        index, messages, rows, seconds, number, epoch, layer, last_rows, last_seconds = found
+        lane = self._by_index[index]
+        lane.taken = lane.staged = lane.sent = number
+        frame = lane.incoming.frame
+        last = Header(frame.kind, epoch, number, layer, last_rows, frame.wire)
+        return Answered(lane.box, messages, rows, seconds, last, last_seconds)
+
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """As `transport.Exchanging`."""
+        native, board, layout = native_library(), self._carrier, self._lanes[boxes[0]].segment.map.layout
+        rows, sums = (CODES.get(wire.dtype) for wire in (layout.dispatch_wire, layout.combine_wire))
+        if native is None or board is None or self._owns or rows is None or sums is None:
+            return None
+        made: object = native.Exchange(board, self._indices(boxes), list(routes), epoch, sums, patience)
+        return made
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        """As `transport.Exchanging`."""
+        board = self._carrier
+        assert board is not None, "an exchange without a board that carries messages"
+        for box in boxes:
+            lane = self._lanes[box]
+            lane.sent = lane.staged = board.sent(lane.index)
+            lane.taken = board.taken(lane.index)
+        return [self._lanes[box].sent for box in boxes]
 
     def _taken(self, lane: _Lane) -> Parcel:
         if self._carrier is not None:

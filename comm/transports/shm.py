@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, DialledSegment, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Answered, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
@@ -134,6 +134,26 @@ class ShmTransport:
 
     def take(self, box: Box) -> Parcel:
         return self._lanes.take(box)
+
+    def answer(
+        self,
+        experts: object,
+        epochs: Collection[int],
+        most_rows: Callable[[int], int],
+        wait: float,
+        serve: float,
+    ) -> Answered | None:
+        """As `transport.Answering`."""
+        return self._lanes.answer(experts, epochs, most_rows, wait, serve)
+
+    def exchange(
+        self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
+    ) -> object | None:
+        """As `transport.Exchanging`."""
+        return None if self._lost else self._lanes.exchange(boxes, routes, epoch, patience)
+
+    def exchanged(self, boxes: Sequence[Box]) -> list[int]:
+        return self._lanes.exchanged(boxes)
 
     def refuse(self, box: Box, reason: str) -> None:
         self._lanes.refuse(box, reason)

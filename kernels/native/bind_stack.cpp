@@ -4,11 +4,17 @@
 
 namespace {
 
-// Addresses that the halves hold are the caller's to keep alive, as long as the stack.
-double run_stack(const Stack& stack, Engine& engine, const Batch& batch, Address x, Address expert, Address bad) {
-  py::gil_scoped_release released;
-  if (stack.dtype() == Dtype::f32) return stack.run(engine, batch, at<float>(x), at<int32_t>(expert), at<int32_t>(bad));
-  return stack.run(engine, batch, at<bf16>(x), at<int32_t>(expert), at<int32_t>(bad));
+// Addresses that the halves hold are the caller's to keep alive, as long as the stack. (layers, seconds, seconds waited)
+py::tuple run_stack(const Stack& stack, Engine& engine, const Batch& batch, Address x, Address expert, Address bad,
+                    Exchange* exchange, Address normed, Address weight) {
+  auto run = [&](auto* rows) {
+    using E = std::remove_pointer_t<decltype(rows)>;
+    py::gil_scoped_release released;
+    return stack.run(engine, batch, StackRows<E>{rows, at<int32_t>(expert), at<int32_t>(bad), at<E>(normed), at<float>(weight)},
+                     exchange);
+  };
+  Stacked done = stack.dtype() == Dtype::f32 ? run(at<float>(x)) : run(at<bf16>(x));
+  return py::make_tuple(done.layers, done.ffn_seconds, done.waited);
 }
 
 }  // namespace
@@ -22,8 +28,8 @@ void bind_stack(py::module_& m) {
       });
   py::class_<StackLayer>(m, "StackLayer")
       .def(py::init([](const AttentionHalf& attention, std::shared_ptr<Linear> gate_up, std::shared_ptr<Linear> down,
-                       std::shared_ptr<Experts> experts) {
-        return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts)};
+                       std::shared_ptr<Experts> experts, bool away) {
+        return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts), away};
       }));
   py::class_<Stack>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
 }

@@ -161,6 +161,12 @@ const Mailbox& FlagBoard::out(size_t lane) const {
     return *at.out;
 }
 
+const Mailbox& FlagBoard::in(size_t lane) const {
+    const Lane& at = lanes_.at(lane);
+    if (!at.in) throw std::invalid_argument("this lane carries no mailboxes");
+    return *at.in;
+}
+
 uint32_t FlagBoard::send(size_t lane, const Load& load, uint32_t number, uint32_t epoch, uint32_t layer) {
     if (!out(lane).fits(load.rows))
         throw std::invalid_argument(std::to_string(load.rows) + " rows in one message, at most " +
@@ -173,14 +179,29 @@ uint32_t FlagBoard::send(size_t lane, const Load& load, uint32_t number, uint32_
 }
 
 Taken FlagBoard::take(size_t lane) {
-    Lane& from = lanes_.at(lane);
+    Taken taken = look(lane);
+    lanes_[lane].quiet = taken.number;
+    return taken;
+}
+
+Taken FlagBoard::look(size_t lane) const {
+    const Lane& from = lanes_.at(lane);
     if (!from.in) throw std::invalid_argument("this lane carries no mailboxes");
     Taken taken{};
-    taken.number = from.quiet = value(lane);
+    taken.number = value(lane);
     taken.good = from.in->read(taken.number, taken.header);
     if (taken.good && from.in->terms().choices)
         taken.good = from.in->copy_choices(taken.header.rows, from.own_slot, from.own_weight);
     return taken;
+}
+
+Task FlagBoard::begin(size_t lane, const Taken& found) {
+    Lane& on = lanes_.at(lane);
+    const Header& asked = found.header;
+    on.quiet = found.number;
+    const Terms& terms = on.in->terms();
+    char* out = on.out->begin(asked.rows, asked.epoch, found.number, asked.layer);
+    return {on.in->rows(asked.rows), on.own_slot, on.own_weight, asked.rows, terms.row_bytes, terms.choices, out};
 }
 
 bool FlagBoard::fresh(size_t lane) const {

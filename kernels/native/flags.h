@@ -28,6 +28,16 @@ struct Taken {
     Header header;
 };
 
+// One dispatch for whoever computes it: its rows where they lie, its slots and weights in memory of this end's own, and
+// where the rows of the answer go.
+struct Task {
+    const char* x;
+    const int32_t* slot;
+    const float* weight;
+    int64_t rows, row_bytes, choices;
+    char* out;
+};
+
 class FlagBoard {
    public:
     using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
@@ -51,7 +61,15 @@ class FlagBoard {
     uint32_t send(size_t lane, const Load& load, uint32_t number, uint32_t epoch, uint32_t layer);
     // Whatever came counts as taken.
     Taken take(size_t lane);
+    // The same, but it is still there.
+    Taken look(size_t lane) const;
+    // A dispatch that `look` found good counts as taken, and its answer begins; `post` ends it.
+    Task begin(size_t lane, const Taken& found);
     const Mailbox& out(size_t lane) const;
+    const Mailbox& in(size_t lane) const;
+    // Of what was sent last, and what was taken last.
+    uint32_t sent(size_t lane) const { return lanes_.at(lane).sent; }
+    uint32_t taken(size_t lane) const { return lanes_.at(lane).quiet; }
 
     // A wait that finds a guest lends this end's core, whose bell is `own`; it must be the only one. The owner of the bell
     // `peer` lends its core too, so its guest may wake it.

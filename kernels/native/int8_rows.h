@@ -24,7 +24,7 @@ INLINE unsigned most_bits(const bf16* x, int size) {
   return _mm512_reduce_max_epu32(_mm512_max_epu32(low, _mm512_srli_epi32(most, 16)));
 }
 
-void row_to_bytes(const bf16* x, int size, const ByteRows& to, int row) {
+inline void row_to_bytes(const bf16* x, int size, const ByteRows& to, int row) {
   uint8_t *high = to.data + 2 * row * to.stride, *low = high + to.stride;
   unsigned bits = most_bits(x, size) << 16;
   float most;

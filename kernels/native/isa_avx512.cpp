@@ -12,11 +12,16 @@
 
 void to_bytes_avx512(const bf16*, int, const ByteRows&, int);  // int8_vnni.cpp
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
+void to_words_vnni(const bf16*, int, const ByteRows&, int);  // int4_vnni.cpp
+void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 
 const Isa* avx512_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>());
-    if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+    if (__builtin_cpu_supports("avx512vnni")) {
+      made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+      made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
+    }
     return made;
   }();
   return &isa;

@@ -12,18 +12,21 @@
 #include "gemm_avx512fma.h"
 #include "table.h"
 #include "compact_avx512bf16.h"
-#include "int4_avx512bf16.h"
 
 void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                     // int8_vnni.cpp
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
+void to_words_vnni(const bf16*, int, const ByteRows&, int);  // int4_vnni.cpp
+void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 
 namespace {
 
 Isa made_of(const char* name, const Loops<bf16>& loops) {
   Isa made = isa_of(name, loops, loops_of<float, gemm_vector<float>>());
   made.compact_few_rows = compact_dp;
-  made.int4_fast = int4_dp;
-  if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+  if (__builtin_cpu_supports("avx512vnni")) {
+    made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+    made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
+  }
   return made;
 }
 

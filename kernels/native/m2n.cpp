@@ -5,7 +5,9 @@
 #include <cstring>
 #include <string>
 
+#include "answer.h"
 #include "bind.h"
+#include "exchange.h"
 #include "flags.h"
 #include "mailbox.h"
 #include "split.h"
@@ -75,10 +77,23 @@ std::vector<size_t> wait(FlagBoard& board, const std::vector<size_t>& which, dou
     return board.wait(which, timeout);
 }
 
+// None, or (lane, messages, rows, seconds) and of the last one (number, epoch, layer, rows, seconds).
+py::object answer_some(FlagBoard& board, const ExpertLayers& experts, const std::vector<uint32_t>& epochs,
+                       const std::vector<int64_t>& most_rows, double wait, double serve) {
+    Answered done;
+    {
+        py::gil_scoped_release release;
+        done = answer(board, experts, {epochs, most_rows}, wait, serve);
+    }
+    if (!done.messages) return py::none();
+    return py::make_tuple(done.lane, done.messages, done.rows, done.seconds, done.last.sequence, done.last.epoch,
+                          done.last.layer, done.last.rows, done.last_seconds);
+}
+
 }  // namespace
 
 void bind_flags(py::module_& module) {
-    module.attr("data_plane") = 4;  // what comm/native.py expects; raise both when a signature changes
+    module.attr("data_plane") = 5;  // what comm/native.py expects; raise both when a signature changes
     py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/m2n/routes.py.")
         .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
     py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/m2n/rows.py.")
@@ -89,6 +104,11 @@ void bind_flags(py::module_& module) {
         .def("add", &RowSplit::add);
     module.def("copy_choices", &copy_choices);
     py::class_<Mailbox>(module, "Mailbox", "One direction of one box; see comm/mailbox/mailbox.py.").def(py::init(&make_mailbox));
+    py::class_<ExpertLayers>(module, "ExpertLayers", "The experts that `FlagBoard.answer` asks; see kernels/native_products.py.")
+        .def(py::init([](Engine& engine, std::vector<std::shared_ptr<Experts>> layers, int rows, int sums) {
+                 return ExpertLayers(engine, std::move(layers), dtype_of(rows), dtype_of(sums));
+             }),
+             py::keep_alive<1, 2>());
     py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/mailbox/flags.py.")
         .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
              py::arg("bells"), py::arg("spins") = true)
@@ -102,5 +122,14 @@ void bind_flags(py::module_& module) {
         .def("send_rows", &send_rows)
         .def("send_split", &send_split)
         .def("take", &take)
+        .def("answer", &answer_some)
+        .def("sent", &FlagBoard::sent)
+        .def("taken", &FlagBoard::taken)
         .def_property_readonly("spin_budget", &FlagBoard::spin_budget);
+    py::class_<Exchange>(module, "Exchange", "Dispatches of one micro-batch for `Stack.run`; see comm/transport.py.")
+        .def(py::init([](FlagBoard& board, std::vector<size_t> lanes, std::vector<const Routes*> routes, uint32_t epoch,
+                         int sums, double patience) {
+                 return Exchange(board, std::move(lanes), std::move(routes), epoch, dtype_of(sums), patience);
+             }),
+             py::keep_alive<1, 2>());
 }

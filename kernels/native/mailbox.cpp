@@ -58,11 +58,16 @@ void Mailbox::announce(uint32_t sequence, int64_t bytes) {
     progress_->store(uint64_t{sequence} << 32 | static_cast<uint64_t>(bytes), std::memory_order_release);
 }
 
-void Mailbox::write(const Load& load, uint32_t epoch, uint32_t sequence, uint32_t layer) {
-    Header header{terms_.first, epoch, sequence, layer, {}, static_cast<uint32_t>(load.rows),
-                  static_cast<uint64_t>(payload(load.rows))};
+char* Mailbox::begin(int64_t rows, uint32_t epoch, uint32_t sequence, uint32_t layer) {
+    Header header{terms_.first, epoch, sequence, layer, {}, static_cast<uint32_t>(rows),
+                  static_cast<uint64_t>(payload(rows))};
     std::memcpy(header.box, &terms_.where, sizeof header.box);
     std::memcpy(memory_, &header, sizeof header);
+    return memory_ + x_offset(rows);
+}
+
+void Mailbox::write(const Load& load, uint32_t epoch, uint32_t sequence, uint32_t layer) {
+    char* to = begin(load.rows, epoch, sequence, layer);
     auto* weight = reinterpret_cast<float*>(memory_ + kHeader);
     auto* slot = reinterpret_cast<int32_t*>(memory_ + kHeader + 4 * terms_.choices * load.rows);
     for (int64_t r = 0; r < load.rows && terms_.choices; ++r) {
@@ -73,7 +78,7 @@ void Mailbox::write(const Load& load, uint32_t epoch, uint32_t sequence, uint32_
             slot[r * terms_.choices + k] = here >= 0 && here < terms_.slots ? static_cast<int32_t>(here) : -1;
         }
     }
-    write_rows(load, memory_ + x_offset(load.rows), sequence);
+    write_rows(load, to, sequence);
 }
 
 void Mailbox::write_rows(const Load& load, char* to, uint32_t sequence) {

@@ -40,6 +40,8 @@ class Mailbox {
 
     // The whole message, its rows in pieces of which each is announced. Rows must fit; see `fits`.
     void write(const Load& load, uint32_t epoch, uint32_t sequence, uint32_t layer);
+    // The header of a message whose rows the caller writes from there on. Rows must fit.
+    char* begin(int64_t rows, uint32_t epoch, uint32_t sequence, uint32_t layer);
     bool fits(int64_t rows) const { return rows >= 0 && rows <= terms_.max_rows; }
 
     // A copy of the header when it is the one of a correct message of that number.

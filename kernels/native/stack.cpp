@@ -20,7 +20,14 @@ void add_both(Engine& engine, E* x, const E* local, const float* routed, int row
   });
 }
 
-void expect(size_t layer, const char* what, int found, int wanted) {
+// x += y, rounded once.
+template <class E>
+void add_rows(Engine& engine, E* x, const E* y, int rows, int size) {
+  const Loops<E>& loops = engine.isa->of<E>();
+  by_rows(engine, rows, [&](size_t r) { loops.add(x + r * size, y + r * size, size); });
+}
+
+void expect_same(size_t layer, const char* what, int found, int wanted) {
   if (found != wanted)
     throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what + " " + std::to_string(found) +
                                 ", expected " + std::to_string(wanted));
@@ -33,47 +40,75 @@ Stack::Stack(std::vector<StackLayer> layers) : layers_(std::move(layers)) {
   hidden_ = layers_[0].attention.hidden;
   for (size_t at = 0; at < layers_.size(); at++) {
     const StackLayer& layer = layers_[at];
-    expect(at, "dtype", int(layer.attention.dtype), int(dtype()));
-    expect(at, "hidden size", layer.attention.hidden, hidden_);
-    if (!layer.experts && !layer.gate_up) throw std::invalid_argument("layer " + std::to_string(at) + ": no FFN");
+    expect_same(at, "dtype", int(layer.attention.dtype), int(dtype()));
+    expect_same(at, "hidden size", layer.attention.hidden, hidden_);
+    away_ += layer.away;
+    if (!layer.routes() && !layer.gate_up) throw std::invalid_argument("layer " + std::to_string(at) + ": no FFN");
     if (layer.gate_up) {
-      expect(at, "inputs of gate and up", layer.gate_up->inputs(), hidden_);
-      expect(at, "outputs of gate and up", layer.gate_up->outputs(), 2 * layer.down->inputs());
-      expect(at, "outputs of down", layer.down->outputs(), hidden_);
+      expect_same(at, "inputs of gate and up", layer.gate_up->inputs(), hidden_);
+      expect_same(at, "outputs of gate and up", layer.gate_up->outputs(), 2 * layer.down->inputs());
+      expect_same(at, "outputs of down", layer.down->outputs(), hidden_);
     }
-    if (!layer.experts) continue;
+    if (!layer.routes()) continue;
     if (!top_k_) top_k_ = layer.attention.top_k;
-    expect(at, "hidden size of experts", layer.experts->hidden(), hidden_);
-    expect(at, "top_k", layer.attention.top_k, top_k_);
+    if (layer.experts) expect_same(at, "hidden size of experts", layer.experts->hidden(), hidden_);
+    expect_same(at, "top_k", layer.attention.top_k, top_k_);
     if (!top_k_) throw std::invalid_argument("layer " + std::to_string(at) + ": experts without a router");
   }
 }
 
+void Stack::expect(const Exchange* exchange) const {
+  size_t there = exchange ? exchange->layers() : 0;
+  if (there != away_)
+    throw std::invalid_argument("an exchange of " + std::to_string(there) + " layers, expected " + std::to_string(away_));
+}
+
 template <class E>
-double Stack::run(Engine& engine, const Batch& batch, E* x, int32_t* expert, int32_t* bad) const {
+Stacked Stack::run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchange* exchange) const {
+  expect(exchange);
   size_t tokens = batch.tokens, all = tokens * hidden_, chosen = tokens * top_k_;
   size_t bytes = all * (2 * sizeof(E) + sizeof(float)) + chosen * sizeof(float) + 4 * 64;
   Carver carver(engine.shared[5].at_least<char>(bytes));
-  E *normed = carver.take<E>(all), *beside = carver.take<E>(all);
-  float *routed = carver.take<float>(all), *weight = carver.take<float>(chosen);
+  E *x = rows.x, *beside = carver.take<E>(all), *normed = rows.normed ? rows.normed : carver.take<E>(all);
+  float *routed = carver.take<float>(all), *weight = rows.weight ? rows.weight : carver.take<float>(chosen);
+  int32_t* expert = rows.expert;
 
-  Clock::duration away{};
-  for (size_t at = 0; at < layers_.size(); at++) {
+  Clock::duration here{};
+  Stacked done{int(layers_.size()), 0};
+  for (size_t at = 0, moe = 0; at < layers_.size(); at++) {
     const StackLayer& layer = layers_[at];
-    layer.attention.run(engine, batch, {x, normed, layer.experts ? expert : nullptr, weight});
+    layer.attention.run(engine, batch, {x, normed, layer.routes() ? expert : nullptr, weight});
     auto since = Clock::now();
+    if (layer.away)
+      exchange->send(moe++, normed, hidden_ * int64_t(sizeof(E)), expert, weight, batch.tokens, top_k_);
     if (layer.gate_up) mlp(engine, *layer.gate_up, *layer.down, normed, hidden_, batch.tokens, beside);
-    if (!layer.experts) {
-      add_sums<E, E>(engine, x, beside, batch.tokens, hidden_, bad, int(at));
+    if (!layer.routes()) {
+      add_sums<E, E>(engine, x, beside, batch.tokens, hidden_, rows.bad, int(at));
       continue;
     }
-    layer.experts->run(engine, normed, hidden_, expert, weight, batch.tokens, top_k_, routed, hidden_, false);
-    away += Clock::now() - since;
-    add_both(engine, x, layer.gate_up ? beside : nullptr, routed, batch.tokens, hidden_, bad, int(at));
     expert += chosen;
+    if (layer.away) {  // its own part is added while rows are under way
+      if (layer.gate_up) add_rows(engine, x, beside, batch.tokens, hidden_);
+      const float* sums = exchange->sums(routed, hidden_);
+      if (!sums) {
+        done.layers = int(at);
+        break;
+      }
+      add_sums<E, float>(engine, x, sums, batch.tokens, hidden_, rows.bad, int(at));
+      continue;
+    }
+    layer.experts->run(engine, normed, hidden_, expert - chosen, weight, batch.tokens, top_k_, routed, hidden_, false);
+    here += Clock::now() - since;
+    add_both(engine, x, layer.gate_up ? beside : nullptr, routed, batch.tokens, hidden_, rows.bad, int(at));
   }
-  return std::chrono::duration<double>(away).count();
+  done.ffn_seconds = std::chrono::duration<double>(here).count();
+  if (exchange) {
+    Exchange::Spans spans = exchange->take_spans();
+    done.ffn_seconds += spans.under_way;
+    done.waited = spans.waited;
+  }
+  return done;
 }
 
-template double Stack::run(Engine&, const Batch&, bf16*, int32_t*, int32_t*) const;
-template double Stack::run(Engine&, const Batch&, float*, int32_t*, int32_t*) const;
+template Stacked Stack::run(Engine&, const Batch&, StackRows<bf16>, Exchange*) const;
+template Stacked Stack::run(Engine&, const Batch&, StackRows<float>, Exchange*) const;

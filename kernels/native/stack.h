@@ -3,16 +3,39 @@
 #pragma once
 #include <memory>
 
+#include "exchange.h"
 #include "experts.h"
 #include "half.h"
 #include "linear.h"
 
 // `gate_up` and `down` are a dense layer's FFN, or the shared expert; null where there is none. `experts` is null in a
-// dense layer; expert e is in slot e.
+// dense layer, and where the layer's experts are `away`, on other nodes; expert e is in slot e.
 struct StackLayer {
   AttentionHalf attention;
   std::shared_ptr<Linear> gate_up, down;
   std::shared_ptr<Experts> experts;
+  bool away = false;
+
+  bool routes() const { return experts || away; }
+};
+
+// x (tokens, hidden), contiguous, becomes what the last layer gives. expert[l] (tokens, top_k) is what the router of MoE
+// layer l chose. `bad` as of add_sums. Where experts are away: `normed` (tokens, hidden) and `weight` (tokens, top_k) are
+// memory for what is sent of a layer.
+template <class E>
+struct StackRows {
+  E* x;
+  int32_t *expert, *bad;
+  E* normed = nullptr;
+  float* weight = nullptr;
+};
+
+// How many layers were done: all of them, or as many as there were before one whose answers did not come as they should.
+// That one has sent its rows, and lacks nothing but their sums. Seconds that shared and routed experts took; where these
+// are away, that rows were under way, of which so many were only waited.
+struct Stacked {
+  int layers;
+  double ffn_seconds, waited = 0;
 };
 
 class Stack {
@@ -22,12 +45,14 @@ class Stack {
 
   Dtype dtype() const { return layers_[0].attention.dtype; }
 
-  // x (tokens, hidden), contiguous, becomes what the last layer gives. expert[l] (tokens, top_k) is what the router of MoE
-  // layer l chose. `bad` as of add_sums. Returns the seconds that shared and routed experts took.
+  // `exchange` is for layers whose experts are away.
   template <class E>
-  double run(Engine& engine, const Batch& batch, E* x, int32_t* expert, int32_t* bad) const;
+  Stacked run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchange* exchange = nullptr) const;
 
  private:
+  void expect(const Exchange* exchange) const;
+
   std::vector<StackLayer> layers_;
   int hidden_, top_k_ = 0;
+  size_t away_ = 0;  // layers whose experts are
 };

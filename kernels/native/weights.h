@@ -102,8 +102,12 @@ class Panels {
     isa.of<E>().gemm_i4(x.data, x.stride, rows, panel, sum);
   }
 
-  // Numbers of a row as whole numbers of 16 bits: so many of them.
-  size_t byte_stride() const { return size_t(int8_blocks(inputs_)) * INT8_INPUTS; }
+  // Numbers of a row as whole numbers of 16 bits: so many of them, and with int4 weights room for what each block's sums
+  // are put right by.
+  size_t byte_stride() const {
+    size_t beside = dtype_ == Dtype::i4 ? (size_t(blocks_) * sizeof(int32_t) + 63) / 64 * 64 : 0;
+    return size_t(int8_blocks(inputs_)) * INT8_INPUTS + beside;
+  }
 
   // What makes whole numbers of bf16 rows for these weights; null where the rows are multiplied as they are.
   auto converter(const Isa& isa) const -> decltype(isa.to_bytes) {

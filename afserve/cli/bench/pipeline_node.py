@@ -35,8 +35,8 @@ _PARK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every node of one measurement is told. `batch` are the sequences of each attention node. `share_cores` as
-    the setting of that name.
+    """What every node of one measurement is told. `batch` are the sequences of each attention node. `share_cores` and
+    `expert_dtype` as the settings of these names.
 
     `role` is attention, expert or colocated.
     """
@@ -52,6 +52,7 @@ class Setup:
     output_len: int
     threads: int
     share_cores: bool = False
+    expert_dtype: str = "auto"
 
     @property
     def lends(self) -> bool:
@@ -67,7 +68,12 @@ class Setup:
         longest = self.prompt_len + self.output_len + 2
         blocks = self.batch * (2 + longest // 16) + 16
         return EngineConfig(
-            longest, blocks, micro_batches=self.micro_batches, prefix_caching=False, threads=self.threads
+            longest,
+            blocks,
+            micro_batches=self.micro_batches,
+            prefix_caching=False,
+            threads=self.threads,
+            expert_dtype=self.expert_dtype,
         )
 
     def share(self, transport: Transport, ops: Ops) -> None:
@@ -120,7 +126,8 @@ def serve_experts(setup: Setup) -> None:
     )
     ops = open_ops("cpu", setup.threads)
     setup.share(end, ops)
-    bank = build_expert_bank(setup.source, plan.held(setup.index), plan.slots_per_node(), ops=ops)
+    slots, kept = plan.slots_per_node(), setup.expert_dtype
+    bank = build_expert_bank(setup.source, plan.held(setup.index), slots, expert_dtype=kept, ops=ops)
     node = ExpertNode(ExpertPort(end), bank, epoch=plan.epoch)
     say(address)
     questions = Questions()
