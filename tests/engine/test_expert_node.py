@@ -238,3 +238,21 @@ def test_a_newer_dispatch_replaces_one_that_was_given_up():
     rig.node.poll()
     rig.take(0, ticket, 2)
     assert [layer for layer, _ in rig.bank.calls] == [2]
+
+
+def test_messages_that_nobody_told_of_teach_no_gap():
+    """The next gap is from the last of them, and their node is one that sends."""
+    barrier = SoftBarrier(LAYERS)
+    for layer in range(3):
+        barrier.arrived("a", 0, layer, 10 * MS * layer)
+        barrier.answered(("a",), 10 * MS * layer + MS, MS)
+    usual = barrier.usual_gap(())
+    assert usual == pytest.approx(9 * MS)
+    barrier.passed("a", 0, 1, 500 * MS, 2 * MS)
+    assert barrier.usual_gap(()) == usual and barrier.nodes == 1
+    barrier.arrived("a", 0, 2, 509 * MS)
+    assert barrier.usual_gap(()) == pytest.approx(9 * MS)
+    barrier.passed("b", 1, 0, 510 * MS, MS)
+    assert barrier.nodes == 2
+    barrier.forget(1)
+    assert barrier.nodes == 1
