@@ -71,7 +71,7 @@ def markdown(path: Path) -> str:
         f"{sides['wrong_above_0.7']} are wrong above 0.7, Brier score {sides['brier']}.",
         "",
         *(
-            f"{row['case']}: AFD was better, {row['probability_afd']:.2f} ({row['note']})."
+            f"- {row['case']}: AFD measured better; planned so with {row['probability_afd']:.2f} ({row['note']})."
             for row in rows
             if row["claim"] == "consumer row as typed"
         ),

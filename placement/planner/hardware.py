@@ -74,7 +74,7 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         flops_fp8=chip.number("fp8_tflops", 0.0) * 1e12,
         flops_fp4=chip.number("fp4_tflops", 0.0) * 1e12,
         watts=chip.number("watts"),
-        usd_per_hour=chip.number("usd_per_hour"),
+        usd_per_hour=chip.number("usd_per_hour", least=1e-6),
         devices=node.integer("devices", least=1),
         fast_domain=node.integer("fast_domain", 1, least=1),
         link=node.number("link_gb_s", 0.0) * 1e9,

@@ -110,6 +110,7 @@ def calibration() -> list[dict[str, Any]]:
 
 @DRAWN
 @given(table=st.sampled_from(hardware()).flatmap(spoiled), count=st.sampled_from([1, 8, 64]))
+@example(table=hardware()[0] | {"chip": hardware()[0]["chip"] | {"usd_per_hour": 0}}, count=8)
 def test_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str], table: Any, count: int) -> None:
     own = tmp_path / "own.toml"
     own.write_text(as_toml(table))
