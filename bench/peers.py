@@ -5,9 +5,10 @@
 Every engine is started once and stays; at each batch they take turns, `--rounds` times, so that a machine that slows
 down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
 for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF.
-Rates are of the steady state: prompts processed, nobody finished. Ratios are by round. `--prefill 512,2048,3500` adds
-prompts of such lengths, one at a time: tokens of the prompt by the time to the first token, the median of three behind
-one that is not measured, since the first of a length touches memory that nobody has used.
+Before a turn all are left alone for 1.5 s. Rates are of the steady state: prompts processed, nobody finished. Ratios
+are by round. `--prefill 512,2048,3500` adds prompts of such lengths, one at a time: tokens of the prompt by the time to
+the first token, the median of three behind one that is not measured, since the first of a length touches memory that
+nobody has used.
 
     python -m bench.peers --model DIR --expert-dtype int4 --dense-dtype int4 --llama-bench BIN --gguf FILE \
         --gguf-type Q4_0 [--save]
@@ -22,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
 OURS = ("colocated", "afd 1x1")
 WORKER_SECONDS = 900
+SETTLE_SECONDS = 1.5  # before a turn: vLLM takes about 1 s of CPU time after its answer
 PHASES = ("batch", "prefill")  # the options that have their sizes
 
 
@@ -182,6 +185,7 @@ def _measure(
     for seed in range(options.rounds):
         for engine in engines:
             ask = engine.rate if phase == "batch" else engine.prefill
+            time.sleep(SETTLE_SECONDS)
             rates[engine.name].append(ask(size, seed))
     decodes = phase == "batch"
     rows = []

@@ -150,13 +150,17 @@ struct SeenScores {
 };
 
 template <class E>
+INLINE bool row_rises_later(const TilesSoftmax<E>& s, int r, int low, int high) {
+  const SeenScores<E> scores(s, r, low, high);
+  f32v first = scores.best(s.from, s.from + s.rise);
+  float top = any_above(first, s.top[r] + s.slack) ? max_lanes(first) : s.top[r];
+  return any_above(scores.best(s.from + s.rise, s.keys), top + s.slack);
+}
+
+template <class E>
 bool rises_later(const TilesSoftmax<E>& s, int rows) {
-  for (int r = 0; r < rows; r++) {
-    SeenScores<E> scores(s, r, s.low ? s.low[r] : 0, s.high ? s.high[r] : s.keys);
-    f32v first = scores.best(s.from, s.from + s.rise);
-    float top = any_above(first, s.top[r] + s.slack) ? max_lanes(first) : s.top[r];
-    if (any_above(scores.best(s.from + s.rise, s.keys), top + s.slack)) return true;
-  }
+  for (int r = 0; r < rows; r++)
+    if (s.low ? row_rises_later(s, r, s.low[r], s.high[r]) : row_rises_later(s, r, 0, s.keys)) return true;
   return false;
 }
 

@@ -10,7 +10,7 @@ namespace {
 // Sums are merged every 512 keys, counted from position 0. A token's result is then a function of its own position and
 // context, whoever computes it, alone, in a batch or in a prefill.
 constexpr int SPLIT = 512;
-constexpr int MOST_ROWS = 64;  // query rows of one task, unless one token's group of heads is larger
+constexpr int MOST_ROWS = 128;  // query rows of one task, unless one token's group of heads is larger
 
 struct Task {
   int sequence, group, groups;  // key/value heads group .. group + groups - 1

@@ -168,6 +168,7 @@ class TilesWorker {
   bool run(const Task& task, const Task* next, float* partials) {
     rows_ = task.tokens * share_;
     padded_ = loops_.in_place ? rows_ : whole_groups(rows_);
+    by_words_ = loops_.in_place && (one_by_one_ || rows_ <= isa_.word_rows);
     lowest_ = std::max(task.first, lowest_key(task.position, a_.window));
     start(task, next);
     for (int g = 0; g < task.groups; g++) begin(heads_[g], task, task.group + g);
@@ -205,7 +206,7 @@ class TilesWorker {
     size_t wide = size_t(s.key_blocks) * BLOCK;
     for (int r = 0; r < rows_; r++) {
       const E* q = a_.q + (task.token + r / share_) * a_.q_token + (size_t(group) * share_ + r % share_) * a_.q_head;
-      if (loops_.in_place) {
+      if (by_words_) {
         const int words = a_.keys.size / lane_of<E>(), step = rows_;
         const char* from = reinterpret_cast<const char*>(q);
         char* to = reinterpret_cast<char*>(s.queries) + 4 * r;
@@ -276,7 +277,7 @@ class TilesWorker {
 
   void score(const Space& s, int group) {
     point_at(key_, group * a_.keys.group_stride);
-    size_t stride = loops_.in_place ? rows_ * lane_of<E>() : s.key_blocks * BLOCK;
+    size_t stride = by_words_ ? rows_ * lane_of<E>() : s.key_blocks * BLOCK;
     loops_.score_tiles(s.queries, stride, rows_, tile_, next_, tiles_, a_.keys.size / lane_of<E>(), s.scores,
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
   }
@@ -378,6 +379,7 @@ class TilesWorker {
   std::vector<Head> heads_;
   Cursor<E> here_, ahead_;
   int rows_ = 0, padded_ = 0;
+  bool by_words_ = false;                   // queries' words lie in turn
   int lowest_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many
   bool whole_ = false;                      // every row sees all of this window
   std::vector<int> low_, high_;             // else what it sees, counted from the window's first key

@@ -13,8 +13,7 @@ namespace {
 
 constexpr int WIDE_BLOCKS = 4;   // inputs widened at a time, in blocks: 32 KiB of weights
 constexpr int WIDE_ROWS = 6;     // rows of one pass: 24 of the 32 registers are sums
-constexpr int WORD_ROWS = 64;    // rows whose words are widened side by side
-constexpr int MOST_LINES = 128;  // words of a key that is widened
+constexpr int MOST_LINES = 512;  // words of a key: 1,024 numbers
 constexpr int FEW_ROWS = 4;      // so few are faster as dot products
 
 // No denormals, as VDPBF16PS has none. Results are stored before the end of its life.
@@ -39,9 +38,9 @@ struct ByRow {
   const float* x;
 };
 
-// Widened words of up to WORD_ROWS rows side by side, of which every second is a pair.
-struct ByWord {
-  static constexpr size_t row = 1, half = WORD_ROWS, pair = 4 * WORD_ROWS, sixteen = 16 * pair;
+// The same of the even and of the odd words of up to MOST_LINES words, one after the other.
+struct ByLine {
+  static constexpr size_t row = 2 * MOST_LINES, half = 16, pair = 1, sixteen = 64;
   const float* x;
 };
 
@@ -140,47 +139,47 @@ void gemm_fma(const bf16* a, size_t stride, int rows, const bf16* panel, int blo
   gemm_wide(a, stride, rows, panel, blocks, sum, add);
 }
 
-// Four tiles' keys by up to WORD_ROWS queries whose words are widened. Even and odd words have a sum each.
-void score_wide(const float* x, int rows, const bf16* const* tile, int lines, float* score) {
-  alignas(64) float wide[MOST_LINES * PANEL];
-  for (int odd = 0; odd < 2; odd++) {
-    const bf16* word[4];
-    for (int t = 0; t < 4; t++) word[t] = tile[t] + odd * 32;
-    widen_lines(word, 64, lines / 2, wide);
-    in_passes(rows, [&](int r, auto n) {
-      constexpr int R = n;
-      ByWord some{x + 2 * odd * WORD_ROWS + r};
-      if (odd)
-        wide_rows<R, Sum::joined>(some, wide, lines / 2, score + r * PANEL);
-      else
-        wide_rows<R, Sum::fresh>(some, wide, lines / 2, score + r * PANEL);
-    });
-  }
+// R rows of words: 32 after the other, of which the even ones come first. Words there are none of are zeros.
+template <int R>
+INLINE void widen_words_of(const bf16* a, size_t stride, int words, float* out) {
+  __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+  for (int r = 0; r < R; r++, out += ByLine::row)
+    for (int w = 0; w < words; w += 32) {
+      uint32_t there = words - w < 32 ? (1u << (words - w)) - 1 : ~0u;
+      __m512i low = _mm512_maskz_loadu_epi32(there, a + r * stride + 2 * w);
+      __m512i high = _mm512_maskz_loadu_epi32(there >> 16, a + r * stride + 2 * w + 32);
+      widen_words(_mm512_permutex2var_epi32(low, even, high), out + 2 * w, out + 2 * w + 16);
+      widen_words(_mm512_permutex2var_epi32(low, odd, high), out + 2 * w + 32, out + 2 * w + 48);
+    }
 }
 
-// `lines` words of queries, of `rows` rows each, as floats: second numbers, then first ones.
-void widen_queries(const bf16* queries, size_t stride, int rows, int lines, float* x) {
-  for (int w = 0; w < lines; w++, queries += stride, x += 2 * WORD_ROWS)
-    for (int r = 0; r < rows; r += 16) {
-      __mmask16 some = rows - r < 16 ? (1 << (rows - r)) - 1 : 0xffff;
-      widen_words(_mm512_maskz_loadu_epi32(some, queries + 2 * r), x + r, x + WORD_ROWS + r);
-    }
+// Four tiles' keys by queries. Even and odd words have a sum each.
+void score_wide(const bf16* queries, size_t stride, int rows, const bf16* const* tile, int lines, float* score) {
+  alignas(64) float wide[MOST_LINES * PANEL * 2];
+  float* wide_odd = wide + lines * PANEL;
+  const bf16 *even[4], *odd[4];
+  for (int t = 0; t < 4; t++) even[t] = tile[t], odd[t] = tile[t] + 32;
+  widen_lines(even, 64, lines / 2, wide);
+  widen_lines(odd, 64, lines / 2, wide_odd);
+  in_passes(rows, [&](int r, auto n) {
+    constexpr int R = n;
+    alignas(64) float x[R * ByLine::row];
+    widen_words_of<R>(queries + r * stride, stride, lines, x);
+    wide_rows<R, Sum::fresh>(ByLine{x}, wide, lines / 2, score + r * PANEL);
+    wide_rows<R, Sum::joined>(ByLine{x + 32}, wide_odd, lines / 2, score + r * PANEL);
+  });
 }
 
 void score_tiles_fma(const bf16* queries, size_t stride, int rows, const bf16* const* tile, const bf16* const* next,
                      int tiles, int lines, float* score, size_t row, size_t step) {
-  if (rows <= FEW_ROWS || row != PANEL || lines % 2 || lines > MOST_LINES)
+  if (rows <= FEW_ROWS || row != PANEL)
     return score_tiles_dp(queries, stride, rows, tile, next, tiles, lines, score, row, step);
   NoDenormals during;
-  alignas(64) float x[2 * MOST_LINES * WORD_ROWS];
-  for (int r = 0; r < rows; r += WORD_ROWS) {
-    int n = std::min(WORD_ROWS, rows - r);
-    widen_queries(queries + 2 * r, stride, n, lines, x);
-    for (int t = 0; t < tiles; t += 4) {
-      const bf16* four[4];  // past the last, any: nobody reads those scores
-      for (int i = 0; i < 4; i++) four[i] = tile[std::min(t + i, tiles - 1)];
-      score_wide(x, n, four, lines, score + t / 4 * step + r * PANEL);
-    }
+  for (int t = 0; t < tiles; t += 4) {
+    const bf16* four[4];  // past the last, any: nobody reads those scores
+    for (int i = 0; i < 4; i++) four[i] = tile[std::min(t + i, tiles - 1)];
+    score_wide(queries, stride, rows, four, lines, score + t / 4 * step);
   }
 }
 

@@ -45,7 +45,8 @@ bool has_bf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
-// What Intel's processors without AMX have of BF16 is one VDPBF16PS in the time of four FMAs (gemm_avx512fma.h).
+// Intel's: measured on one, a VDPBF16PS takes the time of four FMAs (gemm_avx512fma.h). The bits are the same, so only
+// speed depends on this.
 bool has_slow_dots() {
   unsigned a, b, c, d;
   return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && d == signature_INTEL_edx &&

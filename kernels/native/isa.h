@@ -88,7 +88,8 @@ struct Loops {
   bool in_place;
   // Scores of keys in up to 8 tiles of keys (tiles.h) of `lines` words, which rows of queries are as long as; next[0 ..
   // tiles - 1] will be read later, all null for nothing to ask for. Key k of row r is score[k / 64 * step + r * row + k % 64].
-  // Queries and rows as gemm's; where products are in place, words of 4 bytes of all rows in turn, `stride` elements each.
+  // Queries and rows as gemm's; where products are in place, up to `word_rows` rows, or rows of
+  // scores that are no 64, have their words of 4 bytes in turn, `stride` elements each.
   void (*score_tiles)(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                       int lines, float* score, size_t row, size_t step);
   // sum[rows][64] += weights[rows][16 * tiles] * columns first .. first + 63 of so many tiles of values, `size` columns
@@ -147,6 +148,8 @@ struct Isa {
   // The same two as `to_bytes` and `gemm_bytes`, for int4 weights.
   void (*to_words)(const bf16* x, int size, const ByteRows& to, int row);
   void (*gemm_words)(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next);
+  // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
+  int word_rows;
 
   template <class E>
   const Loops<E>& of() const;

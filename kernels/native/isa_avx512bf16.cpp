@@ -5,6 +5,7 @@
 #else
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
 #endif
+#include <limits.h>
 #define VECTOR_BYTES 64
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 4
@@ -20,9 +21,10 @@ void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 
 namespace {
 
-Isa made_of(const char* name, const Loops<bf16>& loops) {
+Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
   Isa made = isa_of(name, loops, loops_of<float, gemm_vector<float>>());
   made.compact_few_rows = compact_dp;
+  made.word_rows = word_rows;
   if (__builtin_cpu_supports("avx512vnni")) {
     made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
     made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
@@ -33,13 +35,13 @@ Isa made_of(const char* name, const Loops<bf16>& loops) {
 }  // namespace
 
 const Isa* avx512bf16_isa() {
-  static const Isa isa = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true));
+  static const Isa isa = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), INT_MAX);
   return &isa;
 }
 
 // The same bits with more speed where dot products are slow.
 const Isa* avx512bf16fma_isa() {
-  static const Isa isa = made_of("avx512bf16fma", loops_of<bf16, gemm_fma>(score_tiles_fma, add_values_fma, nullptr, true));
+  static const Isa isa = made_of("avx512bf16fma", loops_of<bf16, gemm_fma>(score_tiles_fma, add_values_fma, nullptr, true), FEW_ROWS);
   return &isa;
 }
 #ifdef __clang__
