@@ -283,7 +283,7 @@ SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
     "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
     "qwen3-next-123m": Shape(QWEN3_NEXT, qwen3_next),
-    "gpt-oss-110m": Shape(GPT_OSS, gpt_oss),
+    "gpt-oss-111m": Shape(GPT_OSS, gpt_oss),
     "olmoe-1b-7b": Shape(OLMOE, olmoe),
 }
 

@@ -77,8 +77,8 @@ def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
         memory=_share(entries, "memory"),
         rates=Rates(**_numbers(entries.section("rates"), tuple(Rates.__slots__))),
         wait=Wait(**_numbers(entries.section("wait"), tuple(Wait.__slots__))),
-        factors=_numbers(entries.section("factors")),
-        wait_factors=_numbers(entries.section("wait_factors")),
+        factors=_numbers(entries.section("factors"), least=1 / _MOST),
+        wait_factors=_numbers(entries.section("wait_factors"), least=1 / _MOST),
         rows=_rows(entries),
         fit=_said(entries.section("fit")),
     )
@@ -115,9 +115,9 @@ def _counts(entries: Fields, key: str) -> tuple[int, ...]:
     return found
 
 
-def _numbers(entries: Fields, names: tuple[str, ...] = ()) -> dict[str, float]:
+def _numbers(entries: Fields, names: tuple[str, ...] = (), least: float = 0) -> dict[str, float]:
     """Of a section of numbers: exactly `names` where they are given."""
-    found = {name: entries.number(name) for name in names or entries.table}
+    found = {name: entries.number(name, least=least) for name in names or entries.table}
     wrong = next((name for name, value in found.items() if value > _MOST), None)
     if wrong is not None:
         raise entries.refuse(wrong, f"must be at most {_MOST:g}")
