@@ -81,7 +81,11 @@ def _transformers(name: str, case: Case) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(case.threads or 1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(case.model, dtype="auto").eval()
+    stored = getattr(transformers.AutoConfig.from_pretrained(case.model), "quantization_config", {})
+    few = {}
+    if stored.get("quant_method") == "mxfp4":  # multiplied as stored on GPUs only
+        few["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(case.model, dtype="auto", **few).eval()
     vocabulary = model.config.vocab_size
 
     def run(asked: Case, batch: int, seed: int) -> Sequence[Timeline]:

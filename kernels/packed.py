@@ -75,8 +75,3 @@ class PackedExperts:
     down_bias_EH: Tensor | None = None
     int4: Groups | None = None
     bias: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """As of `ExpertShape`."""
-        return self.gating == SWIGLU and not self.bias

@@ -161,13 +161,9 @@ class TritonBackend:
         return replace(self._coded(shape, 4, groups), int4=groups)
 
     def _coded(self, shape: ExpertShape, bits: int, groups: Groups) -> PackedExperts:
-        coded, sizes = (
-            triton_bits.empty(shape, bits, groups, self.device),
-            (shape.slots, shape.hidden, shape.inner),
-        )
-        return PackedExperts(
-            *sizes, None, None, coded, dtype=shape.dtype, gating=shape.gating, bias=shape.bias
-        )
+        coded = triton_bits.empty(shape, bits, groups, self.device)
+        sizes = shape.slots, shape.hidden, shape.inner
+        return PackedExperts(*sizes, None, None, coded, shape.dtype, gating=shape.gating, bias=shape.bias)
 
     def set_expert_int4(
         self,
@@ -177,10 +173,8 @@ class TritonBackend:
         down: Grouped,
         biases: Biases | None = None,
     ) -> None:
-        if isinstance(experts.handle, CodedWeights):
-            experts.handle.set(slot, gate_up, down, biases)
-            return
-        self._plain.set_expert_int4(experts, slot, gate_up, down, biases)
+        assert isinstance(experts.handle, CodedWeights), "slots of another backend"
+        experts.handle.set(slot, gate_up, down, biases)
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         if not self.holds_fp8:
