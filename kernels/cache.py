@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.kernels.tiled import KEYS, by_token, from_token
+from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_of
 
 LAYOUT = 1
 _ALIGNED = 16  # bytes: any element, and the words that keys are moved in
@@ -121,11 +122,11 @@ class PagedCache:
         return [[rows[block * size : (block + 1) * size] for rows, size in self._rows] for block in blocks]
 
     @cached_property
-    def addresses(self) -> tuple[tuple[int, int], ...]:
-        """Of each tensor, in the order of `parts`, where its first block begins and how many bytes a block has there.
-        Empty where there are no `part_bytes`."""
-        tensors = list(itertools.chain.from_iterable(self.layers)) if self.part_bytes else []
-        return tuple((t.data_ptr(), t[0].numel() * t.itemsize) for t in tensors)
+    def memory(self) -> tuple[MemoryPart, ...]:
+        """Of each tensor, in the order of `parts`, where its blocks lie. Empty where that is not the host's memory."""
+        tensors = list(itertools.chain.from_iterable(self.layers))
+        whole = all(tensor[0].is_contiguous() for tensor in tensors)
+        return tuple(map(_memory_of, tensors)) if whole and self._device.type == "cpu" else ()
 
     @cached_property
     def _rows(self) -> list[tuple[memoryview, int]]:
@@ -172,6 +173,14 @@ class PagedCache:
                 yield part.view(torch.int32), tensor.view(torch.int32)
             else:
                 yield part, tensor
+
+
+def _memory_of(tensor: Tensor) -> MemoryPart:
+    item, layout = tensor.itemsize, layout_of(tensor)
+    size = shape_of(tensor)[3] if layout else 0
+    return MemoryPart(
+        tensor.data_ptr(), tensor[0].numel() * item, tensor.stride(0) * item, layout, size, item
+    )
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -71,6 +71,11 @@ def from_token(by_token: Tensor) -> Tensor:
     return by_token.permute(_FROM_TOKEN[by_token.dim()]) if by_token.dim() in _FROM_TOKEN else by_token
 
 
+def layout_of(cache: Tensor) -> int:
+    """The code of native/tiles.h; caches that are neither of keys nor of values are in rows."""
+    return _LAYOUT.get(cache.dim(), _LAYOUT[ROWS])
+
+
 def place(cache: Tensor) -> tuple[int, int, int, int]:
     """What the native library is told: strides of blocks, heads and tokens in elements, and the layout's code."""
     stride = cache.stride()

@@ -140,12 +140,12 @@ class KvCache:
         return self._memory.parts(blocks)
 
     def memory(self, blocks: Sequence[int]) -> CacheMemory | None:
-        """The memory of these blocks as addresses, which stay while this cache does; None where there are no `parts`.
-        Raises ValueError for a block that there is not."""
+        """The memory of these blocks as addresses, which stay while this cache does, in whatever order its bytes are;
+        None where it is not the host's. Raises ValueError for a block that there is not."""
         wrong = next((block for block in blocks if not 0 <= block < self.pool.blocks), None)
         if wrong is not None:
             raise ValueError(f"blocks: {wrong}, the cache has {self.pool.blocks}")
-        parts = self._memory.addresses
+        parts = self._memory.memory
         return CacheMemory(parts, blocks) if parts else None
 
     def clear(self, blocks: Sequence[int]) -> None:

@@ -35,7 +35,7 @@ class DiskTier:
         self._blocks, self._disk, self._clock = blocks, workers, clock
         self._unsaved: OrderedDict[Hash, int] = OrderedDict()
         self._late = self._refused = 0
-        self._one_pass = workers.passes is not None and blocks.part_bytes > 0
+        self._one_pass = workers.passes is not None and blocks.memory([]) is not None
         self._in_place = self._one_pass or (workers.in_place and blocks.part_bytes >= LEAST_PART)
         self._memory: dict[int, dict[int, int]] = {}  # held blocks by their place in a restoration
 

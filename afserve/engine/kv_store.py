@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from afserve.comm.disk.passes import CacheMemory
-from afserve.comm.kv.messages import Name, Payload
+from afserve.comm.disk.passes import CacheMemory, Passes
+from afserve.comm.disk.record import checksum_of as block_checksum
+from afserve.comm.kv.messages import Name, Payload, checksum_of
 from afserve.engine.kv_cache import KvBlocks, KvCache
 from afserve.kernels.cache import Copied
 
@@ -23,6 +24,7 @@ class PooledBlocks:
     def __init__(self, kv: KvCache) -> None:
         self._kv, self._pool = kv, kv.pool
         self._held: Counter[int] = Counter()
+        self._passes = Passes.open(kv.block_bytes)
 
     @property
     def block_bytes(self) -> int:
@@ -67,7 +69,26 @@ class PooledBlocks:
     def publish(self, block: int, name: Name) -> None:
         self._pool.publish(block, name)
 
+    def take(self, blocks: Sequence[int], names: Sequence[Name], into: memoryview) -> int:
+        if self._passes is not None and (memory := self.memory(blocks)) is not None:
+            return checksum_of(self._passes.take_piece(memory, names, into))
+        rows_NY = torch.frombuffer(into, dtype=torch.uint8).view(len(blocks), self.block_bytes)
+        if (copied := self.copy_out(blocks, rows_NY)) is not None:
+            copied.synchronize()
+        return checksum_of(self._sums(names, into))
+
+    def fill(self, blocks: Sequence[int], names: Sequence[Name], payload: Payload) -> int:
+        if self._passes is not None and (memory := self.memory(blocks)) is not None:
+            return checksum_of(self._passes.fill_piece(payload, memory, names))
+        self.write(blocks, bytearray(payload) if memoryview(payload).readonly else payload)
+        return checksum_of(self._sums(names, payload))
+
+    def _sums(self, names: Sequence[Name], payload: Payload) -> list[int]:
+        size, view = self.block_bytes, memoryview(payload)
+        return [block_checksum(name, view[at * size : (at + 1) * size]) for at, name in enumerate(names)]
+
     def read(self, blocks: Sequence[int]) -> memoryview:
+        """A copy of the bytes of held blocks, one behind the other."""
         return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
 
     def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
@@ -92,6 +113,7 @@ class PooledBlocks:
         self._kv.clear(blocks)
 
     def write(self, blocks: Sequence[int], payload: Payload) -> None:
+        """Replace held blocks that nobody can find yet by what `read` gave."""
         self.write_rows(
             blocks, torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), self.block_bytes)
         )

@@ -1,4 +1,4 @@
-"""One pass of the native library over many blocks: read or taken from memory, checked, and copied to a cache.
+"""One pass of the native library over many blocks: read or taken from memory, checked, copied to a cache or out of it.
 
 It gives what the same steps in Python give, without Python for each block, and other threads go on meanwhile. Where the
 library is not built there is no pass. It knows no files and no slots.
@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from afserve.comm.disk.record import Name, seed_of
+from afserve.comm.disk.record import Bytes, Name, seed_of
 from afserve.comm.native import native_library
+from afserve.kernels.memory_part import MemoryPart
 
 _LEAST_BYTES = 241  # of a block: the library has only the part of XXH3 that is for so many
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Where `blocks` of a cache lie: of each tensor the address of its first block and the bytes of a block there, in
-    the order of a block's bytes. Whoever has it sees to it that the memory stays."""
+    """Where `blocks` of a cache lie: its tensors, in the order of a block's bytes. Whoever has it sees to it that the
+    memory stays."""
 
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[MemoryPart, ...]
     blocks: Sequence[int]
 
 
@@ -33,7 +34,7 @@ class Passes:
     def open(cls, block_bytes: int) -> "Passes | None":
         """None where the library is not there, is older than this, or blocks are too small for it."""
         native = native_library()
-        if block_bytes < _LEAST_BYTES or not hasattr(native, "read_blocks"):
+        if block_bytes < _LEAST_BYTES or not hasattr(native, "fill_piece"):
             return None
         return cls(native)
 
@@ -68,6 +69,18 @@ class Passes:
         """Copy blocks of the cache to memory, each to an address of its own. Their checksums."""
         seeds = [seed_of(name) for name in names]
         sums: list[int] = self._native.take_blocks(memory.parts, memory.blocks, addresses, seeds)
+        return sums
+
+    def take_piece(self, memory: CacheMemory, names: Sequence[Name], into: memoryview) -> list[int]:
+        """As `take`, one block behind the other."""
+        seeds = [seed_of(name) for name in names]
+        sums: list[int] = self._native.take_piece(memory.parts, memory.blocks, into, seeds)
+        return sums
+
+    def fill_piece(self, piece: Bytes, memory: CacheMemory, names: Sequence[Name]) -> list[int]:
+        """Copy blocks that lie one behind the other to the cache, right or not. The checksums of what was there."""
+        seeds = [seed_of(name) for name in names]
+        sums: list[int] = self._native.fill_piece(piece, memory.parts, memory.blocks, seeds)
         return sums
 
 

@@ -18,6 +18,7 @@ from afserve.comm.kv.carriers.carrier import Carrier, Memory
 from afserve.comm.kv.lender import LEASE_SECONDS
 from afserve.comm.kv.messages import Abort, End, Fetched, Message, Piece, Placed, blocks_of_piece
 from afserve.comm.kv.puller import STALL_SECONDS
+from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.kv.wires import Closed, Event, Said
 
@@ -104,6 +105,15 @@ class CarriedWires:
     def send(self, peer: int, message: Message) -> None:
         self._commands.put((peer, message))
         self._bell.set()
+
+    def has_room(self, peer: int) -> bool:
+        return True
+
+    def room(self, peer: int, size: int) -> Room:
+        return Room(memoryview(bytearray(size)))
+
+    def used(self, said: Said) -> None:
+        """What was read into a slot was copied."""
 
     def receive(self) -> list[Event]:
         if not self._events:

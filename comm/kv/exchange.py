@@ -16,7 +16,6 @@ from afserve.comm.kv.messages import (
     Coming,
     End,
     Grant,
-    Message,
     Name,
     Offer,
     Piece,
@@ -28,7 +27,7 @@ from afserve.comm.kv.messages import (
 )
 from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
 from afserve.comm.kv.store import BlockStore
-from afserve.comm.kv.wires import Closed, Event, Wires
+from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
 OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
 
@@ -53,8 +52,8 @@ class Exchange:
 
     def __init__(self, store: BlockStore, wires: Wires, clock: Clock, generation: int = 0) -> None:
         self._wires, self._clock, self._generation = wires, clock, generation
-        self._lender = Lender(store, self._post, generation)
-        self._puller = Puller(store, self._post)
+        self._lender = Lender(store, wires, generation)
+        self._puller = Puller(store, wires.send)
         self._peers: dict[str, int] = {}
         self._events: deque[Event] = deque()
         self._offers: dict[int, tuple[int, float]] = {}  # peer, until
@@ -99,7 +98,7 @@ class Exchange:
         self._offered += 1
         peer = self._peer(address)
         self._offers[self._offered] = peer, self._clock.now() + OFFER_SECONDS
-        self._post(peer, Offer(self._offered, self._generation, tuple(names)))
+        self._wires.send(peer, Offer(self._offered, self._generation, tuple(names)))
         return self._offered
 
     # ---- prompts that this node computes for others
@@ -149,7 +148,10 @@ class Exchange:
         now = self._clock.now()
         until = now + seconds
         while self._events:
-            self._take(self._events.popleft(), now)
+            event = self._events.popleft()
+            self._take(event, now)
+            if isinstance(event, Said):
+                self._wires.used(event)
             if (now := self._clock.now()) >= until:
                 break
         while self._lender.send():
@@ -197,7 +199,7 @@ class Exchange:
             if (kept_for := self._keeping.pop(pulled.transfer, None)) is None:
                 self.ended.append(pulled)
             else:
-                self._post(kept_for[0], Settled(kept_for[1], pulled.here + pulled.received))
+                self._wires.send(kept_for[0], Settled(kept_for[1], pulled.here + pulled.received))
         self._puller.ended.clear()
 
     def _offer_over(self, offer: int, count: int) -> None:
@@ -208,9 +210,6 @@ class Exchange:
         if address not in self._peers:
             self._peers[address] = self._wires.dial(address)
         return self._peers[address]
-
-    def _post(self, peer: int, message: Message) -> None:
-        self._wires.send(peer, message)
 
     def stats(self) -> ExchangeStats:
         lender, puller = self._lender.stats(self._clock.now()), self._puller

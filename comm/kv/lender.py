@@ -2,10 +2,10 @@
 
 A lease is released piece by piece as acknowledgements come. One of a prompt that is still being computed grows: its
 blocks are sent as they are filled, and it is granted at the end. What a request leaves behind is held for a while
-before anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
+before anybody has asked for it. Values in, messages out over `wires`; it knows no sockets, and times are passed in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from afserve.comm.kv.messages import (
@@ -14,7 +14,6 @@ from afserve.comm.kv.messages import (
     Coming,
     End,
     Grant,
-    Message,
     Name,
     Piece,
     Prefill,
@@ -22,17 +21,17 @@ from afserve.comm.kv.messages import (
     Row,
     Want,
     blocks_of_piece,
-    checksum_of,
     named,
+    row_checksum,
 )
 from afserve.comm.kv.store import BlockStore
+from afserve.comm.kv.wires import Wires
 
 LEASE_SECONDS = 3.0  # without a word of the puller
 PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
-WINDOW_BYTES = 8 << 20  # sent of a lease and not acknowledged
+WINDOW_BYTES = 16 << 20  # sent of a lease and not acknowledged
 MOST_LEASES = 256
 _GROWS_BY = 256  # blocks looked for at a time
-Post = Callable[[int, Message], None]
 Key = tuple[int, int]  # a peer, and its number of the transfer
 
 
@@ -76,14 +75,15 @@ class _Parted:
 
 @dataclass(slots=True)
 class Lender:
-    """`generation` is this life of the node: who asks another one is told so. Peers are numbers of connections.
+    """`generation` is this life of the node: who asks another one is told so. Peers are numbers of the connections of
+    `wires`, over which it says what it says.
 
     `asked` are prompts to compute and `unwanted` those that nobody waits for any more, for whoever takes them out.
     `queued` tokens and `rate` are what those who wait for a prompt are told.
     """
 
     store: BlockStore
-    post: Post
+    wires: Wires
     generation: int = 0
     bytes_sent: int = 0
     lapsed: int = 0
@@ -102,7 +102,7 @@ class Lender:
 
     @property
     def has_to_send(self) -> bool:
-        return any(self._room(lease) for lease in self._leases.values())
+        return any(self._room(key, lease) for key, lease in self._leases.items())
 
     def stats(self, now: float) -> LenderStats:
         leased = sum(len(lease.held) for lease in self._leases.values())
@@ -137,7 +137,7 @@ class Lender:
         elif isinstance(message, Abort):
             self._close(key)
         elif lease.grows:
-            self.post(peer, Coming(message.transfer, self.queued, round(self.rate), lease.known))
+            self.wires.send(peer, Coming(message.transfer, self.queued, round(self.rate), lease.known))
 
     # ---- prompts that are computed for others
 
@@ -156,8 +156,8 @@ class Lender:
             self._extend(lease)
             lease.grows = False
             if row:
-                self.post(key[0], Row(key[1], checksum_of([prompt], row), row))
-            self.post(key[0], Grant(key[1], lease.end))
+                self.wires.send(key[0], Row(key[1], row_checksum(prompt, row), row))
+            self.wires.send(key[0], Grant(key[1], lease.end))
             if not lease.held:
                 self._close(key)
 
@@ -168,7 +168,7 @@ class Lender:
             return
         self._computing[key] = named(prefill.tokens)
         self.asked.append((key, prefill))
-        self.post(key[0], Coming(key[1], self.queued, round(self.rate)))
+        self.wires.send(key[0], Coming(key[1], self.queued, round(self.rate)))
 
     def _extend(self, lease: _Lease) -> None:
         while found := self.store.find(lease.names[lease.end : lease.end + _GROWS_BY]):
@@ -194,7 +194,9 @@ class Lender:
             self.lapsed += 1
             self._drop(key)
             self._close(key)
-            self.post(key[0], End(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over"))
+            self.wires.send(
+                key[0], End(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over")
+            )
         for request in [request for request, parted in self._parted.items() if now >= parted.until]:
             self.lapsed += 1
             self._release_parted(request)
@@ -202,7 +204,7 @@ class Lender:
     def send(self) -> int:
         """One piece of the lease that has waited longest; how many bytes that were, 0 where nothing can be sent."""
         for key, lease in self._leases.items():
-            if self._room(lease):
+            if self._room(key, lease):
                 self._leases[key] = self._leases.pop(key)  # the others first
                 return self._send_piece(key, lease)
         return 0
@@ -217,35 +219,36 @@ class Lender:
         blocks = self.store.find(want.names)
         self._release_parted(want.request)
         if not grows:
-            self.post(key[0], Grant(key[1], len(blocks)))
+            self.wires.send(key[0], Grant(key[1], len(blocks)))
         if blocks or grows:
             held = dict(enumerate(blocks))
             self._leases[key] = _Lease(
                 want.names, held, now + LEASE_SECONDS, len(blocks), grows, len(blocks), now
             )
             if grows and blocks:
-                self.post(key[0], Coming(key[1], self.queued, round(self.rate), len(blocks)))
+                self.wires.send(key[0], Coming(key[1], self.queued, round(self.rate), len(blocks)))
 
     def _refuses(self, key: Key, generation: int) -> bool:
         other = generation != self.generation
         if other or len(self._leases) >= MOST_LEASES:
             why = f"this is life {self.generation}" if other else f"{MOST_LEASES} leases are the limit"
-            self.post(key[0], End(key[1], f"{why}, compute the tokens again"))
+            self.wires.send(key[0], End(key[1], f"{why}, compute the tokens again"))
             return True
         return False
 
-    def _room(self, lease: _Lease) -> bool:
+    def _room(self, key: Key, lease: _Lease) -> bool:
         most = max(1, WINDOW_BYTES // self.store.block_bytes)
-        return lease.next < lease.end and lease.under_way < most
+        return lease.next < lease.end and lease.under_way < most and self.wires.has_room(key[0])
 
     def _send_piece(self, key: Key, lease: _Lease) -> int:
         first = lease.next
         lease.next = min(lease.end, first + blocks_of_piece(self.store.block_bytes))
-        payload = self.store.read([lease.held[position] for position in range(first, lease.next)])
-        checksum = checksum_of(lease.names[first : lease.next], payload)
-        self.post(key[0], Piece(key[1], first, lease.next - first, checksum, payload))
-        self.bytes_sent += len(payload)
-        return len(payload)
+        blocks = [lease.held[position] for position in range(first, lease.next)]
+        room = self.wires.room(key[0], len(blocks) * self.store.block_bytes)
+        checksum = self.store.take(blocks, lease.names[first : lease.next], room.view)
+        self.wires.send(key[0], Piece(key[1], first, len(blocks), checksum, room.view, room.slot))
+        self.bytes_sent += len(room.view)
+        return len(room.view)
 
     def _acknowledged(self, key: Key, lease: _Lease, ack: Ack) -> None:
         """What was not sent yet cannot be acknowledged."""

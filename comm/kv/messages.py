@@ -2,9 +2,9 @@
 
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
-pull, and Settled answers it. Where a library carries payloads, Placed stands for a Piece and Fetched answers it
-(`carried.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked here
-before memory is allocated for what follows. It knows no sockets and no blocks.
+pull, and Settled answers it. Where the bytes of a Piece are not in the message, Placed stands for it and Fetched
+answers (`rooms.py`, `carried.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that
+came is checked here before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -15,17 +15,18 @@ from dataclasses import dataclass
 
 import xxhash
 
+from afserve.comm.kv.rooms import NOWHERE
 from afserve.errors import ProtocolError
 
 Name = bytes  # of a block: a cryptographic hash of the model, the dtype, the tenant's salt and all tokens up to its end
 Payload = bytes | bytearray | memoryview
 NAME_BYTES = 16
 MOST_NAMES = 1 << 16
-PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
+PIECE_BYTES = 1 << 21  # of blocks in one message, unless one block is larger
 MOST_TOKENS = 1 << 24  # of a prompt
 MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
-_LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes
+_LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes, where there are any
 _MOST_SALT = 1024  # bytes
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
@@ -56,13 +57,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Blocks `first` .. `first + count - 1` of what was wanted, `count` rows of bytes one behind the other."""
+    """Blocks `first` .. `first + count - 1` of what was wanted, `count` rows of bytes one behind the other. Its bytes
+    lie at the offset `slot` of memory that both ends have, or NOWHERE in it."""
 
     transfer: int
     first: int
     count: int
     checksum: int
     payload: Payload
+    slot: int = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The bytes of a Piece lie `at` this offset of the lender's memory, which its library calls `where`."""
+    """The bytes of a Piece lie `at` this offset of the lender's memory, which its library calls `where`. That is empty
+    where both ends have this memory."""
 
     transfer: int
     first: int
@@ -207,10 +211,15 @@ _KINDS: tuple[type[Message], ...] = (
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
-def checksum_of(names: Sequence[Name], payload: Payload) -> int:
-    """XXH3 of the bytes, seeded with which blocks they are said to be; a row with the `named` tokens that it is of."""
-    seed = hashlib.blake2b(b"".join(names), digest_size=8).digest()
-    checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(seed, "little"))
+def checksum_of(sums: Sequence[int]) -> int:
+    """Of a piece, from those of its blocks, each seeded with its name: right bytes in the wrong place are wrong too."""
+    checksum: int = xxhash.xxh3_64_intdigest(array("Q", sums).tobytes())
+    return checksum
+
+
+def row_checksum(prompt: Name, payload: Payload) -> int:
+    """XXH3 of the bytes, seeded with the `named` tokens that the row is of."""
+    checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(prompt[:8], "little"))
     return checksum
 
 
@@ -241,7 +250,7 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body, count = b"".join(names), len(names)
         case Offer(_, first, names):
             body, count = b"".join(names), len(names)
-        case Piece(_, first, count, checksum, body):
+        case Piece(_, first, count, checksum, body, _):
             body = memoryview(body)
         case Ack(_, first, count):
             body = b""
@@ -278,7 +287,7 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low = high = count * block_bytes
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
     elif kind is Placed:
-        low, high = _LEAST_WHERE, _MOST_WHERE
+        low, high = _LEAST_WHERE if following else 0, _MOST_WHERE
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
     elif kind is Prefill:
         low = _ASKED.size + 4 * count

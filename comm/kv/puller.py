@@ -6,10 +6,10 @@ right stays; the rest is computed by whoever wanted it. It never waits. Messages
 sockets, and times are passed in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from afserve.comm.kv.lender import LEASE_SECONDS, Post
+from afserve.comm.kv.lender import LEASE_SECONDS
 from afserve.comm.kv.messages import (
     MOST_NAMES,
     Abort,
@@ -17,6 +17,7 @@ from afserve.comm.kv.messages import (
     Coming,
     End,
     Grant,
+    Message,
     Name,
     Payload,
     Piece,
@@ -24,8 +25,8 @@ from afserve.comm.kv.messages import (
     Renew,
     Row,
     Want,
-    checksum_of,
     named,
+    row_checksum,
 )
 from afserve.comm.kv.store import BlockStore
 
@@ -33,6 +34,7 @@ STALL_SECONDS = 1.0  # without a block
 COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
 RENEW_SECONDS = LEASE_SECONDS / 6
 COMPLETE = "complete"
+Post = Callable[[int, Message], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,18 +229,19 @@ class Puller:
         self._end_if_all(pull, now)
 
     def _piece(self, pull: _Pull, piece: Piece, now: float) -> None:
-        last = piece.first + piece.count
-        names = pull.names[piece.first : last]
-        sized = len(piece.payload) == piece.count * self.store.block_bytes
-        if len(names) != piece.count or not sized or checksum_of(names, piece.payload) != piece.checksum:
-            self.corrupt += 1
-            self._give_up(pull, now, f"blocks {piece.first} to {last - 1} are not what was sent")
+        positions = range(piece.first, piece.first + piece.count)
+        names = pull.names[piece.first : piece.first + piece.count]
+        if len(names) != piece.count or len(piece.payload) != piece.count * self.store.block_bytes:
+            self._wrong(pull, piece, now)
             return
-        positions = range(piece.first, last)
         if all(position in pull.blocks for position in positions):  # otherwise it came before
-            blocks = [pull.blocks.pop(position) for position in positions]
-            self.store.write(blocks, piece.payload)
-            for block, name in zip(blocks, names, strict=True):
+            blocks = [pull.blocks[position] for position in positions]
+            if self.store.fill(blocks, names, piece.payload) != piece.checksum:
+                self.store.clear(blocks)
+                self._wrong(pull, piece, now)
+                return
+            for position, block, name in zip(positions, blocks, names, strict=True):
+                del pull.blocks[position]
                 self.store.publish(block, name)
             pull.held += blocks
             pull.received += piece.count
@@ -248,11 +251,16 @@ class Puller:
         self.post(pull.peer, Ack(pull.transfer, piece.first, piece.count))
         self._end_if_all(pull, now)
 
+    def _wrong(self, pull: _Pull, piece: Piece, now: float) -> None:
+        self.corrupt += 1
+        last = piece.first + piece.count - 1
+        self._give_up(pull, now, f"blocks {piece.first} to {last} are not what was sent")
+
     def _row(self, pull: _Pull, row: Row) -> None:
         """Without a right one the end of the prompt is computed here."""
         if not pull.prompt:
             return
-        if checksum_of([pull.prompt], row.payload) == row.checksum:
+        if row_checksum(pull.prompt, row.payload) == row.checksum:
             pull.row = row.payload
         else:
             self.corrupt += 1

@@ -1,11 +1,11 @@
 """Connections of KV blocks over sockets: a thread reads and writes them, so that the node that computes never does.
 
-`reach` says where a node listens and connects, encrypted between hosts where there are certificates. A helper thread
-greets; then the one thread of all connections takes over. Memory is bounded by what peers may send before they are
-answered (`lender.WINDOW_BYTES`) and by the size of a message, which is checked first.
+Inside a host the bytes of pieces go through memory that both ends have (`rooms`). `reach` says where a node listens and
+connects, encrypted between hosts where there are certificates. A helper thread greets; then the one thread of all
+connections takes over. Memory is bounded by what peers may send before they are answered (`lender.WINDOW_BYTES`) and by
+the size of a message, which is checked first.
 """
 
-import errno
 import itertools
 import logging
 import queue
@@ -17,8 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
-from afserve.comm.kv.messages import HEAD_BYTES, Head, Message, Payload, decode, decode_head, encode
+from afserve.comm.kv.messages import Message, Piece, blocks_of_piece
 from afserve.comm.kv.reach import address_of, connect, received
+from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
+from afserve.comm.kv.stream import Stream, parts_of
 from afserve.comm.kv.wires import Closed, Event, Said
 from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.errors import AfserveError, ProtocolError
@@ -26,84 +28,17 @@ from afserve.tls import Certificates, why_refused
 
 log = logging.getLogger("afserve.kv")
 DIAL_SECONDS = 0.5
-_BUFFER_BYTES = 4 << 20
-_READS = 16  # of one connection before others have a turn
+Slots = tuple[OwnSlots | None, PeerSlots | None]
 
 
 def _gone(error: OSError) -> str:
     return f"its connection has ended ({error.strerror})"
 
 
-class _Stream:
-    """One connection that was greeted, without blocking; of the wires' thread."""
-
-    def __init__(self, peer: int, connection: Connection, block_bytes: int) -> None:
-        connection.setblocking(False)
-        if isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
-        self.peer, self.connection = peer, connection
-        self._block_bytes = block_bytes
-        self.out: deque[memoryview] = deque()
-        self._into = memoryview(bytearray(HEAD_BYTES))
-        self._done = 0
-        self._head: Head | None = None
-
-    def write(self) -> None:
-        """Hand the kernel what it takes. Raises OSError."""
-        while self.out:
-            try:
-                sent = self._give()
-            except BlockingIOError:
-                return
-            while sent:
-                if sent < len(self.out[0]):
-                    self.out[0] = self.out[0][sent:]
-                    break
-                sent -= len(self.out.popleft())
-
-    def _give(self) -> int:
-        if isinstance(self.connection, Encrypted):
-            return self.connection.send(self.out[0])
-        return self.connection.sendmsg(list(itertools.islice(self.out, 8)))
-
-    def read(self) -> list[Message]:
-        """The messages that are complete now. Raises OSError and ProtocolError."""
-        found, reads = [], 0
-        while reads < _READS or (isinstance(self.connection, Encrypted) and self.connection.pending):
-            reads += 1
-            try:
-                count = self.connection.recv_into(self._into[self._done :])
-            except BlockingIOError:
-                break
-            if not count:
-                raise ConnectionResetError(errno.ECONNRESET, "closed")
-            self._done += count
-            while self._done == len(self._into):
-                if (message := self._complete()) is not None:
-                    found.append(message)
-        return found
-
-    def _complete(self) -> Message | None:
-        """A part was read whole: the head of a message, or what follows it."""
-        if self._head is None:
-            self._head = decode_head(self._into, self._block_bytes)
-            if self._head.following:
-                self._into, self._done = memoryview(bytearray(self._head.following)), 0
-                return None
-            body: Payload = b""
-        else:
-            body = self._into
-        message, self._head = decode(self._head, body), None
-        self._into, self._done = memoryview(bytearray(HEAD_BYTES)), 0
-        return message
-
-
 class SocketWires:
-    """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new; who dials
-    and sends need not be who receives."""
+    """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new, or a peer
+    `has_room` again; who dials and sends need not be who receives. Where `shares` is said, pieces go through memory of
+    both ends inside a host."""
 
     def __init__(
         self,
@@ -113,20 +48,24 @@ class SocketWires:
         block_bytes: int,
         wake: Callable[[], None],
         certificates: Certificates | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         self.address = address_of(listener, certificates)
         self._certificates = certificates
         self._listener, self._token, self._terms, self._wake = listener, token, dict(terms), wake
-        self._block_bytes = block_bytes
+        self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes) * block_bytes)
+        self._shares = shares
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
         self._woken = threading.Event()  # somebody was woken and has not looked yet
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._rung = False  # the thread was told of commands and has not looked yet
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, _Stream] = {}
-        self._early: dict[int, deque[memoryview]] = {}  # for connections that do not stand yet
+        self._streams: dict[int, Stream] = {}
+        self._early: dict[int, deque[Room]] = {}  # for connections that do not stand yet
         self._running = True
         self._thread = threading.Thread(target=self._run, name="kv-wires", daemon=True)
 
@@ -145,12 +84,24 @@ class SocketWires:
         return peer
 
     def send(self, peer: int, message: Message) -> None:
-        head, body = encode(message)
-        self._command(lambda: self._send(peer, memoryview(head), memoryview(body)))
+        parts = parts_of(message)
+        self._command(lambda: self._send(peer, parts))
+
+    def has_room(self, peer: int) -> bool:
+        return peer not in self._streams or self._streams[peer].has_room
+
+    def room(self, peer: int, size: int) -> Room:
+        stream = self._streams.get(peer)
+        return Room(memoryview(bytearray(size))) if stream is None else stream.room(size)
+
+    def used(self, said: Said) -> None:
+        stream = self._streams.get(said.peer)
+        if stream is None or not isinstance(said.message, Piece):
+            return
+        if (fetched := stream.used(said.message)) is not None:
+            self.send(said.peer, fetched)
 
     def receive(self) -> list[Event]:
-        if not self._events:
-            return []
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]
 
@@ -165,6 +116,9 @@ class SocketWires:
     def _command(self, act: Callable[[], None]) -> bool:
         """To be done by the wires' thread; False where that has ended."""
         self._commands.put(act)
+        if self._rung:
+            return self._running
+        self._rung = True
         try:
             self._ringer.send(b"!")
         except OSError:
@@ -202,12 +156,18 @@ class SocketWires:
         try:
             connection.settimeout(GREETING_SECONDS)
             greet(connection, self._token, self._terms, whom)
+            slots = self._share(connection)
         except (OSError, AfserveError, ValueError) as error:
             connection.close()
             self._refuse(peer, error.message if isinstance(error, AfserveError) else f"{whom}: {error}")
             return
-        if not self._command(lambda: self._welcome(peer, connection)):
+        if not self._command(lambda: self._welcome(peer, connection, slots)):
             connection.close()
+
+    def _share(self, connection: Connection) -> Slots:
+        if not self._shares or isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
+            return None, None
+        return share(connection, self._sizes[1])
 
     def _refuse(self, peer: int, why: str) -> None:
         log.warning("a connection for KV blocks was not made: %s", why)
@@ -223,13 +183,15 @@ class SocketWires:
                         self._obey()
                     elif key.fileobj is self._listener:
                         self._accept()
-                    elif isinstance(key.data, _Stream) and key.data.peer in self._streams:
+                    elif isinstance(key.data, Stream) and key.data.peer in self._streams:
                         self._move(key.data, events)
         finally:
             self._shut()
 
     def _obey(self) -> None:
-        for _ in self._bell.recv(4096):
+        self._bell.recv(4096)
+        self._rung = False  # what comes from here on rings again
+        while not self._commands.empty():
             self._commands.get()()
 
     def _accept(self) -> None:
@@ -241,26 +203,24 @@ class SocketWires:
         args = (next(self._numbers), connection)
         threading.Thread(target=self._greet_caller, args=args, name="kv-greet", daemon=True).start()
 
-    def _welcome(self, peer: int, connection: Connection) -> None:
+    def _welcome(self, peer: int, connection: Connection, slots: Slots) -> None:
         if not self._running:
             connection.close()
             return
-        stream = self._streams[peer] = _Stream(peer, connection, self._block_bytes)
+        stream = self._streams[peer] = Stream(peer, connection, self._sizes, *slots)
         stream.out = self._early.pop(peer, deque())
         self._selector.register(connection, selectors.EVENT_READ, stream)
         self._write(stream)
 
-    def _send(self, peer: int, head: memoryview, body: memoryview) -> None:
+    def _send(self, peer: int, parts: list[Room]) -> None:
         stream = self._streams.get(peer)
         out = self._early.get(peer) if stream is None else stream.out
         if out is not None:
-            out.append(head)
-            if len(body):
-                out.append(body)
+            out.extend(parts)
         if stream is not None:
             self._write(stream)
 
-    def _move(self, stream: _Stream, events: int) -> None:
+    def _move(self, stream: Stream, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._write(stream)
         if events & selectors.EVENT_READ and stream.peer in self._streams:
@@ -272,31 +232,33 @@ class SocketWires:
             except OSError as error:
                 self._end(stream.peer, _gone(error))
                 return
-            self._tell([Said(stream.peer, message) for message in messages])
+            told = [message for message in messages if not stream.fetched(message)]
+            self._tell([Said(stream.peer, message) for message in told], room=len(told) < len(messages))
 
-    def _write(self, stream: _Stream) -> None:
+    def _write(self, stream: Stream) -> None:
         try:
-            stream.write()
+            room = stream.write()
         except OSError as error:
             self._end(stream.peer, _gone(error))
             return
+        self._tell([], room)
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.out else 0)
-        self._selector.modify(stream.connection, wanted, stream)
+        if wanted != self._selector.get_key(stream.connection).events:
+            self._selector.modify(stream.connection, wanted, stream)
 
     def _end(self, peer: int, why: str) -> None:
         """Who called and was not let in was never anybody's peer; to hear of its end harms nobody."""
         self._early.pop(peer, None)
         if (stream := self._streams.pop(peer, None)) is not None:
             self._selector.unregister(stream.connection)
-            stream.connection.close()
+            stream.close()
         self._tell([Closed(peer, why)])
 
-    def _tell(self, events: list[Event]) -> None:
-        if events:
-            self._events.extend(events)
-            if not self._woken.is_set():
-                self._woken.set()
-                self._wake()
+    def _tell(self, events: list[Event], room: bool = False) -> None:
+        self._events.extend(events)
+        if (events or room) and not self._woken.is_set():
+            self._woken.set()
+            self._wake()
 
     def _stop(self) -> None:
         self._running = False
@@ -309,6 +271,6 @@ class SocketWires:
         while not self._commands.empty():
             self._commands.get()()
         for stream in self._streams.values():
-            stream.connection.close()
+            stream.close()
         self._streams.clear()
         self._selector.close()

@@ -31,10 +31,15 @@ class BlockStore(Protocol):
         """A held block is written: others may find it from now on."""
         ...
 
-    def read(self, blocks: Sequence[int]) -> memoryview:
-        """A copy of the bytes of held blocks, one behind the other."""
+    def take(self, blocks: Sequence[int], names: Sequence[Name], into: memoryview) -> int:
+        """Copy the bytes of held blocks there, one behind the other. Their `checksum_of`, under these names."""
         ...
 
-    def write(self, blocks: Sequence[int], payload: Payload) -> None:
-        """Replace held blocks that nobody can find yet by what `read` gave elsewhere."""
+    def fill(self, blocks: Sequence[int], names: Sequence[Name], payload: Payload) -> int:
+        """Replace held blocks that nobody can find yet by what `take` gave elsewhere. The `checksum_of` what was there:
+        if it is not what was said, they have to be cleared."""
+        ...
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """What is in these held blocks is no number that anybody may read."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.comm.kv.messages import Message
+from afserve.comm.kv.rooms import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,20 @@ class Wires(Protocol):
         """To a peer whose connection has ended, nothing."""
         ...
 
+    def has_room(self, peer: int) -> bool:
+        """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
+        ...
+
+    def room(self, peer: int, size: int) -> Room:
+        """Memory for them, where it `has_room`: a Piece is made over it and sent."""
+        ...
+
     def receive(self) -> list[Event]:
         """What has happened since the last call."""
+        ...
+
+    def used(self, said: Said) -> None:
+        """Nobody looks at the bytes of this message any more."""
         ...
 
     def close(self) -> None: ...

@@ -17,14 +17,63 @@ size_t bytes_of(const std::vector<Part>& parts) {
   return bytes;
 }
 
+// Calls `move(part, its memory, outside, bytes)` for all of a block, in units; `outside` goes on with it.
+template <class Bytes, class Move>
+void each_unit(const std::vector<Part>& parts, size_t block, Bytes* outside, Move move) {
+  for (const Part& part : parts) {
+    char* memory = part.block(block);
+    const size_t unit = unit_of(part);
+    for (size_t at = 0; at < part.bytes; at += unit) {
+      const size_t bytes = std::min(unit, part.bytes - at);
+      move(part, memory + at, outside, bytes);
+      outside += bytes;
+    }
+  }
+}
+
+void copy_in(const std::vector<Part>& parts, size_t block, const char* from) {
+  each_unit(parts, block, from, [](const Part& part, char* memory, const char* outside, size_t bytes) {
+    move_in(part, outside, memory, bytes);
+  });
+}
+
 // Checked while its bytes are on their way through the processor's caches, then copied from there.
 bool put(const char* from, size_t bytes, const std::vector<Part>& parts, const Expected& wanted) {
   if (xxh3(from, bytes, wanted.seed) != wanted.sum) return false;
-  for (const Part& part : parts) {
-    memcpy(part.base + wanted.block * part.bytes, from, part.bytes);
-    from += part.bytes;
-  }
+  copy_in(parts, wanted.block, from);
   return true;
+}
+
+// Whether all of a block's bytes lie in rows, in whole blocks of the checksum: then one pass copies and hashes.
+bool in_one_pass(const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+    return part.layout == Layout::rows && part.bytes % Xxh3::kBlock == 0;
+  });
+}
+
+// A block and its checksum, unit by unit.
+uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
+  Xxh3 sum(seed, bytes);
+  const bool once = in_one_pass(parts);
+  each_unit(parts, block, to, [&](const Part& part, const char* memory, char* outside, size_t count) {
+    const size_t before = outside - to;
+    if (once) return sum.copy(memory - before, to, before + count);
+    move_out(part, memory, outside, count);
+    sum.upto(to, before + count);
+  });
+  return sum.end(to);
+}
+
+uint64_t fill(const std::vector<Part>& parts, size_t bytes, size_t block, const char* from, uint64_t seed) {
+  Xxh3 sum(seed, bytes);
+  const bool once = in_one_pass(parts);
+  each_unit(parts, block, from, [&](const Part& part, char* memory, const char* outside, size_t count) {
+    const size_t before = outside - from;
+    if (once) return sum.copy(from, memory - before, before + count);
+    sum.upto(from, before + count);
+    move_in(part, outside, memory, count);
+  });
+  return sum.end(from);
 }
 
 // Fewer bytes than asked only where the file ends; -errno.
@@ -40,12 +89,22 @@ int64_t read_all(int file, char* to, size_t bytes, int64_t offset) {
   return done;
 }
 
-using PlainPart = std::pair<Address, size_t>;
+using PlainPart = std::tuple<Address, size_t, size_t, int, int, int>;
 using PlainExpected = std::tuple<size_t, uint64_t, uint64_t>;
+
+Part part_of(const PlainPart& plain) {
+  const auto& [base, bytes, pitch, layout, size, item] = plain;
+  Part part{at<char>(base), bytes, pitch, static_cast<Layout>(layout), size, item};
+  if (layout < 0 || layout > 2 || pitch < bytes) throw std::invalid_argument("a part of a cache that cannot be");
+  if (part.layout != Layout::rows)
+    if (size < 1 || size % 16 || (item != 2 && item != 4) || bytes % unit_of(part))
+      throw std::invalid_argument("tiles that cannot be");
+  return part;
+}
 
 std::vector<Part> parts_of(const std::vector<PlainPart>& plain) {
   std::vector<Part> parts;
-  for (const auto& [base, bytes] : plain) parts.push_back({at<char>(base), bytes});
+  for (const PlainPart& one : plain) parts.push_back(part_of(one));
   if (bytes_of(parts) < kLeastHashed) throw std::invalid_argument("blocks of fewer than 241 bytes");
   return parts;
 }
@@ -61,6 +120,12 @@ std::vector<T*> pointers(const std::vector<Address>& plain) {
   std::vector<T*> found;
   for (Address one : plain) found.push_back(at<T>(one));
   return found;
+}
+
+char* piece_of(const py::buffer& buffer, bool written, size_t bytes) {
+  py::buffer_info info = buffer.request(written);
+  if (static_cast<size_t>(info.size * info.itemsize) < bytes) throw std::invalid_argument("too little memory");
+  return static_cast<char*>(info.ptr);
 }
 
 void check_counts(size_t one, size_t other) {
@@ -97,14 +162,15 @@ std::vector<uint64_t> take_blocks(const std::vector<Part>& parts, const std::vec
                                   const std::vector<char*>& to, const std::vector<uint64_t>& seeds) {
   const size_t bytes = bytes_of(parts);
   std::vector<uint64_t> sums;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    char* place = to[i];
-    for (const Part& part : parts) {
-      memcpy(place, part.base + blocks[i] * part.bytes, part.bytes);
-      place += part.bytes;
-    }
-    sums.push_back(xxh3(to[i], bytes, seeds[i]));
-  }
+  for (size_t i = 0; i < blocks.size(); ++i) sums.push_back(take(parts, bytes, blocks[i], to[i], seeds[i]));
+  return sums;
+}
+
+std::vector<uint64_t> fill_blocks(const char* from, const std::vector<Part>& parts, const std::vector<size_t>& blocks,
+                                  const std::vector<uint64_t>& seeds) {
+  const size_t bytes = bytes_of(parts);
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < blocks.size(); ++i) sums.push_back(fill(parts, bytes, blocks[i], from + i * bytes, seeds[i]));
   return sums;
 }
 
@@ -147,5 +213,23 @@ void bind_blocks(py::module_& m) {
     std::vector<Part> parts = parts_of(plain);
     py::gil_scoped_release released;
     return take_blocks(parts, blocks, pointers<char>(to), seeds);
+  });
+  m.def("take_piece", [](const std::vector<PlainPart>& plain, const std::vector<size_t>& blocks, py::buffer into,
+                         const std::vector<uint64_t>& seeds) {
+    check_counts(seeds.size(), blocks.size());
+    std::vector<Part> parts = parts_of(plain);
+    char* base = piece_of(into, true, blocks.size() * bytes_of(parts));
+    std::vector<char*> to;
+    for (size_t i = 0; i < blocks.size(); ++i) to.push_back(base + i * bytes_of(parts));
+    py::gil_scoped_release released;
+    return take_blocks(parts, blocks, to, seeds);
+  });
+  m.def("fill_piece", [](py::buffer from, const std::vector<PlainPart>& plain, const std::vector<size_t>& blocks,
+                         const std::vector<uint64_t>& seeds) {
+    check_counts(seeds.size(), blocks.size());
+    std::vector<Part> parts = parts_of(plain);
+    const char* base = piece_of(from, false, blocks.size() * bytes_of(parts));
+    py::gil_scoped_release released;
+    return fill_blocks(base, parts, blocks, seeds);
   });
 }

@@ -5,11 +5,7 @@
 
 #include <vector>
 
-// Of a cache's tensor: where its blocks begin, and how many bytes of a block are there.
-struct Part {
-  char* base;
-  size_t bytes;
-};
+#include "block_order.h"
 
 // What a block has to be: its place in the cache, the seed and the checksum of its bytes.
 struct Expected {
@@ -29,3 +25,7 @@ void put_blocks(const std::vector<const char*>& from, const std::vector<Part>& p
 // Copies blocks of a cache to memory, each to an address of its own. Their checksums, by seeds.
 std::vector<uint64_t> take_blocks(const std::vector<Part>& parts, const std::vector<size_t>& blocks,
                                   const std::vector<char*>& to, const std::vector<uint64_t>& seeds);
+
+// Copies blocks that lie one behind the other into a cache, right or not. The checksums of what was there, by seeds.
+std::vector<uint64_t> fill_blocks(const char* from, const std::vector<Part>& parts, const std::vector<size_t>& blocks,
+                                  const std::vector<uint64_t>& seeds);

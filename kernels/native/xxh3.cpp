@@ -46,7 +46,9 @@ constexpr uint64_t kPrime64_1 = 0x9E3779B185EBCA87ULL, kPrime64_2 = 0xC2B2AE3D27
                    kPrime64_3 = 0x165667B19E3779F9ULL, kPrime64_4 = 0x85EBCA77C2B2AE63ULL,
                    kPrime64_5 = 0x27D4EB2F165667C5ULL, kMix = 0x165667919E3779F9ULL;
 constexpr size_t kSecretBytes = 192, kStripe = 64, kStep = 8;
+constexpr size_t kAhead = 2048;  // bytes that are fetched before they are read
 constexpr size_t kStripes = (kSecretBytes - kStripe) / kStep;  // between two scrambles
+static_assert(Xxh3::kBlock == kStripe * kStripes);
 
 alignas(64) const unsigned char kSecret[kSecretBytes] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
@@ -109,12 +111,63 @@ __attribute__((target("avx2"))) void accumulate_avx2(uint64_t* acc, const char* 
 }
 #endif
 
-Accumulate best() {
+// A block, which goes to `to` as well.
+using Move = void (*)(uint64_t* acc, const char* data, const char* secret, char* to);
+
+void move(uint64_t* acc, const char* data, const char* secret, char* to) {
+  memcpy(to, data, Xxh3::kBlock);
+  accumulate(acc, to, secret, kStripes);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void move_avx2(uint64_t* acc, const char* data, const char* secret, char* to) {
+  auto* sums = reinterpret_cast<__m256i*>(acc);
+  __m256i low = _mm256_load_si256(sums), high = _mm256_load_si256(sums + 1);
+  for (size_t s = 0; s < kStripes; ++s, data += kStripe, to += kStripe, secret += kStep) {
+    _mm_prefetch(data + kAhead, _MM_HINT_T0);
+    low = mix(low, data, secret);
+    high = mix(high, data + 32, secret + 32);
+    auto* there = reinterpret_cast<__m256i*>(to);
+    _mm256_storeu_si256(there, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data)));
+    _mm256_storeu_si256(there + 1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + 1));
+  }
+  _mm256_store_si256(sums, low);
+  _mm256_store_si256(sums + 1, high);
+}
+
+__attribute__((target("avx512f"))) void move_avx512(uint64_t* acc, const char* data, const char* secret, char* to) {
+  __m512i sum = _mm512_load_si512(acc);
+  for (size_t s = 0; s < kStripes; ++s, data += kStripe, to += kStripe, secret += kStep) {
+    _mm_prefetch(data + kAhead, _MM_HINT_T0);
+    const __m512i value = _mm512_loadu_si512(data);
+    _mm512_storeu_si512(to, value);
+    const __m512i key = _mm512_xor_si512(value, _mm512_loadu_si512(secret));
+    const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+    const __m512i swapped = _mm512_shuffle_epi32(value, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
+    sum = _mm512_add_epi64(_mm512_add_epi64(sum, swapped), product);
+  }
+  _mm512_store_si512(acc, sum);
+}
+#endif
+
+Move widest_move() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return move_avx512;
+  if (__builtin_cpu_supports("avx2")) return move_avx2;
+#endif
+  return move;
+}
+
+const Move best_move = widest_move();
+
+Accumulate widest() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) return accumulate_avx2;
 #endif
   return accumulate;
 }
+
+const Accumulate best = widest();
 
 uint64_t folded(uint64_t a, uint64_t b) {
   unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
@@ -123,28 +176,50 @@ uint64_t folded(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-uint64_t xxh3(const void* data, size_t bytes, uint64_t seed) {
-  static const Accumulate add = best();
-  const char* from = static_cast<const char*>(data);
-  alignas(64) char secret[kSecretBytes];
+Xxh3::Xxh3(uint64_t seed, size_t bytes)
+    : bytes_(bytes),
+      acc_{kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3, kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1} {
   for (size_t at = 0; at < kSecretBytes; at += 16) {
     const char* plain = reinterpret_cast<const char*>(kSecret) + at;
     uint64_t low = word(plain) + seed, high = word(plain + 8) - seed;
-    memcpy(secret + at, &low, 8);
-    memcpy(secret + at + 8, &high, 8);
+    memcpy(secret_ + at, &low, 8);
+    memcpy(secret_ + at + 8, &high, 8);
   }
-  alignas(64) uint64_t acc[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
-                                 kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
-  const size_t block = kStripe * kStripes, blocks = (bytes - 1) / block;
-  for (size_t n = 0; n < blocks; ++n) {
-    add(acc, from + n * block, secret, kStripes);
-    scramble(acc, secret + kSecretBytes - kStripe);
+}
+
+void Xxh3::upto(const char* data, size_t there) {
+  // The last byte's block is for the end, also where it is whole.
+  const size_t whole = (there < bytes_ ? there : bytes_ - 1) / kBlock;
+  for (; blocks_ < whole; ++blocks_) {
+    best(acc_, data + blocks_ * kBlock, secret_, kStripes);
+    scramble(acc_, secret_ + kSecretBytes - kStripe);
   }
-  add(acc, from + blocks * block, secret, (bytes - 1 - blocks * block) / kStripe);
-  add(acc, from + bytes - kStripe, secret + kSecretBytes - kStripe - 7, 1);
-  uint64_t hash = bytes * kPrime64_1;
+}
+
+void Xxh3::copy(const char* data, char* to, size_t there) {
+  for (size_t at = blocks_ * kBlock; at < there; at += kBlock) {
+    if (at + kBlock >= bytes_) {  // the end's
+      memcpy(to + at, data + at, kBlock);
+      return;
+    }
+    best_move(acc_, data + at, secret_, to + at);
+    scramble(acc_, secret_ + kSecretBytes - kStripe);
+    ++blocks_;
+  }
+}
+
+uint64_t Xxh3::end(const char* data) {
+  upto(data, bytes_);
+  const size_t done = blocks_ * kBlock;
+  best(acc_, data + done, secret_, (bytes_ - 1 - done) / kStripe);
+  best(acc_, data + bytes_ - kStripe, secret_ + kSecretBytes - kStripe - 7, 1);
+  uint64_t hash = bytes_ * kPrime64_1;
   for (int i = 0; i < 4; ++i)
-    hash += folded(acc[2 * i] ^ word(secret + 11 + 16 * i), acc[2 * i + 1] ^ word(secret + 11 + 16 * i + 8));
+    hash += folded(acc_[2 * i] ^ word(secret_ + 11 + 16 * i), acc_[2 * i + 1] ^ word(secret_ + 11 + 16 * i + 8));
   hash = (hash ^ (hash >> 37)) * kMix;
   return hash ^ (hash >> 32);
+}
+
+uint64_t xxh3(const void* data, size_t bytes, uint64_t seed) {
+  return Xxh3(seed, bytes).end(static_cast<const char*>(data));
 }

@@ -5,4 +5,24 @@
 
 constexpr size_t kLeastHashed = 241;
 
+// Of `bytes` at one address that come bit by bit, so that each is hashed while the processor has it at hand.
+class Xxh3 {
+ public:
+  Xxh3(uint64_t seed, size_t bytes);
+  // The first `there` of them, never fewer than before.
+  void upto(const char* data, size_t there);
+  // The same, and those from `kBlock` times so many on that were not hashed yet are copied to as far behind `to`, so
+  // that each is read once. `there` has to be a whole number of blocks, and what was there before as well.
+  void copy(const char* data, char* to, size_t there);
+  static constexpr size_t kBlock = 1024;
+  // All are there.
+  uint64_t end(const char* data);
+
+ private:
+  static constexpr size_t kSecretBytes = 192;
+  size_t bytes_, blocks_ = 0;
+  alignas(64) char secret_[kSecretBytes];
+  alignas(64) uint64_t acc_[8];
+};
+
 uint64_t xxh3(const void* data, size_t bytes, uint64_t seed);

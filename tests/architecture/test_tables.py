@@ -50,8 +50,16 @@ def test_tiers_and_routing(monkeypatch):
     routed = {"what": "trace", "nodes": 8, "blocks": 10, "p50_s": 1.0, "p99_s": 2.0, "hits": 0.9, "busy": 0.8}
     rows = [{**routed, "router": name} for name in ("gateway", "round robin")]
     assert drawn(monkeypatch, tables_phases.routing, kv_routing=rows)[-1].startswith("| gateway |")
-    moved = {"what": "transfer", "over": "unix", "bytes": 1 << 20, "gb_s": {"kv": 1.0, "stream": 2.0}}
-    assert drawn(monkeypatch, tables_phases.transfers, kv=[moved])[-1] == "| unix | 1 | 1.00 | 2.00 |"
+    moved = {
+        "what": "transfer",
+        "over": "tcp",
+        "shape": "rows",
+        "bytes": 1 << 20,
+        "gb_s": {"kv": 1, "stream": 2},
+    }
+    moved |= {"share": 0.5, "share_spread": [0.4, 0.6]}
+    last = drawn(monkeypatch, tables_phases.transfers, kv=[moved])[-1]
+    assert last == "| tcp | rows | 1 | 1.00 |  | 2.00 |  | 0.50 (0.40 to 0.60) |"
 
 
 def test_sections_without_rows_are_left_out(monkeypatch):

@@ -9,9 +9,11 @@ import random
 from collections import Counter, deque
 
 from afserve.clock import FakeClock
+from afserve.comm.disk.record import checksum_of as block_checksum
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import Offer, Want, decode, decode_head, encode
+from afserve.comm.kv.messages import Offer, Want, checksum_of, decode, decode_head, encode
 from afserve.comm.kv.puller import Prompt
+from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.wires import Closed, Said
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.errors import ProtocolError
@@ -77,16 +79,28 @@ class Store:
         assert self.memory[block] == content(name), "a wrong block was published"
         self.pool.publish(block, name)
 
-    def read(self, blocks):
+    def take(self, blocks, names, into):
         assert all(self.held[block] for block in blocks), "read without a hold"
-        return memoryview(b"".join(self.memory[block] for block in blocks))
+        into[:] = b"".join(self.memory[block] for block in blocks)
+        return self.checksum(names, into)
 
-    def write(self, blocks, payload):
+    def fill(self, blocks, names, payload):
         assert all(self.held[block] for block in blocks), "written without a hold"
         raw = bytes(payload)
         assert len(raw) == BLOCK * len(blocks)
         for at, block in enumerate(blocks):
             self.memory[block] = raw[at * BLOCK : (at + 1) * BLOCK]
+        return self.checksum(names, raw)
+
+    def clear(self, blocks):
+        for block in blocks:
+            self.memory[block] = bytes(BLOCK)
+
+    @staticmethod
+    def checksum(names, raw):
+        return checksum_of(
+            [block_checksum(name, raw[at * BLOCK : (at + 1) * BLOCK]) for at, name in enumerate(names)]
+        )
 
     def compute(self, names) -> None:
         """As a request that computes its prompt: what is missing is allocated, written and published."""
@@ -142,6 +156,15 @@ class Wires:
         if link is not None and not link.dead:
             head, body = encode(message)
             self.world.carry(link.under_way[end], bytearray(head), bytearray(body))
+
+    def has_room(self, peer: int) -> bool:
+        return True
+
+    def room(self, peer: int, size: int) -> Room:
+        return Room(memoryview(bytearray(size)))
+
+    def used(self, said: Said) -> None:
+        self.world.happened["used"] += 1
 
     def receive(self):
         events, self.events = self.events, []

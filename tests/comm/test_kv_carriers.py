@@ -15,7 +15,7 @@ from afserve.comm.kv.carried import OF_A_PEER, SLOTS, CarriedWires, memory_for
 from afserve.comm.kv.carriers.carrier import Ended, Memory
 from afserve.comm.kv.carriers.table import CARRIERS, lacking, open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import Fetched, Piece, Placed, decode, decode_head, encode
+from afserve.comm.kv.messages import PIECE_BYTES, Fetched, Piece, Placed, decode, decode_head, encode
 from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.config import KV_TRANSPORTS, SOCKETS
@@ -194,8 +194,8 @@ def test_places_are_said_and_checked():
     for message in (Placed(7, 1, 2, 5, 1 << 40, b"address and port"), Fetched(7, 1 << 40)):
         head, body = encode(message)
         assert decode(decode_head(head, BLOCK), bytes(body)) == message
-    head, _ = encode(Placed(7, 1, 1 << 15, 5, 0, b"address and port"))
-    with pytest.raises(ProtocolError, match="a Placed of 32768 blocks"):
+    head, _ = encode(Placed(7, 0, 1 << 16, 5, 0, b"address and port"))
+    with pytest.raises(ProtocolError, match="a Placed of 65536 blocks"):
         decode_head(head, BLOCK)
     head, _ = encode(Placed(7, 1, 1, 5, 0, b"short"))
     with pytest.raises(ProtocolError, match="a Placed of 1 blocks from 1 on with 5 bytes"):
@@ -205,7 +205,7 @@ def test_places_are_said_and_checked():
 def test_a_slot_holds_the_largest_piece():
     for block in (64, 147_456, 5_000_000):
         size = carried.slot_bytes(block)
-        most = max(1, (1 << 20) // block) * block
+        most = max(1, PIECE_BYTES // block) * block
         assert most <= size < most + 4096 and memory_for(block).size == 2 * SLOTS * size
     assert Piece(1, 0, 1, 2, b"x").payload == b"x"
 

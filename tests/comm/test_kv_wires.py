@@ -36,9 +36,9 @@ TERMS = {"protocol": "1", "dtype": "bfloat16", "block_size": "16"}
 class End_:
     """A node's exchange over sockets, with a store; turned by the test."""
 
-    def __init__(self, listener, token="secret", terms=TERMS, certificates=None) -> None:
+    def __init__(self, listener, token="secret", terms=TERMS, certificates=None, shares=True) -> None:
         self.news = threading.Event()
-        self.wires = SocketWires(listener, token, terms, BLOCK, self.news.set, certificates)
+        self.wires = SocketWires(listener, token, terms, BLOCK, self.news.set, certificates, shares=shares)
         self.wires.start()
         self.store = Store(400)
         self.exchange = Exchange(self.store, self.wires, MonotonicClock(), 3)
@@ -194,7 +194,7 @@ def encrypted(opened, issued):
 def test_blocks_arrive_over_tls(encrypted, monkeypatch):
     """In pieces above a record's and a read's size, of which nothing stays behind in the layer of TLS."""
     monkeypatch.setattr("afserve.comm.kv.messages.PIECE_BYTES", 5000 * BLOCK)
-    monkeypatch.setattr("afserve.comm.kv.socket_wires._READS", 1)
+    monkeypatch.setattr("afserve.comm.kv.stream._READS", 1)
     here, owner = encrypted(), encrypted("attention", "expert")
     assert owner.wires.address.startswith("tcp+tls:127.0.0.1:")
     names = chain(1, 390)

@@ -307,7 +307,7 @@ def opened(**settings):
     """(what stands around the exchange, the exchange, what was said)"""
     moves, stream = Moves(), Stream()
     kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
-    blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES)
+    blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES, memory=lambda blocks: None)
     node = SimpleNamespace(kv=kv, blocks=blocks)
     return open_tiers(moves, node, stream, assigned(**settings)), moves, stream.sent
 

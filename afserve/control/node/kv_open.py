@@ -38,7 +38,15 @@ def open_kv(
     terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes), "transport": engine.kv_transport}
 
     def connected(wake: Wake) -> SocketWires:
-        return SocketWires(listener, stream.token, terms, kv.block_bytes, wake, stream.certificates)
+        return SocketWires(
+            listener,
+            stream.token,
+            terms,
+            kv.block_bytes,
+            wake,
+            stream.certificates,
+            shares=engine.kv_transport == SOCKETS,
+        )
 
     def moved() -> None:
         stream.deliver(Moved())

@@ -1,0 +1,194 @@
+"""One greeted connection, without blocking: messages in and out, and where the bytes of pieces lie meanwhile.
+
+Of the wires' thread, but for `has_room`, `room` and `used`. Short messages are read many at a time. The bytes of a
+piece go straight to a buffer, or lie in memory that both ends have and are not read at all.
+"""
+
+import errno
+import itertools
+import socket
+from collections import deque
+
+from afserve.comm.kv.messages import (
+    HEAD_BYTES,
+    Fetched,
+    Head,
+    Message,
+    Payload,
+    Piece,
+    Placed,
+    decode,
+    decode_head,
+    encode,
+)
+from afserve.comm.kv.rooms import NOWHERE, Buffers, OwnSlots, PeerSlots, Room, Rooms
+from afserve.comm.transports.encrypted import Connection, Encrypted
+
+_BUFFER_BYTES = 4 << 20
+_READS = 16  # of one connection before others have a turn
+_STAGE_BYTES, _LONG_BYTES = 32 << 10, 16 << 10  # what is longer is read where it stays
+_SENT_AT_ONCE = 16
+
+
+def parts_of(message: Message) -> list[Room]:
+    """What goes over the connection: the head, and what follows it. Of a piece in memory that both ends have, where."""
+    if isinstance(message, Piece) and message.slot != NOWHERE:
+        first, count, checksum = message.first, message.count, message.checksum
+        message = Placed(message.transfer, first, count, checksum, message.slot, b"")
+    head, body = encode(message)
+    return [Room(memoryview(part)) for part in (head, body) if len(part)]
+
+
+class Stream:
+    """`own` and `theirs` are memory that the two ends have given each other, if any."""
+
+    def __init__(
+        self,
+        peer: int,
+        connection: Connection,
+        sizes: tuple[int, int],
+        own: OwnSlots | None = None,
+        theirs: PeerSlots | None = None,
+    ) -> None:
+        """`sizes` of a block and of the largest piece."""
+        connection.setblocking(False)
+        if isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
+        self.peer, self.connection = peer, connection
+        self._block_bytes, piece_bytes = sizes
+        self._own, self._theirs = own, theirs
+        self._rooms: Rooms = own or Buffers(piece_bytes)
+        self._arriving = Buffers(piece_bytes)
+        self.out: deque[Room] = deque()
+        self._stage, self._staged = memoryview(bytearray(_STAGE_BYTES)), 0
+        self._head: Head | None = None  # of a body that is longer than what is staged
+        self._body, self._done = memoryview(b""), 0
+
+    # ---- by the node's thread
+
+    @property
+    def has_room(self) -> bool:
+        return self._rooms.free
+
+    def room(self, size: int) -> Room:
+        return self._rooms.take(size)
+
+    def used(self, piece: Piece) -> Fetched | None:
+        """What the other end is told, if anything."""
+        if piece.slot != NOWHERE:
+            return Fetched(piece.transfer, piece.slot)
+        self._arriving.give_back(Room(memoryview(piece.payload)))
+        return None
+
+    # ---- by the wires' thread
+
+    def write(self) -> bool:
+        """Hand the kernel what it takes. Whether there is room that was not there before. Raises OSError."""
+        full = not self._rooms.free
+        while self.out:
+            try:
+                sent = self._give()
+            except BlockingIOError:
+                break
+            while sent:
+                view = self.out[0].view
+                if sent < len(view):
+                    self.out[0] = Room(view[sent:])
+                    break
+                sent -= len(view)
+                self._rooms.give_back(self.out.popleft())
+        return full and self._rooms.free
+
+    def _give(self) -> int:
+        if isinstance(self.connection, Encrypted):
+            return self.connection.send(self.out[0].view)
+        return self.connection.sendmsg([room.view for room in itertools.islice(self.out, _SENT_AT_ONCE)])
+
+    def read(self) -> list[Message]:
+        """The messages that are complete now. Raises OSError and ProtocolError."""
+        found: list[Message] = []
+        reads = 0
+        while reads < _READS or (isinstance(self.connection, Encrypted) and self.connection.pending):
+            reads += 1
+            into = self._body[self._done :] if self._head is not None else self._stage[self._staged :]
+            try:
+                count = self.connection.recv_into(into)
+            except BlockingIOError:
+                break
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed")
+            if self._head is None:
+                self._staged += count
+                found += self._unstage()
+            elif (message := self._filled(count)) is not None:
+                found.append(message)
+            if count < len(into) and not isinstance(self.connection, Encrypted):
+                break  # the kernel had no more
+        return found
+
+    def _filled(self, count: int) -> Message | None:
+        """Bytes of a long body have come."""
+        self._done += count
+        if self._head is None or self._done < len(self._body):
+            return None
+        message, self._head = self._decoded(self._head, self._body), None
+        self._body = memoryview(b"")
+        return message
+
+    def _unstage(self) -> list[Message]:
+        """All messages that are staged whole. What is there of a long one goes to a body of its own."""
+        found: list[Message] = []
+        at, end = 0, self._staged
+        while end - at >= HEAD_BYTES:
+            head = decode_head(self._stage[at : at + HEAD_BYTES], self._block_bytes)
+            body = at + HEAD_BYTES
+            if head.following > min(end - body, _LONG_BYTES):
+                if head.following <= _LONG_BYTES:
+                    break
+                at = body + self._begin(head, self._stage[body:end])
+                if self._head is not None:
+                    break
+                found.append(self._decoded(head, self._body))
+                continue
+            at = body + head.following
+            found.append(self._decoded(head, bytes(self._stage[body:at])))
+        self._stage[: end - at] = bytes(self._stage[at:end])
+        self._staged = end - at
+        return found
+
+    def _begin(self, head: Head, staged: memoryview) -> int:
+        """Of a long body, as much as is staged; how many bytes that is."""
+        piece = head.kind is Piece
+        self._body = (
+            self._arriving.take(head.following).view
+            if piece and self._arriving.free
+            else memoryview(bytearray(head.following))
+        )
+        count = min(len(staged), head.following)
+        self._body[:count] = staged[:count]
+        self._head, self._done = (head if count < head.following else None), count
+        return count
+
+    def _decoded(self, head: Head, body: Payload) -> Message:
+        message = decode(head, body)
+        if isinstance(message, Placed) and self._theirs is not None:
+            size = message.count * self._block_bytes
+            view = self._theirs.piece(message.at, size)
+            first, count, checksum = message.first, message.count, message.checksum
+            return Piece(message.transfer, first, count, checksum, view, message.at)
+        return message
+
+    def fetched(self, message: Message) -> bool:
+        """Whether it says that a slot is free again: nobody else hears of that."""
+        if not isinstance(message, Fetched) or self._own is None:
+            return False
+        self._own.give_back(Room(memoryview(b""), message.at))
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+        self._rooms.close()
+        self._arriving.close()
