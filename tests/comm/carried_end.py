@@ -33,11 +33,11 @@ class Spoiling:
     """Of what its library brought, one bit is wrong."""
 
     def __init__(self, carrier, memory) -> None:
-        self.carrier, self.memory, self.where = carrier, memory, carrier.where
+        self.carrier, self.memory = carrier, memory
         self.into = {}
 
-    def read(self, where, at, into, length):
-        number = self.carrier.read(where, at, into, length)
+    def read(self, peer, where, at, into, length):
+        number = self.carrier.read(peer, where, at, into, length)
         self.into[number] = into + length // 2
         return number
 
