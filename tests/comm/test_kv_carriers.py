@@ -278,3 +278,25 @@ def test_the_libraries_themselves_between_two_processes(name, what):
     assert found["received"] < 40 and found["seconds"] < 15
     if what == "spoils":
         assert "are not what was sent" in found["why"] and found["received"] == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", CARRIERS)
+@pytest.mark.parametrize("what", ["SIGKILL", "SIGSTOP"], ids=["killed", "stopped"])
+def test_a_reader_that_falls_over_costs_the_owner_and_other_readers_nothing(name, what):
+    if why := lacking(name):
+        pytest.skip(f"{name}: {why}")
+    owner, fallen = start(name, "lend"), None
+    try:
+        address = next(line for line in owner.stdout if line.startswith("tcp:")).strip()
+        fallen = start(name, address, what)
+        os.waitid(os.P_PID, fallen.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        for _ in range(2):
+            said, errors = start(name, address).communicate(timeout=100)
+            found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+            assert (found["why"], found["right"]) == ("complete", 40), errors
+            assert found["seconds"] < 5
+    finally:
+        for process in filter(None, (owner, fallen)):
+            process.kill()
+            process.communicate()

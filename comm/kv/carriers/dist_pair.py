@@ -38,8 +38,11 @@ class Asked:
 
 
 class Pair(threading.Thread):
-    """`say` brings a key and its value to the other end's `meeting`, an empty key when all is over; `done` is called once for all that was asked, with
-    why it failed or nothing, when gloo touches its bytes no more. `limit` is in seconds, for each of them."""
+    """`say` brings a key and its value to the other end's `meeting`, an empty key when all is over.
+
+    `done` is called once for all that was asked, with why it failed or nothing, when gloo touches its bytes no more.
+    `limit` is in seconds, for each of them.
+    """
 
     def __init__(
         self,
