@@ -89,8 +89,8 @@ class EngineSettings:
     )
     kv_transport: str = setting(
         SOCKETS,
-        "How KV blocks travel between attention nodes: over sockets, or by the library of afserve[mooncake] or "
-        "afserve[nixl].",
+        "How KV blocks travel between attention nodes: over sockets, by the library of afserve[mooncake] or "
+        "afserve[nixl], or by PyTorch's torch.distributed (dist: gloo).",
         KV_TRANSPORTS,
     )
     straight_tokens: int = _count(

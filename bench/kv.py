@@ -1,7 +1,7 @@
 """How fast KV blocks move between two processes, and what `--kv-copies` costs decoding.
 
     python -m bench.kv                  # 1 MiB to 256 MiB, over a Unix socket and tcp, beside a plain stream and memcpy
-    python -m bench.kv --over mooncake nixl    # payloads by these libraries, beside a plain stream over tcp
+    python -m bench.kv --over mooncake nixl dist   # payloads by these libraries, beside a plain stream over tcp
     python -m bench.kv --copies 10      # ten pairs of turns with and without copies
 
 A transfer is everything from the wish to the last block being findable: names, read, checksum, socket, check, write.

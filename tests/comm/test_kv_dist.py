@@ -36,9 +36,10 @@ class Gloo:
 class Two:
     """An owner (peer 1 of the other) and a reader (peer 2 of the other), and their connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts=(HOST, HOST)) -> None:
         self.memories = [Memory(16 * SLOT), Memory(16 * SLOT)]
-        self.owner, self.reader = (open_carrier("dist", HOST, memory) for memory in self.memories)
+        ends = zip(hosts, self.memories, strict=True)
+        self.owner, self.reader = (open_carrier("dist", host, memory) for host, memory in ends)
         self.done = {}
         self.marks = itertools.cycle(range(1, 256))
 
@@ -117,10 +118,14 @@ def test_what_is_lent_arrives_and_a_peer_that_leaves_takes_its_groups_along(two)
     two.until(lambda: not groups() and kernel_threads() == threads)
 
 
-def test_nothing_listens_but_on_the_address_that_was_given(two):
+def test_nothing_listens_but_on_the_addresses_that_were_given():
+    hosts = "127.0.0.2", "127.0.0.3"
+    before = listening()
+    two = Two(hosts)
     two.lend(0, SLOT)
     two.until(lambda: two.done)
-    assert listening() <= {socket.inet_aton(HOST)[::-1].hex().upper()}
+    assert listening() - before == {socket.inet_aton(host)[::-1].hex().upper() for host in hosts}
+    two.close()
 
 
 def test_an_address_of_another_host_is_refused_by_name():
