@@ -176,6 +176,18 @@ def test_a_payload_that_does_not_come_ends_the_reads_of_its_group(two, monkeypat
     assert two.done[late]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_reads_end_also_when_a_thread_fails_in_a_way_that_nobody_foresaw(two, monkeypatch):
+    def broken(*_):
+        raise TypeError("gloo takes something else now")
+
+    monkeypatch.setattr(dist_pair, "open_gloo", broken)
+    number, *_ = two.lend(0, SLOT)
+    two.until(lambda: number in two.done)
+    assert two.done[number] == "its thread has failed"
+    two.until(lambda: not groups())
+
+
 def test_an_end_that_closes_waits_for_nobody(two):
     for slot in range(4):
         two.lend(slot, SLOT)
@@ -232,7 +244,7 @@ def play(steps):
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 200), st.booleans())
 def test_what_no_peer_says_harms_nobody(noise, kept, behind):
-    """gloo itself would read beyond the end of an address that was cut."""
+    """gloo itself ends the process for an address that was cut."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dist_pair, "MEET_SECONDS", 0.1)
         hear(noise, kept, behind)

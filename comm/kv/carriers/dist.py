@@ -102,8 +102,8 @@ class Dist:
         until = time.monotonic() + MEET_SECONDS + 1.0
         for pair in self._living:
             pair.join(max(0.0, until - time.monotonic()))
-        self._lent.clear()
-        self._reads.clear()
+        for held in (self._lent, self._reads, self._living):
+            held.clear()
 
     def _pair_of_owner(self, peer: int, name: bytes) -> Pair:
         """An owner that names another group has given up the one before."""

@@ -12,9 +12,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 _MOST_KEYS = 16  # gloo sets one at each end
-_LENGTH = struct.Struct(
-    "<Q"
-)  # before the host's name, with which a value begins, and before the address behind it
+_LENGTH = struct.Struct("<Q")  # before the host's name, and before the address behind it
 
 
 class Meeting(Store):
@@ -72,8 +70,8 @@ class Meeting(Store):
 
 
 def _form(value: bytes) -> tuple[int, bytes]:
-    """How long it is behind the host's name, and how long it says that its address is: gloo checks neither, and reads
-    beyond the end."""
+    """How long it is behind the host's name, and how long it says that its address is: gloo checks neither, and one
+    that was cut ends the process."""
     if len(value) < _LENGTH.size:
         return 0, b""
     address = _LENGTH.size + _LENGTH.unpack_from(value)[0]

@@ -62,6 +62,7 @@ class Pair(threading.Thread):
         self._group: Any = None
         self._over = ""  # why it has ended
         self._early: list[Asked] = []  # before there is a group
+        self._waited: Asked | None = None
         self._under_way: SimpleQueue[tuple[Asked, Any] | None] = SimpleQueue()
 
     # ---- by the carrier's thread
@@ -90,38 +91,42 @@ class Pair(threading.Thread):
     # ---- by its own
 
     def run(self) -> None:
-        asked = self._carry()
-        with self._lock:
-            group, self._group = self._group, None
-            asked += self._early
-            self._early = []
-        while not self._under_way.empty():
-            if (left := self._under_way.get()) is not None:
-                asked.append(left[0])
-            del left
-        del group  # from here on gloo writes nowhere
-        self._say("", b"")
-        for one in asked:
-            self._done(one.number, self._over)
-
-    def _carry(self) -> list[Asked]:
-        """Until it is over; what had not been done by then."""
-        begun: list[Asked] = []
         try:
-            group = open_gloo(self.meeting, self._rank, MEET_SECONDS / _CONNECTS, self._device)
-            with self._lock:
-                self._group = group
-                begun, self._early = self._early, []
-                while begun and self._post(begun[0]):
-                    begun.pop(0)
-            while (under_way := self._under_way.get()) is not None:
-                begun.append(under_way[0])
-                under_way[1].wait(self._limit)
-                self._done(begun.pop().number, "")
+            self._carry()
         except (RuntimeError, ValueError) as error:  # the latter from what the other end has said of itself
             with self._lock:
                 self._over = self._over or _reason(error)
-        return begun
+        finally:
+            self._finish()
+
+    def _carry(self) -> None:
+        """Until it is over. Raises what gloo raises."""
+        group = open_gloo(self.meeting, self._rank, MEET_SECONDS / _CONNECTS, self._device)
+        with self._lock:
+            self._group = group
+            while self._early and self._post(self._early[0]):
+                self._early.pop(0)
+        while (under_way := self._under_way.get()) is not None:
+            self._waited, work = under_way
+            work.wait(self._limit)
+            asked, self._waited = self._waited, None
+            self._done(asked.number, "")
+
+    def _finish(self) -> None:
+        """Nobody waits any more for what has not been done."""
+        with self._lock:
+            self._over = self._over or "its thread has failed"
+            group, self._group = self._group, None
+            left = [*filter(None, [self._waited]), *self._early]
+            self._early = []
+        while not self._under_way.empty():
+            if (under_way := self._under_way.get()) is not None:
+                left.append(under_way[0])
+            del under_way
+        del group  # from here on gloo writes nowhere
+        self._say("", b"")
+        for asked in left:
+            self._done(asked.number, self._over)
 
     def _post(self, asked: Asked) -> bool:
         """Under the lock. What could not be begun has ended the group, or that had ended."""
