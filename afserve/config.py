@@ -22,7 +22,7 @@ SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/
 EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
 SOCKETS = "sockets"
-KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl")
+KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 BLOCK_TOKENS = Range(1, 4096)
@@ -89,8 +89,8 @@ class EngineSettings:
     )
     kv_transport: str = setting(
         SOCKETS,
-        "How KV blocks travel between attention nodes: over sockets, or by the library of afserve[mooncake] or "
-        "afserve[nixl].",
+        "How KV blocks travel between attention nodes: over sockets, by the library of afserve[mooncake] or "
+        "afserve[nixl], or by PyTorch's torch.distributed (dist: gloo).",
         KV_TRANSPORTS,
     )
     straight_tokens: int = _count(

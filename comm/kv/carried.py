@@ -1,9 +1,10 @@
 """Connections whose payloads go beside them: a library reads them from the lender's memory (`carriers/`).
 
-A Piece is put into a slot of this end's memory and said as Placed. The other end's library reads it into a slot there,
-and the Piece goes on as if it had come over the connection: names, checksums, leases and deadlines are those of all
-wires. A thread does it, so that the node that computes never waits. Slots are fixed memory, and no peer gets more than
-half of them. A read that fails or takes too long ends its transfer, and what is missing is computed.
+A Piece is put into a slot of this end's memory, lent to the peer and said as Placed. The other end's library reads it
+into a slot there, and the Piece goes on as if it had come over the connection: names, checksums, leases and deadlines
+are those of all wires. What the libraries at both ends have to say to each other goes as Told. A thread does it, so
+that the node that computes never waits. Slots are fixed memory, and no peer gets more than half of them. A read that
+fails or takes too long ends its transfer, and what is missing is computed.
 """
 
 import logging
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.comm.kv.carriers.carrier import Carrier, Memory
 from afserve.comm.kv.lender import LEASE_SECONDS
-from afserve.comm.kv.messages import Abort, End, Fetched, Message, Piece, Placed, blocks_of_piece
+from afserve.comm.kv.messages import Abort, End, Fetched, Message, Piece, Placed, Told, blocks_of_piece
 from afserve.comm.kv.puller import STALL_SECONDS
 from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.socket_wires import SocketWires
@@ -161,6 +162,9 @@ class CarriedWires:
         self._give_up(now)
         self._place(now)
         self._start_reads(now)
+        for peer, what in self._carrier.said():
+            moved = True
+            self._wires.send(peer, Told(0, what))
         return moved
 
     def _takes(self, event: Event, now: float) -> bool:
@@ -173,6 +177,9 @@ class CarriedWires:
             return True
         if isinstance(event.message, Fetched):
             self._take_back(event.peer, event.message.at)
+            return True
+        if isinstance(event.message, Told):
+            self._carrier.heard(event.peer, event.message.what)
             return True
         return False
 
@@ -187,7 +194,8 @@ class CarriedWires:
             at = self._free_out.pop()
             self._memory.view[at : at + len(piece.payload)] = piece.payload
             self._lent[at] = _Lent(peer, now + LENT_SECONDS)
-            placed = Placed(piece.transfer, piece.first, piece.count, piece.checksum, at, self._carrier.where)
+            where = self._carrier.lend(peer, at, len(piece.payload))
+            placed = Placed(piece.transfer, piece.first, piece.count, piece.checksum, at, where)
             self._wires.send(peer, placed)
         self._to_place.extendleft(reversed(waiting))
 
@@ -206,7 +214,8 @@ class CarriedWires:
                 continue
             into = self._free_in.pop()
             self._where[peer] = placed.where
-            number = self._carrier.read(placed.where, placed.at, into, placed.count * self._block_bytes)
+            size = placed.count * self._block_bytes
+            number = self._carrier.read(peer, placed.where, placed.at, into, size)
             self._reads[number] = _Read(peer, placed, into, until)
         self._to_read.extendleft(reversed(waiting))
 
@@ -261,6 +270,7 @@ class CarriedWires:
         where = self._where.pop(peer, None)
         if where is not None and where not in self._where.values():
             self._forgotten.add(where)
+        self._carrier.left(peer)
 
     def _tell(self, events: list[Event]) -> None:
         if events:

@@ -3,8 +3,9 @@
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
 pull, and Settled answers it. Where the bytes of a Piece are not in the message, Placed stands for it and Fetched
-answers (`rooms.py`, `carried.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that
-came is checked here before memory is allocated for what follows. It knows no sockets and no blocks.
+answers (`rooms.py`, `carried.py`); Told is between the libraries that carry them. A transfer's number is the puller's,
+an offer's is whose it is. Every field that came is checked here before memory is allocated for what follows. It knows
+no sockets and no blocks.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ MOST_TOKENS = 1 << 24  # of a prompt
 MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
 _LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes, where there are any
+_MOST_TOLD = 1 << 12  # bytes
 _MOST_SALT = 1024  # bytes
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
@@ -176,6 +178,14 @@ class Fetched:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the library at one end has to say to that at the other; of no transfer (0)."""
+
+    transfer: int
+    what: bytes
+
+
 Message = (
     Want
     | Grant
@@ -191,6 +201,7 @@ Message = (
     | Row
     | Placed
     | Fetched
+    | Told
 )
 _KINDS: tuple[type[Message], ...] = (
     Want,
@@ -207,6 +218,7 @@ _KINDS: tuple[type[Message], ...] = (
     Row,
     Placed,
     Fetched,
+    Told,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
@@ -270,6 +282,8 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = memoryview(body)
         case Fetched(_, request):
             body = b""
+        case Told(_, body):
+            body = memoryview(body)
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -296,6 +310,8 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low, high, fits = 0, 0, first <= MOST_NAMES
     elif kind is Row:
         low, high, fits = 1, MOST_ROW, True
+    elif kind is Told:
+        low, high, fits = 1, _MOST_TOLD, True
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -334,6 +350,8 @@ def decode(head: Head, body: Payload) -> Message:
         return Placed(transfer, head.first, head.count, head.checksum, head.request, bytes(body))
     if head.kind is Fetched:
         return Fetched(transfer, head.request)
+    if head.kind is Told:
+        return Told(transfer, bytes(body))
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

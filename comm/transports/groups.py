@@ -88,7 +88,8 @@ class Pair:
             combine = _nccl(PrefixStore(f"{name}/combine", meeting.store), rank, timeout, device)
             self._out, self._into = (combine, dispatch) if rank == EXPERT_RANK else (dispatch, combine)
         else:
-            self._out = self._into = _gloo(PrefixStore(name, meeting.store), rank, timeout, meeting.mine)
+            device_here = gloo_device(meeting.mine)
+            self._out = self._into = open_gloo(PrefixStore(name, meeting.store), rank, timeout, device_here)
 
     def bind(self, inboxes: object, outboxes: object) -> None:
         """Mailboxes stay where they are."""
@@ -121,10 +122,18 @@ class Pair:
         self._out = self._into = None
 
 
-def _gloo(store: Store, rank: int, timeout: float, mine: str) -> Any:
+def gloo_device(mine: str) -> Any:
+    """A thread of gloo that moves the bytes of groups and listens on this address alone, for as long as it is held.
+    Raises RuntimeError where this host has no such address."""
     gloo: Any = ProcessGroupGloo  # the stubs lack most of it
+    return gloo.create_device(hostname=mine)
+
+
+def open_gloo(store: Store, rank: int, timeout: float, device: Any) -> Any:
+    """Blocks as `Pair` does."""
+    gloo: Any = ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=mine)]
+    options._devices = [device]
     options._timeout = timedelta(seconds=timeout)
     options._threads = 1
     return gloo(store, rank, 2, options)

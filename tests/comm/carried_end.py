@@ -33,11 +33,11 @@ class Spoiling:
     """Of what its library brought, one bit is wrong."""
 
     def __init__(self, carrier, memory) -> None:
-        self.carrier, self.memory, self.where = carrier, memory, carrier.where
+        self.carrier, self.memory = carrier, memory
         self.into = {}
 
-    def read(self, where, at, into, length):
-        number = self.carrier.read(where, at, into, length)
+    def read(self, peer, where, at, into, length):
+        number = self.carrier.read(peer, where, at, into, length)
         self.into[number] = into + length // 2
         return number
 
@@ -52,13 +52,20 @@ class Spoiling:
 
 
 class Falling(CarriedWires):
-    """Sends itself `signal` with its first payload."""
+    """Sends itself `signal` with the first payload that it places or reads."""
 
     signal = 0
 
     def _place(self, now):
         super()._place(now)
-        if self._lent and self.signal:
+        self._fall(self._lent)
+
+    def _start_reads(self, now):
+        super()._start_reads(now)
+        self._fall(self._reads)
+
+    def _fall(self, begun):
+        if begun and self.signal:
             time.sleep(0.01)  # what was said of it has probably left
             os.kill(os.getpid(), self.signal)
 
@@ -90,10 +97,12 @@ def main() -> None:
     kv_world.BLOCK, kv_world.content = BLOCK, content
     kv_world.Store.block_bytes = BLOCK
     end = CarriedEnd(library, spoils="spoils" in more)
+    falls = [one for one in more if one.startswith("SIG")]
+    if falls:
+        Falling.signal = getattr(signal, falls[0])
     if what == "lend":
         end.store.compute(NAMES)
-        if more:
-            Falling.signal = getattr(signal, more[0])
+        if falls:
             carried.OF_A_PEER = 1  # so that the first payload is not all of them
         print(end.wires.address, flush=True)
         told = threading.Thread(target=sys.stdin.readline, daemon=True)

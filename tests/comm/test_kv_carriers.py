@@ -12,10 +12,10 @@ import pytest
 from afserve.clock import MonotonicClock
 from afserve.comm.kv import carried
 from afserve.comm.kv.carried import OF_A_PEER, SLOTS, CarriedWires, memory_for
-from afserve.comm.kv.carriers.carrier import Ended, Memory
+from afserve.comm.kv.carriers.carrier import Ended, Memory, OneSided
 from afserve.comm.kv.carriers.table import CARRIERS, lacking, open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import PIECE_BYTES, Fetched, Piece, Placed, decode, decode_head, encode
+from afserve.comm.kv.messages import PIECE_BYTES, Fetched, Piece, Placed, Told, decode, decode_head, encode
 from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.config import KV_TRANSPORTS, SOCKETS
@@ -40,7 +40,7 @@ class Library:
         return Carrier(self, memory)
 
 
-class Carrier:
+class Carrier(OneSided):
     def __init__(self, library: Library, memory: Memory) -> None:
         self.library, self.memory = library, memory
         self.where = b"memory %d" % len(library.memories)
@@ -50,7 +50,7 @@ class Carrier:
         self.forgotten: list[bytes] = []
         self.number = 0
 
-    def read(self, where, at, into, length):
+    def read(self, peer, where, at, into, length):
         self.number += 1
         self.reads[self.number] = into, self.library.memories[where].view[at : at + length]
         self.library.most = max(self.library.most, len(self.reads))
@@ -191,12 +191,16 @@ def test_ends_that_carry_otherwise_are_refused_by_name(opened):
 
 
 def test_places_are_said_and_checked():
-    for message in (Placed(7, 1, 2, 5, 1 << 40, b"address and port"), Fetched(7, 1 << 40)):
+    for message in (Placed(7, 1, 2, 5, 1 << 40, b"address and port"), Fetched(7, 1 << 40), Told(0, b"x")):
         head, body = encode(message)
         assert decode(decode_head(head, BLOCK), bytes(body)) == message
     head, _ = encode(Placed(7, 0, 1 << 16, 5, 0, b"address and port"))
     with pytest.raises(ProtocolError, match="a Placed of 65536 blocks"):
         decode_head(head, BLOCK)
+    for what in (b"", bytes(5000)):
+        head, _ = encode(Told(0, what))
+        with pytest.raises(ProtocolError, match=f"a Told .* with {len(what)} bytes"):
+            decode_head(head, BLOCK)
     head, _ = encode(Placed(7, 1, 1, 5, 0, b"short"))
     with pytest.raises(ProtocolError, match="a Placed of 1 blocks from 1 on with 5 bytes"):
         decode_head(head, BLOCK)
@@ -212,13 +216,16 @@ def test_a_slot_holds_the_largest_piece():
 
 def test_a_library_that_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch):
     assert (SOCKETS, *CARRIERS) == KV_TRANSPORTS
-    for name in CARRIERS:
+    for name, module in {"mooncake": "mooncake.engine", "nixl": "nixl._api"}.items():
         monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.setitem(sys.modules, {"mooncake": "mooncake.engine", "nixl": "nixl._api"}[name], None)
+        monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(
             ConfigError, match=rf"--kv-transport {name}: not installed: pip install 'afserve\[{name}\]'"
         ):
             open_carrier(name, "127.0.0.1", Memory(4096))
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
+    with pytest.raises(ConfigError, match="--kv-transport dist: this PyTorch has no gloo"):
+        open_carrier("dist", "127.0.0.1", Memory(4096))
 
 
 def test_what_a_run_cannot_use_is_refused_before_it_starts(monkeypatch):
@@ -271,3 +278,25 @@ def test_the_libraries_themselves_between_two_processes(name, what):
     assert found["received"] < 40 and found["seconds"] < 15
     if what == "spoils":
         assert "are not what was sent" in found["why"] and found["received"] == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", CARRIERS)
+@pytest.mark.parametrize("what", ["SIGKILL", "SIGSTOP"], ids=["killed", "stopped"])
+def test_a_reader_that_falls_over_costs_the_owner_and_other_readers_nothing(name, what):
+    if why := lacking(name):
+        pytest.skip(f"{name}: {why}")
+    owner, fallen = start(name, "lend"), None
+    try:
+        address = next(line for line in owner.stdout if line.startswith("tcp:")).strip()
+        fallen = start(name, address, what)
+        os.waitid(os.P_PID, fallen.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        for _ in range(2):
+            said, errors = start(name, address).communicate(timeout=100)
+            found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+            assert (found["why"], found["right"]) == ("complete", 40), errors
+            assert found["seconds"] < 5
+    finally:
+        for process in filter(None, (owner, fallen)):
+            process.kill()
+            process.communicate()

@@ -22,9 +22,13 @@ def ready(run):
     return len(run._gateway._attendance.usable()) == 3
 
 
-def test_prompts_are_handed_over_and_either_side_may_be_lost():
+@pytest.mark.parametrize("over", ["sockets", "dist"])
+def test_prompts_are_handed_over_and_either_side_may_be_lost(over):
+    if over in CARRIERS and (why := lacking(over)):
+        pytest.skip(f"{over}: {why}")
+
     async def scenario():
-        async with serving(attention=None, prefill=1, decode=2) as (run, client):
+        async with serving(attention=None, prefill=1, decode=2, over=over) as (run, client):
             asked = [LONG, OTHER]
             await until(lambda: ready(run))
             streams = [Stream(client, one) for one in asked]

@@ -1,7 +1,7 @@
 """Libraries that carry payloads between attention nodes: the seam between pieces of KV and a transfer engine.
 
-Each end lends the library one stretch of memory, and reads from the stretches of others. It knows no blocks, no
-requests and no connections.
+Each end lends the library one stretch of memory, and reads from the stretches of others. Peers are numbers of greeted
+connections. It knows no blocks and no requests.
 """
 
 import ctypes
@@ -31,14 +31,14 @@ class Ended:
 class Carrier(Protocol):
     """All calls come from one thread; none waits, but to meet a peer's library the first time."""
 
-    @property
-    def where(self) -> bytes:
-        """What other ends need to read this end's memory; other bytes in each life."""
+    def lend(self, peer: int, at: int, length: int) -> bytes:
+        """This peer may read `length` bytes from offset `at` of this end's memory from now on; what its end calls that
+        memory, other bytes in each life."""
         ...
 
-    def read(self, where: bytes, at: int, into: int, length: int) -> int:
-        """Begin to copy `length` bytes from offset `at` of the memory that its owner calls `where` to offset `into`
-        of this end's; the read's number. One that cannot begin has ended at once."""
+    def read(self, peer: int, where: bytes, at: int, into: int, length: int) -> int:
+        """Begin to copy `length` bytes from offset `at` of the memory that `peer` calls `where` to offset `into` of
+        this end's; the read's number. One that cannot begin has ended at once."""
         ...
 
     def ended(self) -> list[Ended]:
@@ -49,4 +49,35 @@ class Carrier(Protocol):
         """Its owner has gone, and nothing is read from it now."""
         ...
 
+    def said(self) -> list[tuple[int, bytes]]:
+        """What the carriers of these peers are to hear from this one, since the last call."""
+        ...
+
+    def heard(self, peer: int, what: bytes) -> None:
+        """What this peer's carrier has `said`, in its order."""
+        ...
+
+    def left(self, peer: int) -> None:
+        """Its connection has ended: nobody waits for what is still read from it, and it reads nothing more."""
+        ...
+
     def close(self) -> None: ...
+
+
+class OneSided:
+    """What a library leaves open that reads a peer's memory without this end's help."""
+
+    where: bytes
+
+    def lend(self, peer: int, at: int, length: int) -> bytes:
+        """All of the memory may be read at any time."""
+        return self.where
+
+    def said(self) -> list[tuple[int, bytes]]:
+        return []
+
+    def heard(self, peer: int, what: bytes) -> None:
+        """No such carrier says anything."""
+
+    def left(self, peer: int) -> None:
+        """`forget` says when a memory is of nobody."""

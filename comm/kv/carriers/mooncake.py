@@ -6,14 +6,14 @@ It takes RDMA devices where the host has any, and TCP otherwise. Its ports ask n
 import struct
 from itertools import count
 
-from afserve.comm.kv.carriers.carrier import Ended, Memory
+from afserve.comm.kv.carriers.carrier import Ended, Memory, OneSided
 from afserve.errors import ConfigError
 
 _BASE = struct.Struct("<Q")
 _COMPLETE, _RUNNING = 1, 0
 
 
-class Mooncake:
+class Mooncake(OneSided):
     """`host` is where other ends reach this one. Raises ImportError without the library, ConfigError where it does not
     start."""
 
@@ -38,14 +38,14 @@ class Mooncake:
         self._running: dict[int, int] = {}  # number of a read -> the library's
         self._refused: list[Ended] = []
 
-    def read(self, where: bytes, at: int, into: int, length: int) -> int:
+    def read(self, peer: int, where: bytes, at: int, into: int, length: int) -> int:
         number = next(self._numbers)
-        (base,), peer = _BASE.unpack_from(where), where[_BASE.size :].decode(errors="replace")
+        (base,), owner = _BASE.unpack_from(where), where[_BASE.size :].decode(errors="replace")
         batch = self._engine.batch_transfer_async_read(
-            peer, [self._memory.address + into], [base + at], [length]
+            owner, [self._memory.address + into], [base + at], [length]
         )
         if batch in (0, -1):
-            self._refused.append(Ended(number, f"nobody answers at {peer}"))
+            self._refused.append(Ended(number, f"nobody answers at {owner}"))
         else:
             self._running[number] = batch
         return number

@@ -10,7 +10,7 @@ import struct
 from itertools import count
 from typing import Any
 
-from afserve.comm.kv.carriers.carrier import Ended, Memory
+from afserve.comm.kv.carriers.carrier import Ended, Memory, OneSided
 from afserve.errors import ConfigError
 
 _BASE = struct.Struct("<Q")
@@ -18,7 +18,7 @@ _HOST_MEMORY = "DRAM"
 _DONE, _RUNNING = "DONE", "PROC"
 
 
-class Nixl:
+class Nixl(OneSided):
     """Raises ImportError without the library, ConfigError where it does not start. UCX itself chooses the addresses at
     which others reach this end, so `host` is not used."""
 
@@ -46,7 +46,7 @@ class Nixl:
         self._running: dict[int, Any] = {}
         self._refused: list[Ended] = []
 
-    def read(self, where: bytes, at: int, into: int, length: int) -> int:
+    def read(self, peer: int, where: bytes, at: int, into: int, length: int) -> int:
         number = next(self._numbers)
         (base,) = _BASE.unpack_from(where)
         try:

@@ -1,20 +1,28 @@
-"""The libraries that can carry payloads of KV blocks, by the name that `--kv-transport` has for them."""
+"""What can carry payloads of KV blocks, by the name that `--kv-transport` has for it."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from afserve.comm.kv.carriers.carrier import Carrier, Memory
 from afserve.comm.kv.carriers.mooncake import Mooncake
 from afserve.comm.kv.carriers.nixl import Nixl
 from afserve.errors import ConfigError
 
-CARRIERS: Mapping[str, Callable[[str, Memory], Carrier]] = {"mooncake": Mooncake, "nixl": Nixl}
+
+def _dist(host: str, memory: Memory) -> Carrier:
+    from afserve.comm.kv.carriers.dist import Dist  # imports torch: whoever only asks for names does without
+
+    return Dist(host, memory)
+
+
+CARRIERS: Mapping[str, Callable[[str, Memory], Carrier]] = {"mooncake": Mooncake, "nixl": Nixl, "dist": _dist}
 _MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api"}
 
 
 def lacking(name: str) -> str:
-    """Why this library cannot be used in this installation, and how to get it; empty where it is here."""
-    from importlib import import_module
-
+    """Why this cannot be used in this installation, and how to get it; empty where it is here."""
+    if name not in _MODULES:
+        return _lacking_gloo()
     try:
         import_module(_MODULES[name])
     except ImportError as error:
@@ -22,6 +30,16 @@ def lacking(name: str) -> str:
             return f"{error}; apt install libibverbs1 librdmacm1 has what these libraries need"
         return f"not installed: pip install 'afserve[{name}]'"
     return ""
+
+
+def _lacking_gloo() -> str:
+    try:
+        distributed = import_module("torch.distributed")
+    except ImportError as error:
+        return f"{error}; pip install torch>=2.11"
+    if distributed.is_available() and distributed.is_gloo_available():
+        return ""
+    return "this PyTorch has no gloo: install one that was built with torch.distributed"
 
 
 def open_carrier(name: str, host: str, memory: Memory) -> Carrier:
