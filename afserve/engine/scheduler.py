@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
+from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
@@ -18,6 +19,7 @@ from afserve.engine.prefix_keys import HeldPrefixes, extend
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.request_limits import RequestLimits
 from afserve.engine.sequence import Sequence
+from afserve.engine.shared_prompts import own_chunk
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
@@ -57,8 +59,15 @@ class Scheduler:
 
     # -- what may come in ------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
-        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
+    def submit(
+        self,
+        request: GenerationRequest,
+        guide: Guide | None = None,
+        arrived: float = 0.0,
+        shared: SharedPrompt | None = None,
+    ) -> None:
+        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar.
+        Other nodes compute parts of a `shared` prompt."""
         if request.handle in self._by_handle:
             raise RequestError(f"request {request.handle} is already running", param="handle")
         self._limits.check(request)
@@ -68,7 +77,7 @@ class Scheduler:
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
-        sequence.arrived = arrived
+        sequence.arrived, sequence.shared = arrived, shared
         self._order += 1
         self._by_handle[request.handle] = sequence
         self._shares.opened(sequence)
@@ -106,6 +115,11 @@ class Scheduler:
                 break
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
+            if (shared := _shared(sequence)) is not None:
+                own = None if chunks else self._own(sequence, shared)
+                if own is not None:
+                    return StepPlan(micro_batch, (own,))
+                continue
             start, known = sequence.computed, len(sequence.tokens)
             kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
             most = min(budget, prompts) if kind is PROMPT else budget
@@ -117,6 +131,14 @@ class Scheduler:
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
+
+    def _own(self, sequence: Sequence, shared: SharedPrompt) -> Chunk | None:
+        """It has a step of its own, so that it keeps nobody waiting."""
+        chunk = own_chunk(sequence, shared, self.pool.block_size, self.prompt_tokens, self._reserve)
+        if chunk is not None:
+            sequence.in_flight = True
+            self._shares.charge(sequence, chunk.count)
+        return chunk
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
@@ -218,6 +240,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
         self._leave(sequence)
+        if sequence.shared is not None:
+            sequence.shared.leave("a node had no room to keep its part")
+            sequence.shared = None
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
@@ -260,15 +285,25 @@ class Scheduler:
             elif run:
                 ended = self._extend(sequence, run)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
-            sequence.computed = min(chunk.start + chunk.count, known)
+            before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
             if sequence.computed >= sequence.given:
                 self._shares.met(sequence)
-            self._publish(chunk)
+            self._publish(sequence, before)
             if ended is not None:
                 finished.append(ended)
         for done in finished:
             self._drop(done.sequence)
         return finished
+
+    def abandon(self, plan: StepPlan) -> list[Finished]:
+        """A step that ended in the middle: nothing of it was computed."""
+        cancelled = []
+        for chunk in plan.chunks:
+            chunk.sequence.in_flight = False
+            if chunk.sequence.cancelled:
+                cancelled.append(Finished(chunk.sequence, "cancelled"))
+                self._drop(chunk.sequence)
+        return cancelled
 
     def _extend(self, sequence: Sequence, run: Many[int]) -> Finished | None:
         """Append tokens until one ends the sequence; what follows it is dropped."""
@@ -280,16 +315,16 @@ class Scheduler:
         return None
 
     def _failed(self, chunk: Chunk, error: str) -> Finished:
-        """Blocks before the chunk's first were full, and written by steps that did not fail."""
-        spoiled = tuple(chunk.sequence.blocks[chunk.start // self.pool.block_size :])
+        """Blocks before the step's first were full, and written by steps that did not fail."""
+        spoiled = tuple(chunk.sequence.blocks[chunk.sequence.computed // self.pool.block_size :])
         if chunk.sequence.cancelled:
             return Finished(chunk.sequence, "cancelled", spoiled=spoiled)
         return Finished(chunk.sequence, "error", error=error, spoiled=spoiled)
 
-    def _publish(self, chunk: Chunk) -> None:
-        """Blocks that this chunk filled may be found by others from now on."""
-        size, sequence = self.pool.block_size, chunk.sequence
-        first, full = chunk.start // size, sequence.computed // size
+    def _publish(self, sequence: Sequence, before: int) -> None:
+        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
+        size = self.pool.block_size
+        first, full = before // size, sequence.computed // size
         if first < full and self.pool.caching:
             hashes = sequence.full_hashes(size)
             for index in range(first, full):
@@ -350,6 +385,11 @@ class Scheduler:
         """Of prompts, still to be computed."""
         return sum(max(0, s.given - s.computed) for s in self._by_handle.values())
 
+    @property
+    def shares(self) -> bool:
+        """Whether other nodes compute parts of any running prompt."""
+        return any(s.shared is not None for s in self._all_running())
+
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
             yield from running
@@ -382,6 +422,13 @@ class Scheduler:
         """As `_turn`, with prompts in the order of what their tenants were given."""
         kind, (priority, order) = _turn(sequence)
         return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
+
+
+def _shared(sequence: Sequence) -> SharedPrompt | None:
+    """While it is not over: then this node computes what is missing."""
+    if sequence.shared is not None and sequence.shared.over:
+        sequence.shared = None
+    return sequence.shared
 
 
 def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:

@@ -3,8 +3,9 @@
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
 pull, and Settled answers it. Where a library carries payloads, Placed stands for a Piece and Fetched answers it
-(`carried.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked here
-before memory is allocated for what follows. It knows no sockets and no blocks.
+(`carried.py`). Nodes that compute one prompt together say Among (`split_messages.py`). A transfer's number is the
+puller's, an offer's is whose it is. Every field that came is checked here before memory is allocated for what follows.
+It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
 _LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes
 _MOST_SALT = 1024  # bytes
+_WHAT_BITS = 32
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
 _HEAD = struct.Struct(
@@ -172,6 +174,19 @@ class Fetched:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Between nodes that compute one prompt together, as `split_messages.py` has it."""
+
+    transfer: int
+    what: int
+    layer: int = 0
+    first: int = 0
+    count: int = 0
+    checksum: int = 0
+    body: Payload = b""
+
+
 Message = (
     Want
     | Grant
@@ -187,6 +202,7 @@ Message = (
     | Row
     | Placed
     | Fetched
+    | Among
 )
 _KINDS: tuple[type[Message], ...] = (
     Want,
@@ -203,6 +219,7 @@ _KINDS: tuple[type[Message], ...] = (
     Row,
     Placed,
     Fetched,
+    Among,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
@@ -261,6 +278,8 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = memoryview(body)
         case Fetched(_, request):
             body = b""
+        case Among(_, what, layer, first, count, checksum, body):
+            body, request = memoryview(body), what << _WHAT_BITS | layer
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -287,6 +306,9 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low, high, fits = 0, 0, first <= MOST_NAMES
     elif kind is Row:
         low, high, fits = 1, MOST_ROW, True
+    elif kind is Among:
+        low, high = 0, 4 * MOST_TOKENS if not count else max(PIECE_BYTES, block_bytes)
+        fits = first + count <= MOST_NAMES
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -325,6 +347,9 @@ def decode(head: Head, body: Payload) -> Message:
         return Placed(transfer, head.first, head.count, head.checksum, head.request, bytes(body))
     if head.kind is Fetched:
         return Fetched(transfer, head.request)
+    if head.kind is Among:
+        what, layer = head.request >> _WHAT_BITS, head.request & ((1 << _WHAT_BITS) - 1)
+        return Among(transfer, what, layer, head.first, head.count, head.checksum, body)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

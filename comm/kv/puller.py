@@ -134,6 +134,11 @@ class Puller:
     def busy(self) -> bool:
         return bool(self._pulls)
 
+    @property
+    def next_transfer(self) -> int:
+        """The number that the next one has."""
+        return self._numbers + 1
+
     def start(
         self,
         peer: int,
