@@ -106,6 +106,7 @@ class SharedPrompt:
     def end(self, why: str) -> None:
         self.over = self.over or why or "it is over"
         self._come.clear()
+        self._places.clear()
         self.limit = 0.0
 
 

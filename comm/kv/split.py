@@ -55,7 +55,8 @@ class Split:
     def takers(self, chunk: range) -> list[int]:
         """The other parts that have a chunk behind this one."""
         number = (chunk.start - self.start) // self.chunk
-        behind = {self.part_of(later) for later in range(number + 1, self.chunks)}
+        later = range(number + 1, min(number + 1 + self.parts, self.chunks))
+        behind = {self.part_of(one) for one in later}
         return sorted(behind - {self.mine})
 
 

@@ -44,6 +44,7 @@ class Phased(World):
         self.nodes = [End(f"node-{i}", i, node) for i, node in enumerate(cluster.attention)]
         self.prefilling, self.decoding = self.nodes[:prefill], self.nodes[prefill:]
         self.lines: list[str] = []
+        self.rounds, self.slow = 0, 1  # expert nodes have one turn in so many
         self.within = 1.0  # seconds: what a prompt that has helpers is wanted in
         for expert in cluster.experts:
             expert.in_phases({end.index: AttentionPhase.PREFILL for end in self.prefilling})
@@ -100,8 +101,9 @@ class Phased(World):
         for end in self.nodes:
             if end.index not in self.lost:
                 self._turn(end)
-        for expert in self.cluster.experts:
-            expert.poll()
+        self.rounds += 1
+        for expert in self.cluster.experts * self.slow if self.rounds % self.slow == 0 else ():
+            expert.poll()  # in each of them one message more
 
     def _turn(self, end: End) -> None:
         for request in end.moves.turn():

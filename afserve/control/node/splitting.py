@@ -40,9 +40,9 @@ class SplitPrompt:
 
 
 def parts_of(prompt: SplitPrompt, within: float, queues: Sequence[PromptQueue]) -> int:
-    """How many of these nodes, from the first one on, compute the prompt, so that it is there `within` seconds. Of the
-    first one, which leads, the rate is known, or it computes alone."""
-    rate = queues[0].rate
+    """How many of these nodes, from the first one on, compute the prompt, so that it is there `within` seconds. A node
+    that has not said how fast it is is taken to be as fast as the slowest that has."""
+    rate = min((queue.rate for queue in queues if queue.rate), default=0.0)
     if not rate or prompt.seconds(queues[:1], rate) <= within:
         return 1
     for parts in range(2, min(len(queues), MOST_PARTS) + 1):
