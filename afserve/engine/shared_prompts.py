@@ -54,7 +54,7 @@ class SharedLayers:
         self._tokens = range(chunk.start, chunk.start + chunk.count)
         self._needs = range(chunk.sequence.computed // block_size, chunk.start // block_size)
         self._gives = range(chunk.start // block_size, self._tokens.stop // block_size)
-        self._taken = bool(shared.split.takers(self._tokens))
+        self._taken = bool(shared.split.takers(shared.split.chunk_at(chunk.start)))
 
     def come(self, layer: int) -> bool:
         """Whether the others' part of this layer is in the cache. Raises Abandoned where it does not come."""

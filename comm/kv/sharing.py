@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from afserve.comm.kv.messages import Among, Message, Payload, Prefill
+from afserve.comm.kv.messages import Among, Message, Name, Payload, Prefill, named
 from afserve.comm.kv.split import LEAD, Member, Split
 from afserve.comm.kv.split_messages import (
     Go,
@@ -33,6 +33,7 @@ SLICE_SECONDS = 2.0  # without a slice, in the middle of a chunk
 TURN_SECONDS = 20.0  # the same, before a chunk: the others may have other prompts first
 MOST_AT_ONCE = 4  # prompts at a node: each may keep a chunk of every peer
 MOST_HELPED = 1024
+_LOW = (1 << 32) - 1
 Key = tuple[int, int]  # a peer, and its number of the transfer
 Layered = tuple[int, int]  # a layer, and a block's place in the prompt
 
@@ -57,6 +58,7 @@ class SharedPrompt:
         self._post = post
         self._come: dict[Layered, tuple[int, Payload]] = {}
         self._places: dict[int, dict[int, int]] = {}  # by layer: blocks from this one on
+        self._names: dict[int, Name] = {}  # by chunk
 
     @property
     def leads(self) -> bool:
@@ -87,10 +89,26 @@ class SharedPrompt:
             self._places[slice.layer][slice.first] = slice.count
             self._come[place] = slice.count, slice.payload
 
-    def send(self, layer: int, blocks: range, chunk: range, payload: Payload) -> None:
+    def is_right(self, slice: Slice) -> bool:
+        """Whether it is what was sent, and of this prompt's tokens."""
+        if slice.chunk >= self.split.chunks:
+            return False
+        name = self._name(slice.chunk)
+        return slice_checksum(name, slice.layer, slice.first, slice.count, slice.payload) == slice.checksum
+
+    def _name(self, chunk: int) -> Name:
+        """Of all tokens up to its end; the split is part of it, and so is who asked."""
+        if chunk not in self._names:
+            self._names[chunk] = named(
+                (self.group & _LOW, *self.prefill.tokens[: self.split.tokens_of(chunk).stop])
+            )
+        return self._names[chunk]
+
+    def send(self, layer: int, blocks: range, tokens: range, payload: Payload) -> None:
         """This layer of these blocks of a chunk, to those who need it."""
-        checksum = slice_checksum(self.group, layer, blocks.start, len(blocks), payload)
-        slice = Slice(self.group, layer, blocks.start, len(blocks), checksum, payload)
+        chunk = self.split.chunk_at(tokens.start)
+        checksum = slice_checksum(self._name(chunk), layer, blocks.start, len(blocks), payload)
+        slice = Slice(self.group, chunk, layer, blocks.start, len(blocks), checksum, payload)
         for part in self.split.takers(chunk):
             self._post(part, slice)
             self.bytes_sent += len(payload)
@@ -259,8 +277,7 @@ class Sharing:
         group = self._groups.get(slice.group)
         if group is None or group.prompt.over:
             return  # said late
-        said = slice_checksum(slice.group, slice.layer, slice.first, slice.count, slice.payload)
-        if said != slice.checksum:
+        if not group.prompt.is_right(slice):
             group.prompt.leave(f"layer {slice.layer} of block {slice.first} is not what was sent")
             return
         group.progress = now

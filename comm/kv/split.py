@@ -42,8 +42,9 @@ class Split:
         """What this node computes next, when it has the first `computed` tokens; None if that was all."""
         if computed < self.start:
             return range(computed, min(computed + self.chunk, self.start))
-        first = (computed - self.start) // self.chunk
-        mine = (chunk for chunk in range(first, self.chunks) if self.part_of(chunk) == self.mine)
+        mine = (
+            chunk for chunk in range(self.chunk_at(computed), self.chunks) if self.part_of(chunk) == self.mine
+        )
         return next((self.tokens_of(chunk) for chunk in mine), None)
 
     @property
@@ -52,23 +53,26 @@ class Split:
         last = next(chunk for chunk in reversed(range(self.chunks)) if self.part_of(chunk) == self.mine)
         return self.tokens_of(last).stop
 
-    def takers(self, chunk: range) -> list[int]:
+    def chunk_at(self, token: int) -> int:
+        return (token - self.start) // self.chunk
+
+    def takers(self, chunk: int) -> list[int]:
         """The other parts that have a chunk behind this one."""
-        number = (chunk.start - self.start) // self.chunk
-        later = range(number + 1, min(number + 1 + self.parts, self.chunks))
+        later = range(chunk + 1, min(chunk + 1 + self.parts, self.chunks))
         behind = {self.part_of(one) for one in later}
         return sorted(behind - {self.mine})
 
 
 def split_over(tokens: int, start: int, parts: int, most: int, block_size: int) -> Split | None:
-    """Chunks of at most `most` tokens, of whole blocks, as equal as they can be; None where there is nothing to
-    share. Every part has one at least."""
-    if not 1 < parts <= MOST_PARTS or start % block_size or most < block_size:
+    """Chunks of at most `most` tokens, of whole blocks, as equal as they can be and as many for each part; None where
+    there is nothing to share. Every part has one at least."""
+    left, largest = tokens - start, most // block_size * block_size
+    if not 1 < parts <= MOST_PARTS or start % block_size or min(left, largest) <= 0:
         return None
-    equal = -(-(tokens - start) // parts)
-    chunk = min(-(-equal // block_size), most // block_size) * block_size
-    split = Split(tokens, start, chunk, parts) if chunk > 0 else None
-    return split if split is not None and split.chunks >= parts else None
+    rounds = -(-left // (largest * parts))
+    equal = -(-left // (rounds * parts))
+    split = Split(tokens, start, min(-(-equal // block_size) * block_size, largest), parts)
+    return split if split.chunks >= parts else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from afserve.errors import ProtocolError
 
 _SPLIT = struct.Struct("<IIIHHI")  # tokens, start, chunk, parts, mine, bytes of the members
 _MOST_WHY = 512
+_KIND_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,10 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One layer of the blocks `first` .. `first + count - 1` of the prompt."""
+    """One layer of the blocks `first` .. `first + count - 1` of the prompt, which are of this chunk of it."""
 
     group: int
+    chunk: int
     layer: int
     first: int
     count: int
@@ -82,10 +84,10 @@ SplitMessage = Helped | Propose | Joined | Go | Slice | Leave
 _KINDS: tuple[type[SplitMessage], ...] = (Helped, Propose, Joined, Go, Slice, Leave)
 
 
-def slice_checksum(group: int, layer: int, first: int, count: int, payload: Payload) -> int:
-    """Right bytes in the wrong place are wrong too."""
-    place: list[Name] = [struct.pack("<QIII", group, layer, first, count)]
-    return checksum_of(place, payload)
+def slice_checksum(prompt: Name, layer: int, first: int, count: int, payload: Payload) -> int:
+    """Right bytes in the wrong place are wrong too, and so are those of other tokens: `prompt` names all of them up to
+    the end of the chunk, as whoever checks has them."""
+    return checksum_of([prompt, struct.pack("<III", layer, first, count)], payload)
 
 
 def wrap(message: SplitMessage) -> Among:
@@ -102,17 +104,18 @@ def wrap(message: SplitMessage) -> Among:
             return Among(group, what, first=part)
         case Go(group):
             return Among(group, what)
-        case Slice(group, layer, first, count, checksum, payload):
-            return Among(group, what, layer, first, count, checksum, payload)
+        case Slice(group, chunk, layer, first, count, checksum, payload):
+            return Among(group, what | chunk << _KIND_BITS, layer, first, count, checksum, payload)
         case Leave(group, why):
             return Among(group, what, body=why.encode()[:_MOST_WHY])
 
 
 def unwrap(among: Among, block_bytes: int) -> SplitMessage:
     """Raises ProtocolError for what no correct peer sends."""
-    if among.what >= len(_KINDS):
-        raise ProtocolError(f"KV blocks: an Among of the kind {among.what}; there are {len(_KINDS)}")
-    kind = _KINDS[among.what]
+    number, chunk = among.what & ((1 << _KIND_BITS) - 1), among.what >> _KIND_BITS
+    if number >= len(_KINDS):
+        raise ProtocolError(f"KV blocks: an Among of the kind {number}; there are {len(_KINDS)}")
+    kind = _KINDS[number]
     try:
         if kind is Helped:
             return Helped(among.transfer, _members(bytes(among.body)))
@@ -121,7 +124,8 @@ def unwrap(among: Among, block_bytes: int) -> SplitMessage:
     except (struct.error, ValueError) as error:
         raise ProtocolError(f"KV blocks: a {kind.__name__} that cannot be read: {error}") from None
     if kind is Slice:
-        return Slice(among.transfer, among.layer, among.first, among.count, among.checksum, among.body)
+        place = among.layer, among.first, among.count
+        return Slice(among.transfer, chunk, *place, among.checksum, among.body)
     if kind is Leave:
         return Leave(among.transfer, bytes(among.body[:_MOST_WHY]).decode(errors="replace"))
     return Joined(among.transfer, among.first) if kind is Joined else Go(among.transfer)

@@ -1,6 +1,7 @@
 """Which node computes which tokens of a prompt that several compute: all of them once, and each after what it needs."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -61,7 +62,9 @@ def test_every_token_is_computed_by_one_node_in_whole_blocks(split):
         assert of_part(split, part).end == chunks[-1].stop
         for chunk in chunks:
             behind = {p for p, c in enumerate(parts) if p != part and c[-1].start > chunk.start}
-            assert of_part(split, part).takers(chunk) == sorted(behind), "who computes a later chunk needs it"
+            assert of_part(split, part).takers(split.chunk_at(chunk.start)) == sorted(behind), (
+                "who computes a later chunk needs it"
+            )
 
 
 @given(splits)
@@ -97,7 +100,7 @@ def proposal(part: int = 1, group: int = 7, generation: int = 0) -> Propose:
         proposal(),
         Joined(7, 2),
         Go(7),
-        Slice(7, 61, 4, 2, 1 << 63, b"x" * 64),
+        Slice(7, 1 << 20, 61, 4, 2, 1 << 63, b"x" * 64),
         Leave(7, "why not"),
     ],
 )
@@ -158,8 +161,10 @@ def propose(wire: Wire):
     return wire.nodes[0].propose(SPLIT, MEMBERS, prefill, 0.0)
 
 
-def slice_of(layer: int, first: int, payload: bytes, group: int) -> Slice:
-    return Slice(group, layer, first, 1, slice_checksum(group, layer, first, 1, payload), payload)
+def slice_of(layer: int, first: int, payload: bytes, prompt) -> Slice:
+    chunk = SPLIT.chunk_at(first * BLOCK)
+    checksum = slice_checksum(prompt._name(chunk), layer, first, 1, payload)
+    return Slice(prompt.group, chunk, layer, first, 1, checksum, payload)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -216,22 +221,20 @@ def test_slices_are_there_once_and_only_where_they_belong():
     node = wire.nodes[0]
     assert not lead.has(1, range(2, 4), begun=True)
     for first in (3, 2, 2):
-        node.heard(1, wrap(slice_of(1, first, bytes([first]) * 4, lead.group)), 0.0)
+        node.heard(1, wrap(slice_of(1, first, bytes([first]) * 4, lead)), 0.0)
     assert lead.has(1, range(2, 4), begun=True) and not lead.has(0, range(2, 4), begun=True)
     assert not lead.has(1, range(2, 5), begun=True)
     assert lead.take(1, range(2, 4)) == [(range(2, 3), b"\2" * 4), (range(3, 4), b"\3" * 4)]
-    node.heard(1, wrap(slice_of(1, 2, b"late", lead.group)), 0.0)
+    node.heard(1, wrap(slice_of(1, 2, b"late", lead)), 0.0)
     assert not lead._come, "what was taken is not kept again"
 
 
-@pytest.mark.parametrize("how", ["layer", "first", "payload"])
+@pytest.mark.parametrize("how", ["layer", "first", "payload", "chunk"])
 def test_right_bytes_in_the_wrong_place_end_it(how):
     wire, prompts = begun()
-    said = slice_of(1, 2, b"abcd", prompts[0].group)
-    wrong = {"layer": 2, "first": 3, "payload": b"abce"}[how]
-    fields = {
-        name: getattr(said, name) for name in ("group", "layer", "first", "count", "checksum", "payload")
-    }
+    said = slice_of(1, 2, b"abcd", prompts[0])
+    wrong = {"layer": 2, "first": 3, "payload": b"abce", "chunk": 1}[how]
+    fields = {name: getattr(said, name) for name in Slice.__slots__}
     wire.nodes[0].heard(1, wrap(Slice(**fields | {how: wrong})), 0.0)
     wire.deliver()
     assert all("is not what was sent" in prompt.over for prompt in prompts)
@@ -245,7 +248,7 @@ def test_who_waits_in_vain_ends_it_and_who_does_not_wait_does_not(inside, limit)
     lead.has(0, range(2, 4), begun=inside)
     wire.nodes[0].tick(limit - 0.01)
     assert not lead.over
-    wire.nodes[0].heard(1, wrap(slice_of(0, 9, b"more", lead.group)), limit - 0.01)
+    wire.nodes[0].heard(1, wrap(slice_of(0, 9, b"more", lead)), limit - 0.01)
     wire.nodes[0].tick(limit + 0.01)
     assert not lead.over, "something came"
     wire.nodes[0].tick(2 * limit)
@@ -272,3 +275,15 @@ def test_a_slice_goes_to_those_who_compute_later_chunks_only():
     assert not any(wire.under_way.values())
     prompts[1].send(0, range(10, 12), before, b"next")
     assert [pair for pair, queue in wire.under_way.items() if queue] == [(1, 0)]
+
+
+@pytest.mark.parametrize("what", ["tokens", "split"])
+def test_what_another_node_took_for_the_prompt_is_none_of_it(what):
+    """A proposal may have been damaged on its way."""
+    wire, (lead, other, _) = begun()
+    if what == "tokens":
+        other.prefill = replace(other.prefill, tokens=(9, *other.prefill.tokens[1:]))
+    else:
+        other.split = replace(other.split, start=other.split.start + BLOCK)
+    wire.nodes[0].heard(1, wrap(slice_of(0, 3, b"abcd", other)), 0.0)
+    assert "is not what was sent" in lead.over
