@@ -13,13 +13,15 @@ from types import MappingProxyType
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
+from afserve.engine.endings import extend
 from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
-from afserve.engine.prefix_keys import HeldPrefixes, extend
-from afserve.engine.request import FinishReason, GenerationRequest
+from afserve.engine.prefix_keys import HeldPrefixes
+from afserve.engine.prefix_keys import extend as extend_keys
+from afserve.engine.request import GenerationRequest
 from afserve.engine.request_limits import RequestLimits
-from afserve.engine.sequence import Sequence
-from afserve.engine.shared_prompts import own_chunk
+from afserve.engine.sequence import Sequence, turn_of
+from afserve.engine.shared_prompts import leave, own_chunk, shared_of
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
@@ -109,15 +111,16 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        turn = self._fair_turn if self._shares.several else _turn
+        turn = self._fair_turn if self._shares.several else turn_of
         for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
-            if (shared := _shared(sequence)) is not None:
-                own = None if chunks else self._own(sequence, shared)
+            if (shared := shared_of(sequence)) is not None:
+                own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
                 if own is not None:
+                    self._shares.charge(sequence, own.count)
                     return StepPlan(micro_batch, (own,))
                 continue
             start, known = sequence.computed, len(sequence.tokens)
@@ -131,14 +134,6 @@ class Scheduler:
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
-
-    def _own(self, sequence: Sequence, shared: SharedPrompt) -> Chunk | None:
-        """It has a step of its own, so that it keeps nobody waiting."""
-        chunk = own_chunk(sequence, shared, self.pool.block_size, self.prompt_tokens, self._reserve)
-        if chunk is not None:
-            sequence.in_flight = True
-            self._shares.charge(sequence, chunk.count)
-        return chunk
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
@@ -240,9 +235,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
         self._leave(sequence)
-        if sequence.shared is not None:
-            sequence.shared.leave("a node had no room to keep its part")
-            sequence.shared = None
+        leave(sequence, "a node had no room to keep its part")
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
@@ -283,7 +276,7 @@ class Scheduler:
             if sequence.cancelled:
                 ended = Finished(sequence, "cancelled")
             elif run:
-                ended = self._extend(sequence, run)
+                ended = extend(sequence, run, self._limits.longest)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
             before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
             if sequence.computed >= sequence.given:
@@ -297,22 +290,12 @@ class Scheduler:
 
     def abandon(self, plan: StepPlan) -> list[Finished]:
         """A step that ended in the middle: nothing of it was computed."""
-        cancelled = []
         for chunk in plan.chunks:
             chunk.sequence.in_flight = False
-            if chunk.sequence.cancelled:
-                cancelled.append(Finished(chunk.sequence, "cancelled"))
-                self._drop(chunk.sequence)
+        cancelled = [Finished(c.sequence, "cancelled") for c in plan.chunks if c.sequence.cancelled]
+        for done in cancelled:
+            self._drop(done.sequence)
         return cancelled
-
-    def _extend(self, sequence: Sequence, run: Many[int]) -> Finished | None:
-        """Append tokens until one ends the sequence; what follows it is dropped."""
-        for token in run:
-            sequence.tokens.append(token)
-            reason = self._finish_reason(sequence, token)
-            if reason is not None:
-                return Finished(sequence, reason, token if self._stops(sequence, token) else None)
-        return None
 
     def _failed(self, chunk: Chunk, error: str) -> Finished:
         """Blocks before the step's first were full, and written by steps that did not fail."""
@@ -335,21 +318,8 @@ class Scheduler:
         """Its beginning of so many blocks can be found by others."""
         size, hashes = self.pool.block_size, sequence.hashes
         salt = sequence.request.cache_salt
-        for end, key in extend(sequence.keys, sequence.tokens, blocks, size, salt):
+        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, size, salt):
             self.prefixes.filled(hashes[end - 1], key)
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if self._stops(sequence, token) or (sequence.guide is not None and sequence.complete):
-            return "stop"
-        length = len(sequence.tokens)
-        most = sequence.prompt_length + sequence.request.params.max_tokens
-        return "length" if length >= most or length >= self._limits.longest else None
-
-    def _stops(self, sequence: Sequence, token: int) -> bool:
-        """Whether this token, its last one, ends it."""
-        params = sequence.request.params
-        ends = token in sequence.eos_ids or token in params.stop_token_ids
-        return ends and sequence.output_length >= params.min_tokens
 
     def _leave(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
@@ -419,19 +389,6 @@ class Scheduler:
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
 
     def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
-        """As `_turn`, with prompts in the order of what their tenants were given."""
-        kind, (priority, order) = _turn(sequence)
+        """As `turn_of`, with prompts in the order of what their tenants were given."""
+        kind, (priority, order) = turn_of(sequence)
         return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
-
-
-def _shared(sequence: Sequence) -> SharedPrompt | None:
-    """While it is not over: then this node computes what is missing."""
-    if sequence.shared is not None and sequence.shared.over:
-        sequence.shared = None
-    return sequence.shared
-
-
-def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:
-    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
-    several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), sequence.rank

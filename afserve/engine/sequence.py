@@ -107,3 +107,9 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes
+
+
+def turn_of(sequence: Sequence) -> tuple[int, tuple[int, int]]:
+    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
+    several = len(sequence.tokens) - sequence.computed > 1
+    return several + 2 * (sequence.computed < sequence.given), sequence.rank

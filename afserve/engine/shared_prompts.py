@@ -20,15 +20,38 @@ class Abandoned(AfserveError):
     """The others' part of a step does not come: it ends in the middle, and its chunk was not computed."""
 
 
+def shared_of(sequence: Running) -> SharedPrompt | None:
+    """While it is not over: then this node computes what is missing."""
+    if sequence.shared is not None and sequence.shared.over:
+        sequence.shared = None
+    return sequence.shared
+
+
+def leave(sequence: Running, why: str) -> None:
+    """This node goes on alone with it, or not at all."""
+    if sequence.shared is not None:
+        sequence.shared.leave(why)
+        sequence.shared = None
+
+
 def own_chunk(
     sequence: Running,
     shared: SharedPrompt,
+    others: Sequence[Chunk],
     block_size: int,
     most: int,
     reserve: Callable[[Running, int], int],
 ) -> Chunk | None:
-    """What this node computes next of the prompt, with room reserved; None while it waits, or where it is over. The
-    tokens from what is computed to the chunk's first are those of other nodes."""
+    """What this node computes next of the prompt, `most` tokens at most, with room reserved and in flight; None while
+    it waits, or where it is over. The tokens from what is computed to the chunk's first are other nodes'.
+
+    It has a step of its own, so that nobody waits with it, and none where `others` have this one: elder prompts, or
+    sequences that this node decodes, which it would have to wait for for too long.
+    """
+    if others:
+        if others[0].kind is not PROMPT:
+            shared.leave("a node decodes")
+        return None
     own = shared.split.own(sequence.computed)
     if own is None or len(own) > most:
         shared.leave(f"{most} tokens are this node's limit now")
@@ -39,11 +62,10 @@ def own_chunk(
     room = reserve(sequence, wanted)
     if 0 < room < wanted:
         shared.leave(f"its cache has no room for {wanted} tokens")
-    return (
-        Chunk(sequence, own.start, len(own), own.stop == len(sequence.tokens), PROMPT)
-        if room == wanted
-        else None
-    )
+    if room < wanted:
+        return None
+    sequence.in_flight = True
+    return Chunk(sequence, own.start, len(own), own.stop == len(sequence.tokens), PROMPT)
 
 
 class SharedLayers:

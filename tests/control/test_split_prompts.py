@@ -1,5 +1,6 @@
 """Prompts that prefill nodes compute together give the colocated engine's tokens, whatever happens to a part."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -203,3 +204,39 @@ def test_a_node_that_says_nothing_more_is_waited_for_two_seconds(tiny_checkpoint
     world.run()
     assert world.said[3] == alone("v3")[3] and counts(world)[:2] == (1, 1)
     assert world.clock.now() - began < 20 + 6
+
+
+def schedule(seed, path, name):
+    """Prompts with leads by chance, at nodes of any size, over wires of any kind; one node may be killed, or hang."""
+    dice = random.Random(seed)
+    nodes, chunk = dice.choice((2, 3, 4)), dice.choice((16, 32, 40, 64))
+    sizes = {"kv_blocks": dice.choice((24, 32, 64)), "prefill_tokens": chunk, "max_batch_tokens": 64}
+    faulty, experts = dice.choice((0.0, 0.02, 0.1, 0.3)), dice.choice((1, 2))
+    world = split(path, name, nodes, sizes=sizes, experts=experts, seed=seed, faulty=faulty)
+    waiting, lost = requests(prompts(LENGTHS), ASKED), nodes == 2
+    for _ in range(4000):
+        lead = dice.randrange(nodes)
+        if waiting and dice.random() < 0.3 and world.prefilling[lead].index not in world.lost:
+            request = waiting.pop()
+            world.within = len(request.prompt_ids) / RATE * dice.choice((0.3, 0.6, 0.8))
+            ask(world, replace(request, priority=dice.choice((0, 0, -1))), lead)
+        if not lost and dice.random() < 0.03:
+            lost, end = True, dice.choice(world.prefilling)
+            if dice.random() < 0.7:
+                world.lose(end)
+            else:
+                world.lost.add(end.index)
+        world.round()
+        if not (waiting or world.busy):
+            break
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 400))]
+)
+def test_no_schedule_costs_a_token(seed, tiny_checkpoint, alone):
+    name = FAMILIES[seed % len(FAMILIES)]
+    world = schedule(seed, tiny_checkpoint(name), name)
+    assert {at: world.said[at] for at in range(len(LENGTHS))} == alone(name)

@@ -87,8 +87,8 @@ def split(run):
 
 
 async def split_one(run, client, number):
-    """(stream, what was asked, seconds until all of it was there): asks for the first token sooner than one node has it,
-    until a prompt is split."""
+    """(stream, what was asked, seconds until all of it was there): asks for the first token sooner than one node has
+    it, until a prompt is split."""
     asked = numbered(number)
     for _ in range(2):  # how fast prefill nodes are is told with the first prompts
         began = asyncio.get_running_loop().time()
