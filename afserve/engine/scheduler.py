@@ -353,7 +353,8 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Of prompts, still to be computed."""
-        return sum(max(0, s.given - s.computed) for s in self._by_handle.values())
+        left = ((s, max(0, s.given - s.computed)) for s in self._by_handle.values())
+        return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
 
     @property
     def shares(self) -> bool:

@@ -137,7 +137,13 @@ class HandOvers:
         queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
         prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, one.transfer)
         parts = parts_of(prompt, source.within - (now - one.since), queues)
-        return nodes[:parts] if parts > 1 else ()
+        if parts == 1:
+            return ()
+        self._tell(
+            f"request {one.request.handle}: {parts} prefill nodes compute its {one.tokens:,} tokens together; "
+            f"one alone would be later than the {source.within:.2f} s that were asked for"
+        )
+        return nodes[:parts]
 
     def cancel(self, number: int) -> None:
         """May be said of any request."""
