@@ -1,11 +1,11 @@
-"""Time to a prompt's last token at 1 to 8 prefill nodes: the engine's split, messages and waits, layers of known length.
+"""Time to a prompt's last token at 1 to 8 prefill nodes: the engine's split and waits, layers of known length.
 
     python -m bench.split_prompts            --json: one object a line; --save: keep the rows
 
-Nothing is measured of this machine: a layer of a chunk only moves the clock forward, and a slice arrives after the bytes
-before it and its own, so the numbers are the same everywhere. Layers take as long however much context a chunk has, and
-however many nodes ask the expert nodes: it shows what waiting for others' layers costs, and nothing else. `predicted`
-is what decides over how many nodes a prompt is split.
+Nothing is measured of this machine: a layer of a chunk only moves the clock forward, and a slice arrives after the
+bytes before it and its own, so the numbers are the same everywhere. Layers take as long however much context a chunk
+has, and however many nodes ask the expert nodes: it shows what waiting for others' layers costs, and nothing else.
+`predicted` is what decides over how many nodes a prompt is split.
 """
 
 import argparse

@@ -330,8 +330,9 @@ class AttentionNode(Generic[T]):
         return self._config.step_rows(AttentionPhase.PREFILL)
 
     @property
-    def block_size(self) -> int:
-        return self._config.block_size
+    def block_bytes(self) -> int:
+        """Of one block of the KV cache over all layers."""
+        return self.kv.block_bytes
 
     @property
     def row_bytes(self) -> int:

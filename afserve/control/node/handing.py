@@ -23,6 +23,9 @@ from afserve.member import attention_node
 from afserve.trace import Arrow
 
 MOST_AT_ONCE = 64
+_BYTES_PER_SECOND = (
+    1e9  # of KV where none was moved yet; a Unix socket on two cores had 1.01e9 (bench/LOG.md)
+)
 HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer, and it is computed here
 
 
@@ -41,6 +44,8 @@ class DecodeNode(Protocol):
     def row_bytes(self) -> int: ...
     @property
     def layers(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
     @property
     def chunk_tokens(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
@@ -135,7 +140,8 @@ class HandOvers:
             return ()
         nodes = (Member(source.generation, source.address), *source.helpers)
         queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
-        prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, one.transfer)
+        transfer = one.transfer or one.missing * self._node.block_bytes / _BYTES_PER_SECOND
+        prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, transfer)
         parts = parts_of(prompt, source.within - (now - one.since), queues)
         if parts == 1:
             return ()
