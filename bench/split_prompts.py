@@ -104,10 +104,10 @@ class Node:
             own = shared.split.own(computed)
             assert own is not None
             needs = range(computed // BLOCK, own.start // BLOCK)
-            while not shared.has(0, needs, begun=False):
+            while not shared.has(0, range(computed, own.start), BLOCK):
                 yield 0.0
             for layer in range(self._case.layers):
-                while not shared.has(layer, needs, begun=True):
+                while not shared.has(layer, range(computed, own.start), BLOCK):
                     yield 0.0
                 shared.take(layer, needs)
                 blocks = range(own.start // BLOCK, own.stop // BLOCK)

@@ -56,7 +56,7 @@ def own_chunk(
     if own is None or len(own) > most:
         shared.leave(f"{most} tokens are this node's limit now")
         return None
-    if not shared.has(0, range(sequence.computed // block_size, own.start // block_size), begun=False):
+    if not shared.has(0, range(sequence.computed, own.start), block_size):
         return None
     wanted = own.stop - sequence.computed
     room = reserve(sequence, wanted)
@@ -74,6 +74,7 @@ class SharedLayers:
     def __init__(self, chunk: Chunk, shared: SharedPrompt, kv: KvCache, block_size: int) -> None:
         self._kv, self._shared, self._blocks = kv, shared, chunk.sequence.blocks
         self._tokens = range(chunk.start, chunk.start + chunk.count)
+        self._size, self._before = block_size, range(chunk.sequence.computed, chunk.start)
         self._needs = range(chunk.sequence.computed // block_size, chunk.start // block_size)
         self._gives = range(chunk.start // block_size, self._tokens.stop // block_size)
         self._taken = bool(shared.split.takers(shared.split.chunk_at(chunk.start)))
@@ -81,7 +82,7 @@ class SharedLayers:
     def come(self, layer: int) -> bool:
         """Whether the others' part of this layer is in the cache. Raises Abandoned where it does not come."""
         shared = self._shared
-        if not shared.has(layer, self._needs, begun=True):
+        if not shared.has(layer, self._before, self._size):
             if shared.over:
                 raise Abandoned(shared.over)
             return False

@@ -16,6 +16,7 @@ from afserve.comm.kv.split import LEAD, Member, Split
 from afserve.comm.kv.split_messages import (
     Go,
     Helped,
+    Here,
     Joined,
     Leave,
     Propose,
@@ -29,8 +30,9 @@ from afserve.errors import ProtocolError
 
 log = logging.getLogger("afserve.kv")
 JOIN_SECONDS = 0.5  # until all have answered, and until they are told to go
-SLICE_SECONDS = 2.0  # without a slice, in the middle of a chunk
-TURN_SECONDS = 20.0  # the same, before a chunk: the others may have other prompts first
+SILENT_SECONDS = 2.0  # without a word of the node that this one waits for
+TURN_SECONDS = 20.0  # without a slice: the others may have other prompts first
+HERE_SECONDS = SILENT_SECONDS / 4
 MOST_AT_ONCE = 4  # prompts at a node: each may keep a chunk of every peer
 MOST_HELPED = 1024
 _LOW = (1 << 32) - 1
@@ -53,7 +55,7 @@ class SharedPrompt:
         """`post` takes the part that a message is for."""
         self.group, self.split, self.members, self.prefill = group, split, members, prefill
         self.over = ""
-        self.limit = 0.0  # seconds that it waits for the others at most, where it does
+        self.waits_for: int | None = None  # whose part it waits for now
         self.bytes_sent = 0
         self._post = post
         self._come: dict[Layered, tuple[int, Payload]] = {}
@@ -64,15 +66,15 @@ class SharedPrompt:
     def leads(self) -> bool:
         return self.split.mine == LEAD
 
-    def has(self, layer: int, blocks: range, *, begun: bool) -> bool:
-        """Whether this layer of all of these blocks has come. Where not, others are waited for: shortly where a chunk
-        is `begun`."""
-        known, at = self._places.get(layer, {}), blocks.start
-        while at < blocks.stop and at in known:
+    def has(self, layer: int, tokens: range, block_size: int) -> bool:
+        """Whether this layer of the blocks of these tokens has come. Where not, the first one is waited for."""
+        known, at, end = self._places.get(layer, {}), tokens.start // block_size, tokens.stop // block_size
+        while at < end and at in known:
             at += known[at]
-        there = at == blocks.stop
-        self.limit = 0.0 if there else SLICE_SECONDS if begun else TURN_SECONDS
-        return there
+        self.waits_for = None
+        if at < end:
+            self.waits_for = self.split.part_of(self.split.chunk_at(at * block_size))
+        return at == end
 
     def take(self, layer: int, blocks: range) -> list[tuple[range, Payload]]:
         """What has come of this layer of these blocks: which they are, and their bytes. Once."""
@@ -125,19 +127,35 @@ class SharedPrompt:
         self.over = self.over or why or "it is over"
         self._come.clear()
         self._places.clear()
-        self.limit = 0.0
+        self.waits_for = None
 
 
 @dataclass(slots=True)
 class _Group:
+    """`heard` says when each part said something, `said` when this one did. It waits `since`, or had a slice then."""
+
     prompt: SharedPrompt
     peers: dict[int, int]  # by part
-    progress: float
+    since: float
+    said: float
     joined: set[int] = field(default_factory=set)
+    heard: dict[int, float] = field(default_factory=dict)
     going: bool = False
+    waits: bool = False
 
-    def limit(self) -> float:
-        return self.prompt.limit if self.going else JOIN_SECONDS
+    def late(self, now: float) -> str:
+        """Why it is over, where it is; a part that was not heard yet was, when this one began to wait for it."""
+        if not self.going:
+            return "" if now - self.since < JOIN_SECONDS else f"not all have joined within {JOIN_SECONDS:g} s"
+        part = self.prompt.waits_for
+        if part is None or not self.waits:
+            self.waits, self.since = part is not None, now
+        if part is None:
+            self.heard.clear()
+            return ""
+        if now - self.heard.setdefault(part, now) >= SILENT_SECONDS:
+            return f"nothing was heard of part {part + 1} for {SILENT_SECONDS:g} s"
+        return "" if now - self.since < TURN_SECONDS else f"nothing came of a part for {TURN_SECONDS:g} s"
 
 
 class Sharing:
@@ -214,6 +232,9 @@ class Sharing:
                 self._begin(number, now)
             case Slice():
                 self._slice(message, now)
+            case Here(number, part):
+                if (found := self._groups.get(number)) is not None:
+                    found.heard[part] = now
             case Leave(number, why):
                 self._over(number, why)
 
@@ -225,11 +246,12 @@ class Sharing:
 
     def tick(self, now: float) -> None:
         for group in list(self._groups.values()):
-            limit = group.limit()
-            if not limit:
-                group.progress = now
-            elif now - group.progress >= limit:
-                group.prompt.leave(f"nothing came of another part for {limit:g} s")
+            if not group.prompt.over and (why := group.late(now)):
+                group.prompt.leave(why)
+            elif group.going and now - group.said >= HERE_SECONDS:
+                group.said = now
+                for part in group.peers:
+                    self._say(group, part, Here(group.prompt.group, group.prompt.split.mine))
         for number in [number for number, group in self._groups.items() if group.prompt.over]:
             self._drop(number)
 
@@ -254,7 +276,7 @@ class Sharing:
             self._post(peers[part], wrap(message))
 
         prompt = SharedPrompt(number, split, members, prefill, post)
-        self._groups[number] = _Group(prompt, peers, now)
+        self._groups[number] = _Group(prompt, peers, now, now)
         return self._groups[number]
 
     def _joined(self, number: int, part: int, now: float) -> None:
@@ -270,7 +292,7 @@ class Sharing:
     def _begin(self, number: int, now: float) -> None:
         group = self._groups.get(number)
         if group is not None and not (group.going or group.prompt.over):
-            group.going, group.progress = True, now
+            group.going, group.since = True, now
             self.started.append(group.prompt)
 
     def _slice(self, slice: Slice, now: float) -> None:
@@ -280,7 +302,7 @@ class Sharing:
         if not group.prompt.is_right(slice):
             group.prompt.leave(f"layer {slice.layer} of block {slice.first} is not what was sent")
             return
-        group.progress = now
+        group.since = group.heard[group.prompt.split.part_of(slice.chunk)] = now
         self.bytes_received += len(slice.payload)
         group.prompt.came(slice)
 

@@ -1,8 +1,9 @@
 """What nodes say that compute one prompt together, as values and as the bytes of an `Among`.
 
 A decode node says Helped to the lead before it asks for the prompt. The lead says Propose to the others, who answer
-Joined or Leave; Go begins it. Slices are one layer of some blocks, from whoever computes them to whoever needs them.
-Leave ends it for everybody. A group's number is the lead's choice. Every field that came is checked here.
+Joined or Leave; Go begins it. Slices are one layer of some blocks, from whoever computes them to whoever needs them;
+all say Here meanwhile. Leave ends it for everybody. A group's number is the lead's choice. Every field that came is
+checked here.
 """
 
 import struct
@@ -73,6 +74,14 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """Whoever has this part is still at it, or waits."""
+
+    group: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """It is over: who needs the prompt computes what is missing."""
 
@@ -80,8 +89,8 @@ class Leave:
     why: str
 
 
-SplitMessage = Helped | Propose | Joined | Go | Slice | Leave
-_KINDS: tuple[type[SplitMessage], ...] = (Helped, Propose, Joined, Go, Slice, Leave)
+SplitMessage = Helped | Propose | Joined | Go | Slice | Leave | Here
+_KINDS: tuple[type[SplitMessage], ...] = (Helped, Propose, Joined, Go, Slice, Leave, Here)
 
 
 def slice_checksum(prompt: Name, layer: int, first: int, count: int, payload: Payload) -> int:
@@ -100,7 +109,7 @@ def wrap(message: SplitMessage) -> Among:
             texts = _texts(members)
             packed = _SPLIT.pack(split.tokens, split.start, split.chunk, split.parts, split.mine, len(texts))
             return Among(group, what, body=b"".join((packed, texts, head, body)))
-        case Joined(group, part):
+        case Joined(group, part) | Here(group, part):
             return Among(group, what, first=part)
         case Go(group):
             return Among(group, what)
@@ -128,7 +137,9 @@ def unwrap(among: Among, block_bytes: int) -> SplitMessage:
         return Slice(among.transfer, chunk, *place, among.checksum, among.body)
     if kind is Leave:
         return Leave(among.transfer, bytes(among.body[:_MOST_WHY]).decode(errors="replace"))
-    return Joined(among.transfer, among.first) if kind is Joined else Go(among.transfer)
+    if kind is Joined:
+        return Joined(among.transfer, among.first)
+    return Here(among.transfer, among.first) if kind is Here else Go(among.transfer)
 
 
 def _proposal(group: int, body: bytes, block_bytes: int) -> Propose:

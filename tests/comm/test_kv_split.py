@@ -8,11 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.comm.kv.messages import Among, Prefill, decode, decode_head, encode
-from afserve.comm.kv.sharing import JOIN_SECONDS, MOST_AT_ONCE, SLICE_SECONDS, TURN_SECONDS, Sharing
+from afserve.comm.kv.sharing import (
+    HERE_SECONDS,
+    JOIN_SECONDS,
+    MOST_AT_ONCE,
+    SILENT_SECONDS,
+    TURN_SECONDS,
+    Sharing,
+)
 from afserve.comm.kv.split import LEAD, Member, Split, split_over
 from afserve.comm.kv.split_messages import (
     Go,
     Helped,
+    Here,
     Joined,
     Leave,
     Propose,
@@ -102,6 +110,7 @@ def proposal(part: int = 1, group: int = 7, generation: int = 0) -> Propose:
         Go(7),
         Slice(7, 1 << 20, 61, 4, 2, 1 << 63, b"x" * 64),
         Leave(7, "why not"),
+        Here(7, 2),
     ],
 )
 def test_messages_are_what_they_were(message):
@@ -216,14 +225,18 @@ def begun():
     return wire, [node.started[0] for node in wire.nodes]
 
 
+def has(prompt, layer, first, last):
+    return prompt.has(layer, range(first * BLOCK, last * BLOCK), BLOCK)
+
+
 def test_slices_are_there_once_and_only_where_they_belong():
     wire, (lead, *_) = begun()
     node = wire.nodes[0]
-    assert not lead.has(1, range(2, 4), begun=True)
+    assert not has(lead, 1, 2, 4)
     for first in (3, 2, 2):
         node.heard(1, wrap(slice_of(1, first, bytes([first]) * 4, lead)), 0.0)
-    assert lead.has(1, range(2, 4), begun=True) and not lead.has(0, range(2, 4), begun=True)
-    assert not lead.has(1, range(2, 5), begun=True)
+    assert has(lead, 1, 2, 4) and not has(lead, 0, 2, 4)
+    assert not has(lead, 1, 2, 5)
     assert lead.take(1, range(2, 4)) == [(range(2, 3), b"\2" * 4), (range(3, 4), b"\3" * 4)]
     node.heard(1, wrap(slice_of(1, 2, b"late", lead)), 0.0)
     assert not lead._come, "what was taken is not kept again"
@@ -240,21 +253,32 @@ def test_right_bytes_in_the_wrong_place_end_it(how):
     assert all("is not what was sent" in prompt.over for prompt in prompts)
 
 
-@pytest.mark.parametrize(("inside", "limit"), [(True, SLICE_SECONDS), (False, TURN_SECONDS)])
-def test_who_waits_in_vain_ends_it_and_who_does_not_wait_does_not(inside, limit):
+def test_who_waits_for_a_silent_node_ends_it_and_who_does_not_wait_does_not():
     wire, (lead, other, _) = begun()
     wire.nodes[1].tick(100.0)
     assert not other.over, "it computes, or is done"
-    lead.has(0, range(2, 4), begun=inside)
-    wire.nodes[0].tick(limit - 0.01)
+    has(lead, 0, 2, 4)
+    assert lead.waits_for == lead.split.part_of(0)
+    wire.nodes[0].tick(100.0)
+    wire.nodes[0].tick(100.0 + SILENT_SECONDS - 0.01)
     assert not lead.over
-    wire.nodes[0].heard(1, wrap(slice_of(0, 9, b"more", lead)), limit - 0.01)
-    wire.nodes[0].tick(limit + 0.01)
-    assert not lead.over, "something came"
-    wire.nodes[0].tick(2 * limit)
-    assert "nothing came" in lead.over
+    wire.nodes[0].heard(1, wrap(Here(lead.group, 3 - lead.waits_for)), 101.0)
+    wire.nodes[0].tick(100.0 + SILENT_SECONDS)
+    assert "nothing was heard" in lead.over, "another one is not waited for"
     wire.deliver()
     assert other.over == lead.over
+
+
+def test_who_says_that_it_is_there_is_waited_for_longer():
+    wire, (lead, *_) = begun()
+    now = 0.0
+    has(lead, 0, 2, 4)
+    while not lead.over:
+        for node in wire.nodes:
+            node.tick(now)
+        wire.deliver(now)
+        now += HERE_SECONDS
+    assert abs(now - TURN_SECONDS) <= 2 * HERE_SECONDS and "nothing came" in lead.over
 
 
 def test_a_lost_connection_ends_it_for_those_who_need_it():
