@@ -117,7 +117,7 @@ class Scheduler:
                 break
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
-            if (shared := shared_of(sequence)) is not None:
+            if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
                 own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
                 if own is not None:
                     self._shares.charge(sequence, own.count)
