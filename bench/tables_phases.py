@@ -73,6 +73,42 @@ def handover() -> str:
     )
 
 
+def split() -> str:
+    found = newest(rows("split_prompts"), "name", "link", "tokens", "nodes")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["name"],
+            f"{row['link'] / 1e9:g}",
+            f"{row['tokens']:,}",
+            str(row["nodes"]),
+            f"{row['seconds']:.2f}",
+            f"{row['of_alone']:.2f}",
+            f"{row['predicted']:.2f}",
+        ]
+        for row in found
+    ]
+    one = found[-1]
+    return (
+        f"**A prompt on several prefill nodes** ({where(one)}); `python -m bench.split_prompts --save`. The engine's split, messages and waits, over a clock of their own: "
+        f"a layer of a chunk of {one['chunk']:,} tokens takes {1e3 * one['layer']:g} ms whatever its context is, of {one['layers']} layers, and a slice arrives after its bytes. So the figures are the same on every machine, and show what "
+        "waiting for others' layers costs, not what nodes that share expert nodes take from each other. Predicted is what decides over how many nodes a prompt is split.\n\n"
+        + table(
+            [
+                "KV of a token and layer",
+                "GB/s of a node",
+                "prompt",
+                "nodes",
+                "s",
+                "of one node",
+                "predicted s",
+            ],
+            lines,
+        )
+    )
+
+
 def overload() -> str:
     found = newest(rows("overload"), "places", "offered", "admission")
     if not found:
@@ -231,6 +267,7 @@ def _figure(row: Row, name: str, form: str) -> str:
 SECTIONS = {
     "Decode beside prompts": phases,
     "A hand-over's part of the first token": handover,
+    "A prompt on several prefill nodes": split,
     "Overload": overload,
     "KV blocks between attention nodes": transfers,
     "KV from disk": restored,

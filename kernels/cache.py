@@ -101,10 +101,26 @@ class PagedCache:
         ended.record(torch.cuda.current_stream(self._device))
         return ended
 
-    def _gather(self, blocks: Sequence[int], out_NY: Tensor) -> None:
+    def layer_bytes(self, layer: int) -> int:
+        """Of one block in this layer."""
+        return self.dtype.itemsize * sum(tensor[0].numel() for tensor in self.layers[layer])
+
+    def read_layer(self, layer: int, blocks: Sequence[int]) -> Tensor:
+        """(len(blocks), layer_bytes) uint8 on the host: what these blocks have of one layer. On a GPU it waits for what
+        the GPU was told to do so far."""
+        shape = len(blocks), self.layer_bytes(layer)
+        found = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        self._gather(blocks, found, self.layers[layer])
+        return found.cpu()
+
+    def write_layer(self, layer: int, blocks: Sequence[int], bytes_NY: Tensor) -> None:
+        """Replace what these blocks have of one layer by what `read_layer` gave elsewhere. Raises ValueError."""
+        self._scatter(blocks, bytes_NY, self.layer_bytes(layer), self.layers[layer])
+
+    def _gather(self, blocks: Sequence[int], out_NY: Tensor, tensors: LayerCache | None = None) -> None:
         self._check(blocks)
         runs = _runs(blocks)
-        for part, tensor in self._parts(out_NY):
+        for part, tensor in self._parts(out_NY, tensors):
             for at, first, count in runs:
                 part[at : at + count].copy_(by_token(tensor[first : first + count]))
 
@@ -136,10 +152,15 @@ class PagedCache:
 
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""
-        if tuple(bytes_NY.shape) != (len(blocks), self.block_bytes) or bytes_NY.dtype is not torch.uint8:
+        self._scatter(blocks, bytes_NY, self.block_bytes)
+
+    def _scatter(
+        self, blocks: Sequence[int], bytes_NY: Tensor, row: int, tensors: LayerCache | None = None
+    ) -> None:
+        if tuple(bytes_NY.shape) != (len(blocks), row) or bytes_NY.dtype is not torch.uint8:
             raise ValueError(
                 f"bytes_NY: shape {tuple(bytes_NY.shape)} of {bytes_NY.dtype}, expected "
-                f"{(len(blocks), self.block_bytes)} of {torch.uint8}"
+                f"{(len(blocks), row)} of {torch.uint8}"
             )
         if len(set(blocks)) != len(blocks):
             raise ValueError(f"blocks: {len(blocks) - len(set(blocks))} of {len(blocks)} are named twice")
@@ -149,7 +170,7 @@ class PagedCache:
             # A fresh copy begins at a whole element, wherever a message put the bytes.
             moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=self._device).copy_(bytes_NY)
         runs = _runs(blocks)
-        for part, tensor in self._parts(moved):
+        for part, tensor in self._parts(moved, tensors):
             for at, first, count in runs:
                 tensor[first : first + count].copy_(from_token(part[at : at + count]))
 
@@ -162,10 +183,11 @@ class PagedCache:
         if wrong is not None:
             raise ValueError(f"blocks: {wrong}, the cache has {self.blocks}")
 
-    def _parts(self, bytes_NY: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each tensor, layer after layer: its columns of a payload, as `by_token` shapes its blocks, and itself."""
+    def _parts(self, bytes_NY: Tensor, tensors: LayerCache | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each tensor of one layer, or of all, layer after layer: its columns of a payload, as `by_token` shapes
+        its blocks, and itself."""
         elements, first, rows = bytes_NY.view(self.dtype), 0, len(bytes_NY)
-        for tensor in itertools.chain.from_iterable(self.layers):
+        for tensor in itertools.chain.from_iterable(self.layers) if tensors is None else tensors:
             last = first + tensor[0].numel()
             part = elements[:, first:last].view(rows, *by_token(tensor).shape[1:])
             first = last

@@ -130,6 +130,11 @@ def _handed(kv: Fields) -> list[str]:
     return [
         f"prompts: {kv['handed']:,} handed over by prefill nodes ({kv['handed_short']:,} in part), {mean:,.1f} ms each "
         f"from the request to the last block; {kv['straight']:,} computed by a decode node as that was sooner"
+        + (
+            f"; {kv['split']:,} split over prefill nodes ({kv['split_short']:,} in part)"
+            if kv["split"]
+            else ""
+        )
     ]
 
 

@@ -321,10 +321,10 @@ class Homes:
             source = None
         elif source is None and route.source is not None:
             source = self._kv_of(next(life for life in usable if life.index == route.source))
-        prefilling = self.attendance.prefilling(home)
+        prefilling, now = self.attendance.prefilling(home), self._clock.now()
         if source is None or not request.generated:
-            source = self._prompts.source(request, prefilling) or source
-        stream.send(self.requests.place(request, home, self._clock.now(), source, route.missing))
+            source = self._prompts.source(request, prefilling, now - request.since) or source
+        stream.send(self.requests.place(request, home, now, source, route.missing))
 
     def _kv_of(self, life: Life) -> KvSource | None:
         """This node's blocks, of any request. Whether to pull or to compute them is the home's choice."""

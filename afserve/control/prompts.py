@@ -3,12 +3,14 @@
 A gateway knows what it has asked of each and has no token for yet; that is the load. It opens nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from afserve.comm.kv.split import MOST_PARTS, Member
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.requests import Request
 from afserve.control.wire.values import AttentionPeer, KvSource
+from afserve.engine.request import GenerationRequest
 
 
 class Prompts:
@@ -23,8 +25,11 @@ class Prompts:
     def under_way(self) -> bool:
         return bool(self._under_way)
 
-    def source(self, request: Request, nodes: Sequence[AttentionPeer]) -> KvSource | None:
-        """Where its prompt is computed, of prefill nodes that take requests; None: where it is decoded."""
+    def source(
+        self, request: Request, nodes: Sequence[AttentionPeer], waited: float = 0.0
+    ) -> KvSource | None:
+        """Where its prompt is computed, of prefill nodes that take requests; None: where it is decoded. It has `waited`
+        so many seconds."""
         self.over(request)
         asked = request.asked
         tokens = len(asked.prompt_ids) + len(request.generated)
@@ -37,7 +42,28 @@ class Prompts:
         route = self.affinity.pick(asked.prompt_ids, load, None, pending, asked.cache_salt)
         node = next(node for node in nodes if node.index == route.node)
         self._under_way[request] = Life(node.index, node.generation), tokens
-        return KvSource(node.index, node.generation, 0, node.address, prefills=True)
+        return KvSource(
+            node.index,
+            node.generation,
+            0,
+            node.address,
+            prefills=True,
+            within=None if asked.ttft is None or request.generated else asked.ttft - waited,
+            helpers=self._helpers(asked, node, nodes, pending),
+        )
+
+    def _helpers(
+        self,
+        asked: GenerationRequest,
+        lead: AttentionPeer,
+        nodes: Sequence[AttentionPeer],
+        pending: Mapping[int, int],
+    ) -> tuple[Member, ...]:
+        """The other nodes, the one with the least to do first, where the prompt may be split over them."""
+        if asked.ttft is None:
+            return ()
+        others = sorted((node for node in nodes if node is not lead), key=lambda node: pending[node.index])
+        return tuple(Member(node.generation, node.address) for node in others[: MOST_PARTS - 1])
 
     def over(self, request: Request) -> None:
         """It has a token, or has gone. May be said of any request."""

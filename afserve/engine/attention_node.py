@@ -12,6 +12,7 @@ from typing import Generic
 import torch
 
 from afserve.clock import Clock, MonotonicClock
+from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.link import Link, LocalBankLink
 from afserve.comm.m2n.waves import RecoveryStats
@@ -80,14 +81,15 @@ class AttentionNode(Generic[T]):
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Queue one request. Raises RequestError or OverloadedError; nothing changes then."""
+    def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:
+        """Queue one request. Raises RequestError or OverloadedError; nothing changes then. Other nodes compute parts of
+        a `shared` prompt."""
         guide = None
         if request.params.grammar:
             if self._guides is None:
                 raise RequestError("grammar: this node has no tokenizer to follow one with", param="grammar")
             guide = self._guides.open(request.params.grammar)
-        self._scheduler.submit(request, guide, self._meter.now())
+        self._scheduler.submit(request, guide, self._meter.now(), shared)
         self._prompt_tokens += len(request.prompt_ids)
 
     def in_phase(self, phase: AttentionPhase) -> None:
@@ -198,6 +200,11 @@ class AttentionNode(Generic[T]):
     def busy(self) -> bool:
         """Whether any request is waiting or running."""
         return self._scheduler.busy
+
+    @property
+    def held(self) -> bool:
+        """Whether only other nodes' part of a prompt can let it go on."""
+        return self.stalled and not self.under_way and self._scheduler.shares
 
     @property
     def under_way(self) -> bool:
@@ -312,6 +319,20 @@ class AttentionNode(Generic[T]):
     def most_room(self) -> int:
         """Blocks that they may ever take."""
         return self.blocks.most_room
+
+    @property
+    def layers(self) -> int:
+        return len(self.kv.halves)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Of a prompt, in one step of a prefill node."""
+        return self._config.step_rows(AttentionPhase.PREFILL)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of the KV cache over all layers."""
+        return self.kv.block_bytes
 
     @property
     def row_bytes(self) -> int:

@@ -10,9 +10,11 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from afserve.comm.disk.passes import CacheMemory
+from afserve.comm.kv.messages import Payload
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
 from afserve.errors import ProtocolError, RendezvousError
@@ -127,6 +129,24 @@ class KvCache:
         if idle:
             raise ValueError(f"blocks: nobody holds {idle[0]}; allocate it before it is written")
         self._memory.write(blocks, contents.bytes_NY)
+
+    def read_layer(self, layer: int, blocks: Sequence[int]) -> memoryview:
+        """What those blocks have of one layer, one behind the other, in the middle of a step."""
+        return self._memory.read_layer(layer, blocks).view(-1).numpy().data
+
+    def write_layer(self, layer: int, blocks: Sequence[int], payload: Payload) -> bool:
+        """Replace it by what `read_layer` gave in a cache with the same fingerprint; False where its size is not
+        that of so many blocks. Only of blocks that one sequence holds and nobody can find yet."""
+        size = self._memory.layer_bytes(layer)
+        if len(payload) != len(blocks) * size:
+            return False
+        rows_NY = torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), size)
+        self._memory.write_layer(layer, blocks, rows_NY)
+        return True
+
+    def layer_bytes(self, layer: int) -> int:
+        """Of one block in this layer."""
+        return self._memory.layer_bytes(layer)
 
     @property
     def part_bytes(self) -> int:

@@ -50,6 +50,10 @@ class ExpertLoad:
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         self._noted[micro_batch].append(expert_TK)
 
+    def drop(self, micro_batch: int) -> None:
+        """The step ended in the middle; it will be computed again."""
+        self._noted[micro_batch] = []
+
     def commit(self, micro_batch: int, decodes: int) -> None:
         """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
         noted, self._noted[micro_batch] = self._noted[micro_batch], []

@@ -23,6 +23,7 @@ from afserve.engine.request import TokenEvent, TokenLogprob
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.sequence import Sequence
+from afserve.engine.shared_prompts import Abandoned, SharedLayers
 from afserve.engine.spoiled import Spoiled
 from afserve.engine.step_plan import PROMPT, Finished, StepPlan
 from afserve.kernels.stack import Stack, Stopped
@@ -79,13 +80,18 @@ class MicroBatch(Generic[T]):
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
-            rows_RH = yield from self._computed(batch)
+            shared = self._shared(self.plan)
+            try:
+                rows_RH = yield from self._computed(batch, shared)
+            except Abandoned:
+                self._abandon(self.plan)
+                continue
             since = self._meter.now()
             self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
             tokens = len(batch.token_T)
             self.decode_only = batch.decodes == tokens
-            if 2 * batch.decodes <= tokens:
+            if 2 * batch.decodes <= tokens and shared is None:
                 self._meter.prefilled(tokens, began)
             self.plan = None
             self.steps += 1
@@ -101,16 +107,32 @@ class MicroBatch(Generic[T]):
         self.plan, self.decode_only = None, False
         self.steps += 1
 
-    def _computed(self, batch: Batch) -> Generator[T | None, None, Tensor]:
+    def _shared(self, plan: StepPlan) -> SharedLayers | None:
+        chunk = plan.shared
+        if chunk is None or chunk.sequence.shared is None:
+            return None
+        return SharedLayers(chunk, chunk.sequence.shared, self._kv, self._config.block_size)
+
+    def _abandon(self, plan: StepPlan) -> None:
+        """Other nodes' part did not come: the step ends before a layer, with nothing on its way."""
+        self._load.drop(self.index)
+        self._spoiled.drop()
+        self._given_up()
+        for ended in self._scheduler.abandon(plan):
+            self.events.append(TokenEvent(ended.sequence.request.handle, (), ended.reason))
+        self.plan = None
+
+    def _computed(self, batch: Batch, shared: SharedLayers | None) -> Generator[T | None, None, Tensor]:
         """What the last layer gives for the rows that are read, R of them. Where all are, in one call if there can be
         one: a trace wants to see every layer, and while that call waits for expert nodes no other micro-batch runs."""
         x_TH, spoiled_T = self._model.embed(batch.token_T), self._spoiled.of(batch.token_T)
         exchange, once = None, self._stack is not None and batch.all_logits and self._meter.trace is None
+        once = once and shared is None
         if once and self._away is not None:
             exchange = self._away.exchange(self.index) if self._scheduler.runs_alone(self.index) else None
             once = exchange is not None
         if not once:
-            rows_RH = yield from self._layers(batch, x_TH, spoiled_T, 0)
+            rows_RH = yield from self._layers(batch, x_TH, spoiled_T, 0, shared)
         else:
             rows_RH = yield from self._stacked(batch, x_TH, spoiled_T, exchange)
         self._load.commit(self.index, batch.decodes)
@@ -149,15 +171,22 @@ class MicroBatch(Generic[T]):
         return self._away.settle(self.index, len(chosen_LTK) - 1, given)
 
     def _layers(
-        self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, first: int
+        self, batch: Batch, x_TH: Tensor, spoiled_T: Tensor, first: int, shared: SharedLayers | None = None
     ) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer from `first` on; what the last layer gives
-        for the rows that are read, R of them. Of the others it only keeps keys and values. Routed sums are float32."""
+        for the rows that are read, R of them. Of the others it only keeps keys and values. Routed sums are float32.
+        Before each layer it waits for other nodes' part of a `shared` prompt, and raises Abandoned where that does not
+        come."""
         model, paged = self._model, self._model.ops.bind_batch(batch.paged)
         last = len(model.layers) - 1
         for number in range(first, last + 1):
             layer, attend = model.layers[number], self._kv.halves[number]
+            if shared is not None:
+                while not shared.come(number):
+                    yield None
             normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
+            if shared is not None:
+                shared.give(number, lambda: self._spoiled.fine)
             local_TH: Tensor | None
             if expert_TK is not None:
                 self._load.note(self.index, expert_TK)

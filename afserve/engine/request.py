@@ -195,7 +195,8 @@ class GenerationRequest:
     those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before; another node
     has computed the others for it (None: it has not). With a `row`, which is what the last layer gave for its last
     token there, the next token is drawn at once. One that `wants_row` ends with its own, and no
-    logits are computed for it: its one token is 0.
+    logits are computed for it: its one token is 0. `ttft` is the most seconds that its first token should take: prompts
+    are split over nodes by it, and nothing else is.
     """
 
     handle: int
@@ -209,6 +210,7 @@ class GenerationRequest:
     tenant: Tenant = NO_TENANT
     row: bytes = b""
     wants_row: bool = False
+    ttft: float | None = None
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
+from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
+from afserve.engine.endings import extend
 from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
-from afserve.engine.prefix_keys import HeldPrefixes, extend
-from afserve.engine.request import FinishReason, GenerationRequest
+from afserve.engine.prefix_keys import HeldPrefixes
+from afserve.engine.prefix_keys import extend as extend_keys
+from afserve.engine.request import GenerationRequest
 from afserve.engine.request_limits import RequestLimits
-from afserve.engine.sequence import Sequence
+from afserve.engine.sequence import Sequence, turn_of
+from afserve.engine.shared_prompts import leave, own_chunk, shared_of
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
@@ -57,8 +61,15 @@ class Scheduler:
 
     # -- what may come in ------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
-        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
+    def submit(
+        self,
+        request: GenerationRequest,
+        guide: Guide | None = None,
+        arrived: float = 0.0,
+        shared: SharedPrompt | None = None,
+    ) -> None:
+        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar.
+        Other nodes compute parts of a `shared` prompt."""
         if request.handle in self._by_handle:
             raise RequestError(f"request {request.handle} is already running", param="handle")
         self._limits.check(request)
@@ -68,7 +79,7 @@ class Scheduler:
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
-        sequence.arrived = arrived
+        sequence.arrived, sequence.shared = arrived, shared
         self._order += 1
         self._by_handle[request.handle] = sequence
         self._shares.opened(sequence)
@@ -100,12 +111,18 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        turn = self._fair_turn if self._shares.several else _turn
+        turn = self._fair_turn if self._shares.several else turn_of
         for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
+            if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
+                own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
+                if own is not None:
+                    self._shares.charge(sequence, own.count)
+                    return StepPlan(micro_batch, (own,))
+                continue
             start, known = sequence.computed, len(sequence.tokens)
             kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
             most = min(budget, prompts) if kind is PROMPT else budget
@@ -218,6 +235,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
         self._leave(sequence)
+        leave(sequence, "a node had no room to keep its part")
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
@@ -258,38 +276,38 @@ class Scheduler:
             if sequence.cancelled:
                 ended = Finished(sequence, "cancelled")
             elif run:
-                ended = self._extend(sequence, run)
+                ended = extend(sequence, run, self._limits.longest)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
-            sequence.computed = min(chunk.start + chunk.count, known)
+            before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
             if sequence.computed >= sequence.given:
                 self._shares.met(sequence)
-            self._publish(chunk)
+            self._publish(sequence, before)
             if ended is not None:
                 finished.append(ended)
         for done in finished:
             self._drop(done.sequence)
         return finished
 
-    def _extend(self, sequence: Sequence, run: Many[int]) -> Finished | None:
-        """Append tokens until one ends the sequence; what follows it is dropped."""
-        for token in run:
-            sequence.tokens.append(token)
-            reason = self._finish_reason(sequence, token)
-            if reason is not None:
-                return Finished(sequence, reason, token if self._stops(sequence, token) else None)
-        return None
+    def abandon(self, plan: StepPlan) -> list[Finished]:
+        """A step that ended in the middle: nothing of it was computed."""
+        for chunk in plan.chunks:
+            chunk.sequence.in_flight = False
+        cancelled = [Finished(c.sequence, "cancelled") for c in plan.chunks if c.sequence.cancelled]
+        for done in cancelled:
+            self._drop(done.sequence)
+        return cancelled
 
     def _failed(self, chunk: Chunk, error: str) -> Finished:
-        """Blocks before the chunk's first were full, and written by steps that did not fail."""
-        spoiled = tuple(chunk.sequence.blocks[chunk.start // self.pool.block_size :])
+        """Blocks before the step's first were full, and written by steps that did not fail."""
+        spoiled = tuple(chunk.sequence.blocks[chunk.sequence.computed // self.pool.block_size :])
         if chunk.sequence.cancelled:
             return Finished(chunk.sequence, "cancelled", spoiled=spoiled)
         return Finished(chunk.sequence, "error", error=error, spoiled=spoiled)
 
-    def _publish(self, chunk: Chunk) -> None:
-        """Blocks that this chunk filled may be found by others from now on."""
-        size, sequence = self.pool.block_size, chunk.sequence
-        first, full = chunk.start // size, sequence.computed // size
+    def _publish(self, sequence: Sequence, before: int) -> None:
+        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
+        size = self.pool.block_size
+        first, full = before // size, sequence.computed // size
         if first < full and self.pool.caching:
             hashes = sequence.full_hashes(size)
             for index in range(first, full):
@@ -300,21 +318,8 @@ class Scheduler:
         """Its beginning of so many blocks can be found by others."""
         size, hashes = self.pool.block_size, sequence.hashes
         salt = sequence.request.cache_salt
-        for end, key in extend(sequence.keys, sequence.tokens, blocks, size, salt):
+        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, size, salt):
             self.prefixes.filled(hashes[end - 1], key)
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if self._stops(sequence, token) or (sequence.guide is not None and sequence.complete):
-            return "stop"
-        length = len(sequence.tokens)
-        most = sequence.prompt_length + sequence.request.params.max_tokens
-        return "length" if length >= most or length >= self._limits.longest else None
-
-    def _stops(self, sequence: Sequence, token: int) -> bool:
-        """Whether this token, its last one, ends it."""
-        params = sequence.request.params
-        ends = token in sequence.eos_ids or token in params.stop_token_ids
-        return ends and sequence.output_length >= params.min_tokens
 
     def _leave(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
@@ -348,7 +353,13 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Of prompts, still to be computed."""
-        return sum(max(0, s.given - s.computed) for s in self._by_handle.values())
+        left = ((s, max(0, s.given - s.computed)) for s in self._by_handle.values())
+        return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
+
+    @property
+    def shares(self) -> bool:
+        """Whether other nodes compute parts of any running prompt."""
+        return any(s.shared is not None for s in self._all_running())
 
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
@@ -379,12 +390,6 @@ class Scheduler:
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
 
     def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
-        """As `_turn`, with prompts in the order of what their tenants were given."""
-        kind, (priority, order) = _turn(sequence)
+        """As `turn_of`, with prompts in the order of what their tenants were given."""
+        kind, (priority, order) = turn_of(sequence)
         return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
-
-
-def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:
-    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
-    several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), sequence.rank

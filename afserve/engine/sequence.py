@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.blocks import ROOT, Hash, block_hash, salted
 from afserve.engine.guides import Guide
 from afserve.engine.request import GenerationRequest, TokenLogprob
@@ -13,7 +14,8 @@ class Sequence:
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
     work, also where they were generated before a preemption or on another node. The lowest `rank` runs first: by
     priority, then the elder. `arrived` and `planned` are when it
-    entered the queue and first left it, on its node's clock: nothing is decided by them."""
+    entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
+    `shared` prompt."""
 
     request: GenerationRequest
     order: int
@@ -33,6 +35,7 @@ class Sequence:
     started: bool = False
     arrived: float = 0.0
     planned: float | None = None
+    shared: SharedPrompt | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     row: bytes = field(init=False)  # its next token is drawn from it, without a step
     prompt_length: int = field(init=False)
@@ -88,6 +91,8 @@ class Sequence:
     def usable_names(self, block_size: int) -> list[Hash]:
         """Names of the blocks that it could find instead of computing them: one token at least is left."""
         usable = 0 if self.collects_prompt else (len(self.tokens) - 1) // block_size
+        if self.shared is not None:
+            usable = min(usable, self.shared.split.start // block_size)
         return self.full_hashes(block_size)[:usable]
 
     @property
@@ -102,3 +107,9 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes
+
+
+def turn_of(sequence: Sequence) -> tuple[int, tuple[int, int]]:
+    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
+    several = len(sequence.tokens) - sequence.computed > 1
+    return several + 2 * (sequence.computed < sequence.given), sequence.rank

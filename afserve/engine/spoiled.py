@@ -69,6 +69,15 @@ class Spoiled:
                 found[index] = _message(f"layer {layers[first]}", why.get(first))
         return found
 
+    @property
+    def fine(self) -> bool:
+        """Whether no row was spoiled so far. It waits for a device."""
+        return self._all_fine()
+
+    def drop(self) -> None:
+        """The step ended in the middle: the next one begins without marks."""
+        self._marks.fill_(FINE)
+
     def _all_fine(self) -> bool:
         """In host memory a list is quicker than a reduction; from a device one number is fetched, not all."""
         marks_N = self._marks

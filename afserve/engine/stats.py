@@ -14,7 +14,9 @@ class KvStats:
     `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
     again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
     from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
-    was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who
+    was predicted to be faster, and `prompts` were computed here for others. `split` ones of these were computed with
+    other prefill nodes, `split_short` of them to the end by this one alone; of other nodes' prompts it had `parts`.
+    `lapsed` leases were not released by who
     had them. `peer_tokens` of prompts were in another node's cache and came from there. `copied_blocks` went to
     buddies, `copy_hits` of such were used here.
     """
@@ -37,6 +39,9 @@ class KvStats:
     prompts: int = 0
     peer_tokens: int = 0
     oldest_lease: float = 0.0
+    split: int = 0
+    split_short: int = 0
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,14 @@ class StepPlan:
     draws: bool = False
 
     @property
+    def shared(self) -> Chunk | None:
+        """The chunk of a prompt that several nodes compute, which is alone in its step, if this is one that needs or
+        gives any of their layers."""
+        first = self.chunks[0]
+        prompt = first.sequence.shared
+        return None if prompt is None or first.start < prompt.split.start else first
+
+    @property
     def tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 

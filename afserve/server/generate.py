@@ -35,7 +35,7 @@ class Generate:
             assert isinstance(prepared, Prepared)
             model = service.serving(prepared.model)
             account = account_of(scope)
-            prepared = replace(prepared, scheduling=account.scheduled(prepared.scheduling))
+            prepared = replace(prepared, scheduling=service.scheduled(account, prepared.scheduling))
             service.admit(model, prepared.prompts, prepared.scheduling)
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)

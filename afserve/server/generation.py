@@ -72,6 +72,7 @@ class Task:
             cache_salt=self.scheduling.cache_salt,
             origin=self.origin,
             tenant=Tenant(self.scheduling.tenant, self.scheduling.share),
+            ttft=self.scheduling.ttft,
         )
 
 

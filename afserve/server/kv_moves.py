@@ -22,6 +22,13 @@ _TOTALS = (
     ("hand_over_seconds", "Time from a request to the last block of its prompt.", "hand_seconds"),
     ("prompts_straight", "Prompts that a decode node computed because that was sooner.", "straight"),
     ("prompts_for_others", "Prompts that this node computed for others.", "prompts"),
+    ("prompts_split", "Prompts that this node computed together with other prefill nodes.", "split"),
+    (
+        "prompts_split_short",
+        "Those that another node left; the rest was computed here.",
+        "split_short",
+    ),
+    ("prompt_parts", "Prompts of other prefill nodes that this node computed a part of.", "parts"),
     ("kv_copy_hits", "Copied blocks that a request was continued with.", "copy_hits"),
 )
 

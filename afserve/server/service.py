@@ -1,12 +1,12 @@
 """What every endpoint is given: the models, the text side, the limits and the counts of one gateway."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from afserve.control.admission import Objectives
 from afserve.engine.request import Tenant
 from afserve.errors import CapacityError
-from afserve.server.access.accounts import Accounts
+from afserve.server.access.accounts import Account, Accounts
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.exposition import HttpMetrics
@@ -63,6 +63,11 @@ class Service:
         found = self.models.named(name)
         found.backend.check()
         return found
+
+    def scheduled(self, account: Account, asked: Scheduling) -> Scheduling:
+        """As this account's, with the first token when this server wants it where the request does not say."""
+        scheduling = account.scheduled(asked)
+        return replace(scheduling, ttft=scheduling.ttft or self.settings.ttft or None)
 
     def admit(self, model: Hosted, prompts: Sequence[Sequence[int]], asked: Scheduling) -> None:
         """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,

@@ -13,6 +13,7 @@ from afserve.comm.kv.lender import Key, Lender
 from afserve.comm.kv.messages import (
     Abort,
     Ack,
+    Among,
     Coming,
     End,
     Grant,
@@ -26,6 +27,9 @@ from afserve.comm.kv.messages import (
     Want,
 )
 from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
+from afserve.comm.kv.sharing import SharedPrompt, Sharing
+from afserve.comm.kv.split import Member, Split
+from afserve.comm.kv.split_messages import Helped, wrap
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
@@ -54,6 +58,7 @@ class Exchange:
         self._wires, self._clock, self._generation = wires, clock, generation
         self._lender = Lender(store, wires, generation)
         self._puller = Puller(store, wires.send)
+        self.sharing = Sharing(wires.send, self._peer, generation, store.block_bytes)
         self._peers: dict[str, int] = {}
         self._events: deque[Event] = deque()
         self._offers: dict[int, tuple[int, float]] = {}  # peer, until
@@ -73,11 +78,15 @@ class Exchange:
         request: int,
         generation: int,
         prompt: Prompt | None = None,
+        members: tuple[Member, ...] = (),
     ) -> int:
         """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them, or where
-        `prompt` is computed for them; the transfer's number. It ends within `limit` seconds."""
+        `prompt` is computed for them, by all `members` together if there are any; the transfer's number. It ends within
+        `limit` seconds."""
         peer = self._peer(address)
         now = self._clock.now()
+        if members:
+            self._wires.send(peer, wrap(Helped(self._puller.next_transfer, members)))
         return self._puller.start(
             peer, names, now, limit, request=request, generation=generation, prompt=prompt
         )
@@ -122,6 +131,13 @@ class Exchange:
         """`row` is behind its last token, where it was computed to the end."""
         self._lender.computed(key, row)
 
+    def helped(self, key: Key) -> tuple[Member, ...]:
+        """Who is to compute this prompt together; nobody where this node does alone."""
+        return self.sharing.helped(key)
+
+    def propose(self, split: Split, members: tuple[Member, ...], prefill: Prefill) -> SharedPrompt:
+        return self.sharing.propose(split, members, prefill, self._clock.now())
+
     # ---- turns
 
     @property
@@ -137,7 +153,7 @@ class Exchange:
     @property
     def busy(self) -> bool:
         """Whether time alone may end anything: then `turn` is to be called several times a second."""
-        waits = self._lender.busy or self._puller.busy or self._offers
+        waits = self._lender.busy or self._puller.busy or self._offers or self.sharing.busy
         return bool(waits or self._events or self._puller.ended)
 
     def turn(self, seconds: float) -> None:
@@ -164,6 +180,7 @@ class Exchange:
     def _tick(self, now: float) -> None:
         self._lender.tick(now)
         self._puller.tick(now)
+        self.sharing.tick(now)
         for offer in [offer for offer, (_, until) in self._offers.items() if now >= until]:
             self._offer_over(offer, 0)
 
@@ -177,6 +194,8 @@ class Exchange:
                 self._lender.heard(peer, said, now)
             case Grant() | Piece() | End() | Coming() | Row() as said:
                 self._puller.heard(peer, said, now)
+            case Among() as said:
+                self.sharing.heard(peer, said, now)
             case Offer(number, generation, names):
                 transfer = self._puller.start(
                     peer, names, now, OFFER_SECONDS, generation=generation, copies=True
@@ -190,6 +209,7 @@ class Exchange:
         self._peers = {address: known for address, known in self._peers.items() if known != peer}
         self._lender.lost(peer)
         self._puller.lost(peer, now, why)
+        self.sharing.lost(peer, why)
         for offer in [offer for offer, (to, _) in self._offers.items() if to == peer]:
             self._offer_over(offer, 0)
 
@@ -214,8 +234,8 @@ class Exchange:
     def stats(self) -> ExchangeStats:
         lender, puller = self._lender.stats(self._clock.now()), self._puller
         return ExchangeStats(
-            lender.bytes_sent,
-            puller.bytes_received,
+            lender.bytes_sent + self.sharing.bytes_sent,
+            puller.bytes_received + self.sharing.bytes_received,
             lender.leases,
             lender.leased,
             lender.lapsed,
@@ -227,4 +247,5 @@ class Exchange:
         """Let all blocks go and end all connections."""
         self._lender.close()
         self._puller.close(self._clock.now())
+        self.sharing.end()
         self._wires.close()

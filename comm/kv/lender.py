@@ -22,7 +22,7 @@ from afserve.comm.kv.messages import (
     Want,
     blocks_of_piece,
     named,
-    row_checksum,
+    seeded_checksum,
 )
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Wires
@@ -156,7 +156,7 @@ class Lender:
             self._extend(lease)
             lease.grows = False
             if row:
-                self.wires.send(key[0], Row(key[1], row_checksum(prompt, row), row))
+                self.wires.send(key[0], Row(key[1], seeded_checksum(row, prompt), row))
             self.wires.send(key[0], Grant(key[1], lease.end))
             if not lease.held:
                 self._close(key)

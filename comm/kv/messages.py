@@ -3,9 +3,9 @@
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
 pull, and Settled answers it. Where the bytes of a Piece are not in the message, Placed stands for it and Fetched
-answers (`rooms.py`, `carried.py`); Told is between the libraries that carry them. A transfer's number is the puller's,
-an offer's is whose it is. Every field that came is checked here before memory is allocated for what follows. It knows
-no sockets and no blocks.
+answers (`rooms.py`, `carried.py`); Told is between the libraries that carry them. Nodes that compute a prompt together
+say Among (`split_messages.py`). A transfer's number is the puller's, an offer's is whose it is. Every field that came
+is checked here before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ _MOST_WHY = 512
 _LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes, where there are any
 _MOST_TOLD = 1 << 12  # bytes
 _MOST_SALT = 1024  # bytes
+_WHAT_BITS = 32
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
 _HEAD = struct.Struct(
@@ -186,6 +187,19 @@ class Told:
     what: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Between nodes that compute one prompt together, as `split_messages.py` has it."""
+
+    transfer: int
+    what: int
+    layer: int = 0
+    first: int = 0
+    count: int = 0
+    checksum: int = 0
+    body: Payload = b""
+
+
 Message = (
     Want
     | Grant
@@ -202,6 +216,7 @@ Message = (
     | Placed
     | Fetched
     | Told
+    | Among
 )
 _KINDS: tuple[type[Message], ...] = (
     Want,
@@ -219,6 +234,7 @@ _KINDS: tuple[type[Message], ...] = (
     Placed,
     Fetched,
     Told,
+    Among,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
@@ -229,9 +245,10 @@ def checksum_of(sums: Sequence[int]) -> int:
     return checksum
 
 
-def row_checksum(prompt: Name, payload: Payload) -> int:
-    """XXH3 of the bytes, seeded with the `named` tokens that the row is of."""
-    checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(prompt[:8], "little"))
+def seeded_checksum(payload: Payload, *seeds: Name) -> int:
+    """XXH3 of the bytes of a row or a slice, seeded with what they are said to be of."""
+    seed = hashlib.blake2b(b"".join(seeds), digest_size=8).digest()
+    checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(seed, "little"))
     return checksum
 
 
@@ -284,6 +301,8 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case Told(_, body):
             body = memoryview(body)
+        case Among(_, what, layer, first, count, checksum, body):
+            body, request = memoryview(body), what << _WHAT_BITS | layer
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -312,6 +331,9 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low, high, fits = 1, MOST_ROW, True
     elif kind is Told:
         low, high, fits = 1, _MOST_TOLD, True
+    elif kind is Among:
+        low, high = 0, 4 * MOST_TOKENS if not count else max(PIECE_BYTES, block_bytes)
+        fits = first + count <= MOST_NAMES
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -352,6 +374,9 @@ def decode(head: Head, body: Payload) -> Message:
         return Fetched(transfer, head.request)
     if head.kind is Told:
         return Told(transfer, bytes(body))
+    if head.kind is Among:
+        what, layer = head.request >> _WHAT_BITS, head.request & ((1 << _WHAT_BITS) - 1)
+        return Among(transfer, what, layer, head.first, head.count, head.checksum, body)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

@@ -26,7 +26,7 @@ from afserve.comm.kv.messages import (
     Row,
     Want,
     named,
-    row_checksum,
+    seeded_checksum,
 )
 from afserve.comm.kv.store import BlockStore
 
@@ -135,6 +135,11 @@ class Puller:
     @property
     def busy(self) -> bool:
         return bool(self._pulls)
+
+    @property
+    def next_transfer(self) -> int:
+        """The number that the next one has."""
+        return self._numbers + 1
 
     def start(
         self,
@@ -260,7 +265,7 @@ class Puller:
         """Without a right one the end of the prompt is computed here."""
         if not pull.prompt:
             return
-        if row_checksum(pull.prompt, row.payload) == row.checksum:
+        if seeded_checksum(row.payload, pull.prompt) == row.checksum:
             pull.row = row.payload
         else:
             self.corrupt += 1

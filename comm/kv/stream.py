@@ -154,7 +154,7 @@ class Stream:
                 found.append(self._decoded(head, self._body))
                 continue
             at = body + head.following
-            found.append(self._decoded(head, bytes(self._stage[body:at])))
+            found.append(self._decoded(head, memoryview(bytearray(self._stage[body:at]))))
         self._stage[: end - at] = bytes(self._stage[at:end])
         self._staged = end - at
         return found

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bench import overload, phases, tables_phases, tables_start
+from bench import overload, phases, split_prompts, tables_phases, tables_start
 
 MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
 
@@ -20,6 +20,21 @@ def test_phases(monkeypatch):
     rows = [phases.run(case) for case in cases] + [{**handed, "handed_ttft_ms": 11.0, "adds": 0.1}]
     assert len(drawn(monkeypatch, tables_phases.phases, phases=rows)) == 4 + len(cases)
     assert drawn(monkeypatch, tables_phases.handover, phases=rows)[-1].endswith("| 10.0 | 11.0 | +10.0% |")
+
+
+def test_a_prompt_on_several_nodes(monkeypatch):
+    case = replace(next(split_prompts.cases()), tokens=512, chunk=64, layers=5)
+    rows = list(split_prompts.measured(case))
+    one, two, four, eight = (row["of_alone"] for row in rows)
+    assert one == 1.0 and 0.5 <= two < 0.6 and 0.25 <= four < 0.4 and 0.125 <= eight < 0.3
+    assert all(row["predicted"] > 0.95 * row["seconds"] for row in rows), (
+        "nothing is promised that is not kept"
+    )
+    assert len(drawn(monkeypatch, tables_phases.split, split_prompts=rows)) == 4 + len(rows)
+    slow = replace(case, link=1e6)
+    assert min(row["of_alone"] for row in split_prompts.measured(slow)) == 1.0, (
+        "blocks take longer than tokens"
+    )
 
 
 def test_overload(monkeypatch):

@@ -35,6 +35,8 @@ def expected(request: GenerationRequest) -> list[int]:
 class Engine:
     """As `AttentionNode`: a token or two for some requests per step; a cancelled one may still say so later."""
 
+    held = False
+
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.stalled, self.settled = dice, False, True
         self.running: dict[int, tuple[GenerationRequest, int]] = {}

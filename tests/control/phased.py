@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
+from afserve.comm.kv.puller import Load
+from afserve.comm.kv.split import Member
 from afserve.control.node.kv import KvMoves
 from afserve.control.wire.values import KvSource
 from afserve.engine.local import LocalCluster
@@ -23,6 +25,7 @@ class End:
     node: object
     wires: Wires = None
     moves: KvMoves = None
+    exchange: Exchange = None
 
 
 class Phased(World):
@@ -41,12 +44,14 @@ class Phased(World):
         self.nodes = [End(f"node-{i}", i, node) for i, node in enumerate(cluster.attention)]
         self.prefilling, self.decoding = self.nodes[:prefill], self.nodes[prefill:]
         self.lines: list[str] = []
+        self.rounds, self.slow = 0, 1  # expert nodes have one turn in so many
+        self.within = 1.0  # seconds: what a prompt that has helpers is wanted in
         for expert in cluster.experts:
             expert.in_phases({end.index: AttentionPhase.PREFILL for end in self.prefilling})
         size = cluster.attention[0].kv.pool.block_size
         for end in self.nodes:
             end.wires = Wires(self, end)
-            exchange = Exchange(end.node.blocks, end.wires, self.clock)
+            exchange = end.exchange = Exchange(end.node.blocks, end.wires, self.clock)
             end.moves = KvMoves(
                 end.node,
                 exchange,
@@ -57,13 +62,21 @@ class Phased(World):
                 straight=straight,
             )
 
-    def submit(self, request: GenerationRequest, prefill: End, decode: End) -> None:
-        """What a gateway does."""
+    def submit(
+        self, request: GenerationRequest, prefill: End, decode: End, helpers: tuple[End, ...] = ()
+    ) -> None:
+        """What a gateway does. With `helpers` the prompt is split over them if that is sooner."""
         self.said.setdefault(request.handle, list(request.generated))
         self.asked[request.handle] = request, decode
-        source = KvSource(prefill.index, 0, 0, prefill.address, prefills=True)
+        members = tuple(Member(0, helper.address) for helper in helpers)
+        within = self.within if helpers else None
+        source = KvSource(prefill.index, 0, 0, prefill.address, prefills=True, within=within, helpers=members)
         if not decode.moves.pull(request, source):
             decode.node.submit(request)
+
+    def load(self, rate: float) -> Load:
+        """What an idle node says of itself."""
+        return Load(self.clock.now(), 0, rate)
 
     def lose(self, end: End) -> None:
         """As a process that was killed: its connections end, and it says nothing more."""
@@ -88,8 +101,9 @@ class Phased(World):
         for end in self.nodes:
             if end.index not in self.lost:
                 self._turn(end)
-        for expert in self.cluster.experts:
-            expert.poll()
+        self.rounds += 1
+        for expert in self.cluster.experts * self.slow if self.rounds % self.slow == 0 else ():
+            expert.poll()  # in each of them one message more
 
     def _turn(self, end: End) -> None:
         for request in end.moves.turn():

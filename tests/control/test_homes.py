@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from afserve.clock import FakeClock
+from afserve.comm.kv.split import Member
 from afserve.control.attendance import Life
 from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
 from afserve.control.requests import Requests
@@ -318,6 +319,21 @@ def test_prompts_go_to_the_prefill_node_with_the_fewest_tokens_before_them():
     scene.homes.heard(decode, Tokens((TokenEvent(number, (5,)),)))
     assert opened(30_000, 900) == 1, "the long one is done"
     assert opened(30_000, 900) == 1, "it has seen its beginning"
+
+
+def test_the_other_prefill_nodes_may_help_with_a_prompt_that_has_a_time_limit():
+    scene = phased_scene("decode", "prefill", "prefill", "prefill")
+
+    def opened(first, **limits):
+        scene.homes.open(GenerationRequest(0, tuple(range(first, first + 900)), **limits))
+        return last_submit(scene.streams[0]).kv_from
+
+    assert not opened(0).helpers and opened(1000).within is None, "nobody waits for these"
+    asked = opened(2000, ttft=1.5)
+    assert (asked.index, asked.within) == (3, 1.5)
+    assert asked.helpers == (Member(0, "unix:1"), Member(0, "unix:2"))
+    again = opened(3000, ttft=1.5)
+    assert (again.index, again.helpers[0]) == (1, Member(0, "unix:2")), "the one with the least to do first"
 
 
 def test_without_one_side_the_other_does_it_all():

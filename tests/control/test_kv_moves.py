@@ -1,6 +1,7 @@
 """When KV is moved and when it is computed again, and what is copied to whom: a scripted exchange, a fake clock."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,7 @@ class Exchange:
     def __init__(self):
         self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
         self.ended, self.settled = [], []
+        self.sharing = SimpleNamespace(started=[], ended=[])
 
     def pull(self, address, names, limit, *, request, generation):
         self.pulls.append((address, len(names), limit, request, generation))

@@ -92,6 +92,8 @@ class ScriptedExperts:
 class ScriptedNode:
     """Gives each request two tokens, one per step; every second step finds nothing to do."""
 
+    held = False
+
     def __init__(self):
         self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
 
@@ -228,6 +230,18 @@ def test_rows_of_the_next_step_leave_before_blocks_of_the_last_one_are_copied():
     ).run()
     begun = said[said.index("ended") :]
     assert begun[:5] == ["ended", "sent", "copied", "ended", "sent"]
+
+
+def test_a_node_that_waits_for_anothers_part_of_a_prompt_sleeps_until_something_comes():
+    node, kv = ScriptedNode(), Lending([])
+    node.under_way = False
+    stream = ScriptedStream([submit(1)], [], [], [Shutdown()])
+    loop(node, stream, ScriptedGateways(), kv=kv).run()
+    assert stream.waits[1] == 0.0, "it steps"
+    node, stream = ScriptedNode(), ScriptedStream([submit(1)], [], [], [Shutdown()])
+    node.held, node.under_way = True, False
+    loop(node, stream, ScriptedGateways(), kv=kv).run()
+    assert stream.waits[1] > 0.0
 
 
 def test_the_last_blocks_of_a_prompt_leave_before_anything_else():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from afserve import errors
+from afserve.comm.kv.split import Member
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
@@ -33,6 +34,7 @@ from afserve.control.wire.values import (
     Heartbeat,
     Held,
     Identity,
+    KvSource,
     Peers,
     Progress,
     Query,
@@ -175,6 +177,13 @@ def test_where_a_request_comes_from():
         said = messages.encode_to_attention(Submit(GenerationRequest(1, (2,), origin=origin)))
         with pytest.raises(errors.ProtocolError):
             messages.decode_to_attention(said)
+
+
+def test_which_nodes_may_compute_a_prompt_together():
+    for within, helpers in ((None, ()), (0.25, (Member(3, "unix:there"), Member(0, "tcp://10.0.0.1:4")))):
+        source = KvSource(1, 2, 0, "unix:here", prefills=True, within=within, helpers=helpers)
+        value = Submit(GenerationRequest(1, (2,)), source)
+        assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
 
 
 def test_whose_request_it_is():

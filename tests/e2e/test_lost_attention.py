@@ -46,6 +46,7 @@ ASKED = [
 @asynccontextmanager
 async def serving(
     attention=2,
+    experts=1,
     gateways=0,
     grace=1.0,
     copies=0,
@@ -63,7 +64,7 @@ async def serving(
             stream_grace=grace, kv_copies=copies, kv_ssd=disk, kv_host=host, kv_transport=over
         )
         wishes = Wishes(
-            attention, 1, kv_tokens=kv_tokens, threads=1, gateways=gateways, engine=engine, **phases
+            attention, experts, kv_tokens=kv_tokens, threads=1, gateways=gateways, engine=engine, **phases
         )
         topology = choose(load_spec(found.folder), source, this_machine(), wishes)
         assignment = HostAssignment.all_here(topology.deployment, Gpus())

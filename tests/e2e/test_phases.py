@@ -76,3 +76,72 @@ def test_a_library_may_carry_what_is_handed_over(name):
     if why := lacking(name):
         pytest.skip(f"{name}: {why}")
     assert asyncio.run(answers_over(name)) == asyncio.run(answers_over("sockets"))
+
+
+ALONE = {"ttft": None, "cache_salt": "computed by one node"}
+
+
+def numbered(number, **fields):
+    """Prompts of one length, no two of which have a block in common."""
+    return {"prompt": f"# {number:05}\n" + "import os\nimport sys\n" * 250, "max_tokens": 12, **fields}
+
+
+def split(run):
+    return sum(stats(run, index).kv.split for index in (0, 1))
+
+
+async def split_one(run, client, number):
+    """(stream, what was asked, seconds until all of it was there): asks for the first token sooner than one node has
+    it, until a prompt is split."""
+    asked = numbered(number)
+    for _ in range(2):  # how fast prefill nodes are is told with the first prompts
+        began = asyncio.get_running_loop().time()
+        await Stream(client, {**asked, "max_tokens": 1, "cache_salt": f"{number}"}).read()
+        seconds = asyncio.get_running_loop().time() - began
+        number += 1
+        asked = numbered(number)
+    for attempt in range(40):
+        before, wanted = split(run), seconds * (0.95 - 0.1 * (attempt % 5))
+        asked = numbered(number + attempt, ttft=wanted)
+        began = asyncio.get_running_loop().time()
+        stream = await Stream(client, asked).read()
+        took = asyncio.get_running_loop().time() - began
+        await asyncio.sleep(0.6)  # a heartbeat tells
+        if split(run) > before:
+            return stream, asked, took
+    raise AssertionError(f"of 40 prompts, which take {seconds:.2f} s, none was split")
+
+
+def test_a_long_prompt_is_split_over_two_prefill_nodes():
+    async def scenario():
+        async with serving(attention=None, prefill=2, decode=1, experts=2) as (run, client):
+            await until(lambda: ready(run))
+            stream, asked, _ = await split_one(run, client, 0)
+            whole = await Stream(client, {**asked, **ALONE}).read()
+            assert stream.answer() == whole.answer()
+            kv = [stats(run, index).kv for index in (0, 1)]
+            assert sum(one.split_short for one in kv) == 0
+            assert sum(one.parts for one in kv) == split(run)
+            assert all(one.bytes_sent and one.bytes_received for one in kv)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_either_node_of_a_split_prompt_may_be_killed(index):
+    async def scenario():
+        async with serving(attention=None, prefill=2, decode=1, experts=2) as (run, client):
+            await until(lambda: ready(run))
+            _, asked, took = await split_one(run, client, 0)
+            for attempt, share in enumerate((0.3, 0.5, 0.7)):
+                again = {**asked, "prompt": numbered(100 + attempt)["prompt"]}
+                stream = Stream(client, again)
+                reading = asyncio.create_task(stream.read())
+                await asyncio.sleep(share * took)
+                kill(run, index)
+                await reading
+                await until(lambda: ready(run))
+                whole = await Stream(client, {**again, **ALONE}).read()
+                assert stream.answer() == whole.answer()
+
+    asyncio.run(scenario())

@@ -57,6 +57,31 @@ def test_the_order_of_bytes_is_the_documented_one(ops: Ops, truth: Ops) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("blocks", [[6], [0, 1, 2], [5, 2, 6, 0]])
+def test_a_layer_of_blocks_goes_alone(dtype: torch.dtype, blocks: list[int]) -> None:
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    backends = {name: open_ops("cpu", 1, name) for name in ("native", "torch")}
+    places = [(3 * n + 4) % BLOCKS for n in range(len(blocks))]
+    for source in backends.values():
+        kept = filled(source, dtype)
+        for target in backends.values():
+            cache = target.open_cache(MIXED, BLOCKS, BLOCK, dtype)
+            layers = [kept.read_layer(layer, blocks) for layer in range(len(MIXED))]
+            assert torch.equal(torch.cat(layers, 1), documented(dtype)[blocks]), (
+                "together they are the blocks"
+            )
+            for layer, sent in enumerate(layers):
+                assert cache.layer_bytes(layer) == sent.shape[1]
+                cache.write_layer(layer, places, sent)
+                assert torch.equal(cache.read_layer(layer, places), sent)
+                rest = range(layer + 1, len(MIXED))
+                assert not any(cache.read_layer(other, places).any() for other in rest), "of another layer"
+            assert torch.equal(cache.read(places), documented(dtype)[blocks])
+            with pytest.raises(ValueError, match="shape"):
+                cache.write_layer(0, places, layers[0][:, 2:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("blocks", [[], [6], [0, 1, 2], [5, 2, 6, 0], list(range(BLOCKS))[::-1]])
 def test_any_blocks_go_to_any_places_of_any_backend(dtype: torch.dtype, blocks: list[int]) -> None:
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")

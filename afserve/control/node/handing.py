@@ -14,13 +14,18 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Load, Prompt, Pulled
+from afserve.comm.kv.split import Member
 from afserve.control.node.deflection import PromptQueue, goes_straight
+from afserve.control.node.splitting import SplitPrompt, parts_of
 from afserve.control.wire.values import KvSource
 from afserve.engine.request import GenerationRequest
 from afserve.member import attention_node
 from afserve.trace import Arrow
 
 MOST_AT_ONCE = 64
+_BYTES_PER_SECOND = (
+    1e9  # of KV where none was moved yet; a Unix socket on two cores had 1.01e9 (bench/LOG.md)
+)
 HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer, and it is computed here
 
 
@@ -37,6 +42,12 @@ class DecodeNode(Protocol):
     def most_room(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def chunk_tokens(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
     def draw(self, row: str, what: str, since: float) -> None: ...
@@ -55,6 +66,7 @@ class HandingExchange(Protocol):
         request: int,
         generation: int,
         prompt: Prompt | None = None,
+        members: tuple[Member, ...] = (),
     ) -> int: ...
     def cancel(self, transfer: int) -> None: ...
     def load(self, address: str) -> Load | None: ...
@@ -67,6 +79,8 @@ class _Waiting:
     names: list[Name]
     missing: int  # blocks, when it was asked for
     since: float
+    tokens: int = 0  # that were not here then
+    transfer: float = 0.0  # seconds that the blocks take, as predicted
 
 
 class HandOvers:
@@ -104,16 +118,38 @@ class HandOvers:
         if not missing or missing > self._node.most_room or len(self._queue) >= self._waiting:
             return False
         now = self._clock.now()
-        load = self._exchange.load(source.address)
-        there = None if load is None else PromptQueue(load.queued_at(now), load.rate)
+        there = self._queue_at(source.address, now)
         here = PromptQueue(self._node.queued_tokens, self._node.prompt_rate)
         tokens = len(request.prompt_ids) + len(request.generated)
         tokens -= (len(names) - missing) * self._block_size
-        if goes_straight(tokens, self._straight, here, there, transfer(missing)):
+        seconds = transfer(missing)
+        if goes_straight(tokens, self._straight, here, there, seconds):
             self.went_straight += 1
             return False
-        self._queue.append(_Waiting(request, source, names, missing, now))
+        self._queue.append(_Waiting(request, source, names, missing, now, tokens, seconds))
         return True
+
+    def _queue_at(self, address: str, now: float) -> PromptQueue | None:
+        load = self._exchange.load(address)
+        return None if load is None else PromptQueue(load.queued_at(now), load.rate)
+
+    def _members(self, one: _Waiting, now: float) -> tuple[Member, ...]:
+        """The prefill nodes that compute it together; none where the one that is asked does alone."""
+        source = one.source
+        if source.within is None or not source.helpers:
+            return ()
+        nodes = (Member(source.generation, source.address), *source.helpers)
+        queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
+        transfer = one.transfer or one.missing * self._node.block_bytes / _BYTES_PER_SECOND
+        prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, transfer)
+        parts = parts_of(prompt, source.within - (now - one.since), queues)
+        if parts == 1:
+            return ()
+        self._tell(
+            f"request {one.request.handle}: {parts} prefill nodes compute its {one.tokens:,} tokens together; "
+            f"one alone would be later than the {source.within:.2f} s that were asked for"
+        )
+        return nodes[:parts]
 
     def cancel(self, number: int) -> None:
         """May be said of any request."""
@@ -179,6 +215,12 @@ class HandOvers:
         prompt = Prompt(tokens, request.handle, *asked, tail=tail)
         left = one.since + HAND_OVER_SECONDS - now
         transfer = self._exchange.pull(
-            source.address, one.names, left, request=0, generation=source.generation, prompt=prompt
+            source.address,
+            one.names,
+            left,
+            request=0,
+            generation=source.generation,
+            prompt=prompt,
+            members=self._members(one, now),
         )
         self._under_way[transfer] = one

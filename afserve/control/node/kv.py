@@ -147,7 +147,7 @@ class KvMoves:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
-        self._prefilling = Prefilling(node, exchange, clock)
+        self._prefilling = Prefilling(node, exchange, clock, block_size)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._queue: deque[_Waiting] = deque()
         self._pulls: dict[int, _Waiting] = {}
@@ -228,6 +228,8 @@ class KvMoves:
             if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
                 self._note(waited, pulled)
                 ready.append(waited.request)
+            elif self._prefilling.fetched(pulled):
+                continue
             elif (request := self._handing.ended(pulled)) is not None:
                 ready.append(request)
         self._exchange.ended.clear()
@@ -291,6 +293,9 @@ class KvMoves:
             hand_seconds=self._handing.seconds,
             straight=self._handing.went_straight,
             prompts=self._prefilling.prompts,
+            split=self._prefilling.parts.split,
+            split_short=self._prefilling.parts.short,
+            parts=self._prefilling.parts.helped,
             peer_tokens=(self._peer_blocks + self._handing.known) * self._block_size,
             oldest_lease=moved.oldest,
         )

@@ -343,7 +343,7 @@ class HostStats(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., left: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
 
 class KvStats(_message.Message):
-    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts", "peer_tokens", "oldest_lease")
+    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts", "peer_tokens", "oldest_lease", "split", "split_short", "parts")
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,9 @@ class KvStats(_message.Message):
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_LEASE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_SHORT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     bytes_sent: int
     bytes_received: int
     leased: int
@@ -380,7 +383,10 @@ class KvStats(_message.Message):
     prompts: int
     peer_tokens: int
     oldest_lease: float
-    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., oldest_lease: _Optional[float] = ...) -> None: ...
+    split: int
+    split_short: int
+    parts: int
+    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., oldest_lease: _Optional[float] = ..., split: _Optional[int] = ..., split_short: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
     __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "prompt_pieces", "prompt_seconds")
@@ -887,18 +893,30 @@ class Origin(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("index", "generation", "request", "address", "prefills")
+    __slots__ = ("index", "generation", "request", "address", "prefills", "within", "helpers")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    HELPERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     request: int
     address: str
     prefills: bool
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ..., prefills: _Optional[bool] = ...) -> None: ...
+    within: float
+    helpers: _containers.RepeatedCompositeFieldContainer[KvHelper]
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ..., prefills: _Optional[bool] = ..., within: _Optional[float] = ..., helpers: _Optional[_Iterable[_Union[KvHelper, _Mapping]]] = ...) -> None: ...
+
+class KvHelper(_message.Message):
+    __slots__ = ("generation", "address")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    address: str
+    def __init__(self, generation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("id", "choice", "choices", "seconds", "about")

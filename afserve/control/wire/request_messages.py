@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
+from afserve.comm.kv.split import Member
 from afserve.control.wire.fields import (
     Codec,
     Proto,
@@ -158,6 +159,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     if value.kv_from is not None:
         proto.kv_from.SetInParent()
         put_flat(value.kv_from, proto.kv_from)
+        for helper in value.kv_from.helpers:
+            put_flat(helper, proto.kv_from.helpers.add())
     proto.sampling.stop_token_ids.extend(params.stop_token_ids)
     proto.sampling.bias_token.extend([token for token, _ in params.logit_bias])
     proto.sampling.bias_value.extend([bias for _, bias in params.logit_bias])
@@ -169,7 +172,7 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    source = take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
+    source = _take_source(proto.kv_from) if proto.HasField("kv_from") else None
     keep = take_flat(Keep, proto.keep) if proto.HasField("keep") else None
     origin = _take_origin(proto.origin) if proto.HasField("origin") else NO_ORIGIN
     tenant = take_flat(Tenant, proto.tenant) if proto.HasField("tenant") else NO_TENANT
@@ -184,6 +187,11 @@ def _take_submit(proto: Proto) -> Submit:
         tenant=tenant,
     )
     return Submit(request, source, keep)
+
+
+def _take_source(proto: Proto) -> KvSource:
+    helpers = tuple(take_flat(Member, helper) for helper in proto.helpers)
+    return take_flat(KvSource, proto, helpers=helpers)
 
 
 def _take_origin(proto: Proto) -> Origin:

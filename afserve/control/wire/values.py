@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from afserve.comm.kv.split import Member
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -405,13 +406,15 @@ def is_of_life(request: int, gateway: int, generation: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class KvSource:
     """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies), or
-    which `prefills` it first."""
+    which `prefills` it first. Where its first token is wanted `within` so many seconds, `helpers` may take parts."""
 
     index: int
     generation: int
     request: int
     address: str
     prefills: bool = False
+    within: float | None = None
+    helpers: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Spoken:
             asked = await self._prepare(body, account.owner)
             body.release()
             model = service.serving(asked.model)
-            asked = replace(asked, scheduling=account.scheduled(asked.scheduling))
+            asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
             service.admit(model, asked.prompts, asked.scheduling)
             id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
             stream = asked.stream is not None

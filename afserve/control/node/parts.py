@@ -1,0 +1,156 @@
+"""Prompts that this node computes together with other prefill nodes: as the lead, whom a decode node has asked, or as
+one that the lead has asked.
+
+The lead waits until all have joined, half a second at most, and computes alone where they do not. Whoever has a part
+first gets what the lead has in its cache. When it is over before its end, the lead computes what is missing, and the
+others stop. It knows no decode nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.clock import Clock
+from afserve.comm.kv.messages import Name, Prefill
+from afserve.comm.kv.puller import Pulled
+from afserve.comm.kv.sharing import SharedPrompt, Sharing
+from afserve.comm.kv.split import LEAD, Member, Split, split_over
+from afserve.engine.request import GenerationRequest
+from afserve.errors import AfserveError
+
+_FETCH_SECONDS = 5.0  # of what the lead has in its cache
+Begun = tuple[GenerationRequest, SharedPrompt | None]
+
+
+class PartNode(Protocol):
+    """What this needs of `engine.attention_node.AttentionNode`."""
+
+    @property
+    def chunk_tokens(self) -> int: ...
+    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
+    def known(self, names: list[Name]) -> int: ...
+    def cancel(self, handle: int) -> None: ...
+    def draw(self, row: str, what: str, since: float) -> None: ...
+
+
+class PartExchange(Protocol):
+    """What this needs of `comm.kv.exchange.Exchange`."""
+
+    @property
+    def sharing(self) -> Sharing: ...
+    def propose(self, split: Split, members: tuple[Member, ...], prefill: Prefill) -> SharedPrompt: ...
+    def pull(
+        self, address: str, names: Sequence[Name], limit: float, *, request: int, generation: int
+    ) -> int: ...
+    def cancel(self, transfer: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    request: GenerationRequest
+    shared: SharedPrompt
+    since: float
+
+
+class Parts:
+    """`split` prompts this node led, and `short` ones of those were over before their end; it `helped` with others.
+    `asked` makes a request of a prompt, with a number of its own."""
+
+    def __init__(
+        self,
+        node: PartNode,
+        exchange: PartExchange,
+        clock: Clock,
+        block_size: int,
+        asked: Callable[[Prefill], GenerationRequest],
+    ) -> None:
+        self._node, self._exchange, self._clock = node, exchange, clock
+        self._block_size, self._asked = block_size, asked
+        self._parts: dict[int, _Part] = {}  # by handle
+        self._waiting: dict[int, GenerationRequest] = {}  # for all to join, by group
+        self._fetching: dict[int, _Part] = {}  # by transfer
+        self.split = self.short = self.helped = 0
+
+    def propose(self, request: GenerationRequest, prefill: Prefill, members: tuple[Member, ...]) -> bool:
+        """Whether the request waits for these nodes, of which this is the first; `take` returns it."""
+        start = self._node.known(self._node.usable_names(request)) * self._block_size
+        most = self._node.chunk_tokens
+        split = split_over(len(prefill.tokens), start, len(members), most, self._block_size)
+        if split is None or not self._exchange.sharing.room:
+            return False
+        shared = self._exchange.propose(split, members, prefill)
+        self._waiting[shared.group] = request
+        self._parts[request.handle] = _Part(request, shared, self._clock.now())
+        self.split += 1
+        return True
+
+    def take(self) -> list[Begun]:
+        """Requests to begin with, alone where there is nobody else."""
+        sharing, begun = self._exchange.sharing, list[Begun]()
+        started, sharing.started = sharing.started, []
+        for shared in started:
+            request = self._waiting.pop(shared.group, None) if shared.leads else self._joined(shared)
+            if request is not None:
+                begun.append((request, shared))
+        ended, sharing.ended = sharing.ended, []
+        for shared in ended:
+            if shared.leads and (request := self._waiting.pop(shared.group, None)) is not None:
+                begun.append((request, None))
+            elif not shared.leads:
+                self._stop(shared)
+        return begun
+
+    def _joined(self, shared: SharedPrompt) -> GenerationRequest | None:
+        """None where it has to wait for what the lead has."""
+        split = shared.split
+        try:
+            request = self._asked(shared.prefill)
+        except AfserveError as error:
+            shared.leave(error.message)
+            return None
+        part = self._parts[request.handle] = _Part(request, shared, self._clock.now())
+        self.helped += 1
+        if split.start % self._block_size or split.chunk % self._block_size:
+            shared.leave(f"blocks have {self._block_size} tokens here")
+            return None
+        names = self._node.usable_names(request)[: split.start // self._block_size]
+        if self._node.known(names) == len(names):
+            return request
+        lead = shared.members[LEAD]
+        transfer = self._exchange.pull(
+            lead.address, names, _FETCH_SECONDS, request=0, generation=lead.generation
+        )
+        self._fetching[transfer] = part
+        return None
+
+    def fetched(self, pulled: Pulled) -> Begun | None:
+        """What the lead had is here, as far as it came; the rest this node computes too."""
+        part = self._fetching.pop(pulled.transfer, None)
+        return None if part is None else (part.request, part.shared)
+
+    def ended(self, handle: int, error: str | None) -> None:
+        """May be said of any request."""
+        if (part := self._parts.pop(handle, None)) is None:
+            return
+        shared = part.shared
+        if error is not None:
+            shared.leave(error)
+        self.short += shared.leads and bool(shared.over)
+        self._exchange.sharing.close(shared)
+        what = f"part {shared.split.mine + 1} of {shared.split.parts} of the prompt of request {shared.prefill.request}"
+        self._node.draw("KV blocks", what, part.since)
+
+    def cancel(self, handle: int) -> None:
+        """Nobody waits for it. May be said of any request."""
+        if (part := self._parts.pop(handle, None)) is not None:
+            self._waiting.pop(part.shared.group, None)
+            part.shared.leave("nobody waits for it any more")
+            self._exchange.sharing.close(part.shared)
+
+    def _stop(self, shared: SharedPrompt) -> None:
+        for transfer in [at for at, part in self._fetching.items() if part.shared is shared]:
+            del self._fetching[transfer]
+            self._exchange.cancel(transfer)
+        for handle in [handle for handle, part in self._parts.items() if part.shared is shared]:
+            self._node.cancel(handle)
+            self.ended(handle, None)
