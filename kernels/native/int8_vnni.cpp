@@ -45,7 +45,8 @@ INLINE void add_line(const uint8_t* a, size_t stride, const int8_t* line, const 
 
 // Only one tile's sums of one block are in registers: GCC copies more than those at every line.
 template <int R>
-NOINLINE void rows_vnni(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add, const Ahead& ahead) {
+NOINLINE void rows_vnni(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add,
+                        const Ahead& ahead) {
   for (int b = 0; b < blocks; b++, a += INT8_INPUTS, at += INT8_BLOCK, add = true) {
     const char* early = ahead.of(at);
     const int8_t* line = at;
@@ -70,6 +71,10 @@ void to_bytes_avx512(const bf16* x, int size, const ByteRows& to, int row) { row
 void gemm_bytes_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
   alignas(64) int32_t whole[2 * SLICE_ROWS * PANEL];
   Ahead ahead{reinterpret_cast<const char*>(panel.data) + size_t(panel.blocks) * INT8_BLOCK, next.data};
+  for (int c = 0; c < PANEL; c += 16) {  // which the sums need in the end, and which lie elsewhere
+    _mm_prefetch(reinterpret_cast<const char*>(panel.scale + c), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(panel.correction + c), _MM_HINT_T0);
+  }
   for (int first = 0; first < rows; first += SLICE_ROWS) {
     int n = std::min(SLICE_ROWS, rows - first), passes = (n + PASS_ROWS - 1) / PASS_ROWS;
     int chunk = passes == 1 ? panel.blocks : CHUNK_BLOCKS;
