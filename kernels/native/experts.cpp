@@ -10,6 +10,15 @@ constexpr float NOTHING[PANEL] = {};
 
 int clamp(int n, int most) { return n < most ? n : most; }
 
+// Neighbouring panels of the second product that one task reads from each expert: memory comes faster in longer pieces. No
+// more than leave each thread two tasks, and sums that stay in a near cache.
+int panels_together(int panels, int rows, int threads) {
+  constexpr int most = 8, near_rows = 256;
+  int some = 1;
+  while (some < most && 2 * some * rows <= near_rows && panels / (2 * some) >= 2 * threads) some *= 2;
+  return some;
+}
+
 // Adds a panel's biases to rows of sums; nothing where there are none.
 void add_bias(const Isa& isa, float* sum, int rows, const std::vector<float>& bias, size_t panel) {
   if (bias.empty()) return;
@@ -110,7 +119,8 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
                   int choices, O* out, size_t out_stride, bool add) {
   const Isa& isa = *engine.isa;
   grouping_.build(slot, weight, rows, choices, slots_);
-  engine.reserve(size_t(ROW_BLOCK + rows) * PANEL * sizeof(float));
+  int together = panels_together(down_.panels(), rows, engine.pool.threads());
+  engine.reserve(size_t(ROW_BLOCK + rows * together) * PANEL * sizeof(float));
   const auto& groups = grouping_.groups;
   int entries = int(grouping_.row.size());
   size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * 32;
@@ -152,34 +162,40 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
 
   Rows<E> joined = down_.operand(engine, Rows<E>{middle, inner}, entries);
 
-  // One task owns 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
+  // One task owns a few panels of 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
   // sum with the others' is the same on whichever nodes they are. A row leaves with its last part.
   auto add_part = sizeof(E) == sizeof(bf16) ? isa.add_rounded : isa.add_scaled;
   auto store = isa.of<O>().store;
-  engine.pool.run_within(down_.panels(), [&](int panel, int worker) {
-    float* sum = engine.scratch<float>(worker);
-    float* total = sum + ROW_BLOCK * PANEL;
+  auto add_product = [&](size_t p, int panel, const char* after, float* sum, float* total) {
+    const Piece& piece = pieces[p];
     int columns = clamp(hidden_ - panel * PANEL, PANEL);
     O* to = out + panel * PANEL;
-    for (size_t p = 0; p < pieces.size(); p++) {
-      const Piece& piece = pieces[p];
-      const char* after = down_.at(pieces[next_piece(p)].slot, panel);
-      down_.multiply(isa, piece.slot, panel, joined.from(piece.first), piece.count, sum, after);
-      add_bias(isa, sum, piece.count, down_bias_, size_t(piece.slot) * down_.panels() + panel);
-      for (int i = 0; i < piece.count; i++) {
-        int e = piece.first + i, r = grouping_.row[e], later = grouping_.row[std::min(e + 8, entries - 1)];
-        for (size_t c = 0; c < PANEL * sizeof(O); c += 64)
-          __builtin_prefetch(reinterpret_cast<char*>(to + later * out_stride) + c, 1);
-        float* so_far = total + size_t(r) * PANEL;
-        if (add && grouping_.first[e])
-          for (int c = 0; c < columns; c++) so_far[c] = to_float(to[r * out_stride + c]);
-        const float* base = add || !grouping_.first[e] ? so_far : NOTHING;
-        add_part(so_far, base, sum + i * PANEL, grouping_.weight[e], PANEL);
-        if (grouping_.last[e]) store(so_far, 1, nullptr, to + r * out_stride, out_stride, columns);
-      }
+    down_.multiply(isa, piece.slot, panel, joined.from(piece.first), piece.count, sum, after);
+    add_bias(isa, sum, piece.count, down_bias_, size_t(piece.slot) * down_.panels() + panel);
+    for (int i = 0; i < piece.count; i++) {
+      int e = piece.first + i, r = grouping_.row[e], later = grouping_.row[std::min(e + 8, entries - 1)];
+      for (size_t c = 0; c < PANEL * sizeof(O); c += 64)
+        __builtin_prefetch(reinterpret_cast<char*>(to + later * out_stride) + c, 1);
+      float* so_far = total + size_t(r) * PANEL;
+      if (add && grouping_.first[e])
+        for (int c = 0; c < columns; c++) so_far[c] = to_float(to[r * out_stride + c]);
+      const float* base = add || !grouping_.first[e] ? so_far : NOTHING;
+      add_part(so_far, base, sum + i * PANEL, grouping_.weight[e], PANEL);
+      if (grouping_.last[e]) store(so_far, 1, nullptr, to + r * out_stride, out_stride, columns);
     }
-    if (!add)
-      for (int r : grouping_.idle) store(NOTHING, 1, nullptr, to + r * out_stride, out_stride, columns);
+  };
+  engine.pool.run_within(ceil_div(down_.panels(), together), [&](int task, int worker) {
+    int first = task * together, end = clamp(down_.panels(), first + together);
+    float* sum = engine.scratch<float>(worker);
+    float* total = sum + ROW_BLOCK * PANEL;
+    for (size_t p = 0; p < pieces.size(); p++)
+      for (int panel = first; panel < end; panel++) {
+        const char* after = panel + 1 < end ? nullptr : down_.at(pieces[next_piece(p)].slot, first);
+        add_product(p, panel, after, sum, total + size_t(panel - first) * rows * PANEL);
+      }
+    for (int panel = first; !add && panel < end; panel++)
+      for (int r : grouping_.idle)
+        store(NOTHING, 1, nullptr, out + panel * PANEL + r * out_stride, out_stride, clamp(hidden_ - panel * PANEL, PANEL));
   });
 }
 

@@ -30,6 +30,7 @@ void pack_int4_column(const int8_t* codes, int n, bool e2m1, int column, char* t
   for (int line = 0; line < INT4_LINES; line++, codes += 8) {
     uint64_t eight;
     memcpy(&eight, codes, 8);
+    if (!e2m1) eight ^= 0x0808080808080808;
     uint16_t words[2] = {side_by_side(eight), side_by_side(eight >> 8)};
     memcpy(tile + line * 64 + column * 4, words, 4);
   }

@@ -3,7 +3,7 @@
 //
 // A group's scales and its blocks lie one after the other, so a panel is one stream. A block has four tiles of 256 bytes. A
 // tile is four lines of 32 words of 16 bits; word w of line i has, lowest first, the codes of word w of lines 4 i to
-// 4 i + 3 of a bf16 tile (isa.h). So one shuffle of words makes a line of bf16.
+// 4 i + 3 of a bf16 tile (isa.h). So one shuffle of words makes a line of bf16. A number in two's complement lies there plus 8.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

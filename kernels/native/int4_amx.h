@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int INT4_CHUNK = 4;  // blocks that are widened at a time: 16 KiB
+constexpr int INT4_TILES_AHEAD = 4096;  // bytes that are asked for early
 
 // Some whole groups of a panel, widened by and by. GROUP: blocks of a group.
 template <int GROUP>
@@ -78,7 +79,7 @@ template <int GROUP>
 void int4_groups(const bf16* a, size_t stride, int rows, const Int4Panel& panel, float* sum, const char* after) {
   alignas(64) bf16 wide[2][INT4_CHUNK * PANEL_BLOCK];
   Groups groups{GROUP * BLOCK, panel.wide};
-  Int4Ahead ahead{panel.data + groups.panel_bytes(panel.blocks), after};
+  Int4Ahead ahead{panel.data + groups.panel_bytes(panel.blocks), after, INT4_TILES_AHEAD};
   auto chunk_at = [&](int b, const char* at) {
     int n = panel.blocks - b < INT4_CHUNK ? panel.blocks - b : INT4_CHUNK;
     return Int4Chunk<GROUP>{at, n, int(groups.scale_bytes()), panel.e2m1, wide[b / INT4_CHUNK % 2]};

@@ -9,8 +9,8 @@ namespace {
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
 // Numbers by their four bits, twice: a shuffle of words looks at five bits, and the fifth says nothing.
 INLINE __m512i int4_numbers(bool e2m1) {
-  static const uint16_t numbers[2][16] = {{0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                           0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80},
+  static const uint16_t numbers[2][16] = {{0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                           0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0},
                                           {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40c0, 0x4100, 0x4140,
                                            0x0000, 0xbf80, 0xc000, 0xc040, 0xc080, 0xc0c0, 0xc100, 0xc140}};
   return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)numbers[e2m1]));
@@ -25,13 +25,12 @@ INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
   }
 }
 
-constexpr int INT4_AHEAD = 4096;  // bytes that are asked for early
-
-// What is read next: past `end`, what lies at `after`.
+// What is read `bytes` later: past `end`, what lies at `after`.
 struct Int4Ahead {
   const char *end, *after;
+  int bytes;
   INLINE const char* of(const char* at) const {
-    at += INT4_AHEAD;
+    at += bytes;
     return at < end ? at : after + (at - end);
   }
 };
@@ -46,8 +45,9 @@ INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
   for (int line = 0; line < INT4_LINES; line++, tile += 64)
     for (int i = 0; i < 4; i++)
       for (int w = 0; w < 32; w += LANES, wide += LANES) {
-        i32v codes = (i32v)(zero_extended(load_raw<u16v>(tile + w * 2)) << (28 - 4 * i)) >> 28;
-        for (int n = 0; e2m1 && n < LANES; n++) codes[n] = E2M1_TWICE[codes[n] & 15];
+        i32v codes = (i32v)(zero_extended(load_raw<u16v>(tile + w * 2)) >> (4 * i)) & 15;
+        if (!e2m1) codes -= 8;
+        for (int n = 0; e2m1 && n < LANES; n++) codes[n] = E2M1_TWICE[codes[n]];
         u32v bits = (u32v)__builtin_convertvector(codes, f32v);
         store_raw(wide, low_halves(bits >> 16));
       }
@@ -61,7 +61,7 @@ INLINE void widen_int4_tile(const char* tile, bool e2m1, float* wide) {
       uint16_t word;
       memcpy(&word, tile + k / 8 * 64 + (c * 2 + k % 2) * 2, 2);
       int code = word >> (k / 2 % 4 * 4) & 15;
-      wide[k * 16 + c] = float(e2m1 ? E2M1_TWICE[code] : code >= 8 ? code - 16 : code);
+      wide[k * 16 + c] = float(e2m1 ? E2M1_TWICE[code] : code - 8);
     }
 }
 

@@ -1,5 +1,5 @@
-// Products with int4 weights for processors with AVX-512 VNNI: numbers are bytes from 0 on after an instruction or two, and
-// VPDPBUSD multiplies them by a row's whole numbers of 16 bits, two bytes each. Sums of a block are exact; they become
+// Products with int4 weights for processors with AVX-512 VNNI: numbers are bytes from 0 on after an instruction or two,
+// and VPDPBUSD multiplies them by a row's whole numbers of 16 bits, two bytes each. Sums of a block are exact; they become
 // floats and are added in ascending order of blocks, times their group's scales.
 #if defined(__x86_64__)
 #ifdef __clang__
@@ -19,6 +19,7 @@ namespace {
 
 constexpr int MOST_WORD = 32639;   // so that both bytes of a number have signs
 constexpr int CODE_OFFSET = 8;     // what a number is below its byte; half as much again with e2m1
+constexpr int BYTES_AHEAD = 8192;  // that are asked for early: every line, or what is missed costs the time of the rest
 constexpr int PASS_ROWS = 4;       // their sums are 16 of the 32 registers
 constexpr int SLICE_ROWS = 32;     // whose sums stay in the nearest cache
 
@@ -37,10 +38,10 @@ INLINE __m128i in_code_order(__m128i bytes) {
 // Bytes of the lower halves of `codes`.
 template <bool E2M1>
 INLINE __m512i bytes_of(__m512i codes) {
-  const __m512i offset = _mm512_set1_epi8(char(0x88)), nibble = _mm512_set1_epi8(15);
-  if (!E2M1) return _mm512_ternarylogic_epi32(codes, offset, nibble, 0x28);  // (a ^ b) & c
+  codes = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+  if (!E2M1) return codes;
   __m128i numbers = _mm_add_epi8(_mm_loadu_si128((const __m128i*)E2M1_TWICE), _mm_set1_epi8(CODE_OFFSET * 3 / 2));
-  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), _mm512_and_si512(codes, nibble));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), codes);
 }
 
 template <int R>
@@ -67,8 +68,9 @@ INLINE void add_codes(Sums<R>& sums, const __m512i (&codes)[2], const uint8_t* a
 template <int R, bool E2M1>
 NOINLINE const char* group_of_words(const uint8_t* row, size_t stride, int block, int all_blocks, const char* at, int blocks,
                                     bool wide, float* sum, const Int4Ahead& ahead) {
-  const char* scales = at;
+  const char *scales = at, *scales_ahead = ahead.of(at);
   at += PANEL * (wide ? 4 : 2);
+  for (int i = 0; i < at - scales; i += 64) _mm_prefetch(scales_ahead + i, _MM_HINT_T1);
   for (int b = block; b < block + blocks; b++, at += INT4_BLOCK) {
     const char* early = ahead.of(at);
     const uint8_t* a = row + size_t(b) * BLOCK;
@@ -138,7 +140,7 @@ void to_words_vnni(const bf16* x, int size, const ByteRows& to, int row) {
 
 void gemm_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
   auto& group = panel.e2m1 ? group_of<true> : group_of<false>;
-  Int4Ahead ahead{panel.data + Groups{panel.group * BLOCK, panel.wide}.panel_bytes(panel.blocks), next.data};
+  Int4Ahead ahead{panel.data + Groups{panel.group * BLOCK, panel.wide}.panel_bytes(panel.blocks), next.data, BYTES_AHEAD};
   for (int first = 0; first < rows; first += SLICE_ROWS) {
     int slice = std::min(SLICE_ROWS, rows - first), passes = (slice + PASS_ROWS - 1) / PASS_ROWS;
     const char *at = panel.data, *after = at;

@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int PASS_ROWS = 4;      // their sums are 16 of the 32 registers
+constexpr int PASS_ROWS = 4;      // their sums are 8 of the 32 registers
 constexpr int SLICE_ROWS = 24;    // whose sums stay in the nearest cache
 constexpr int CHUNK_BLOCKS = 4;   // what several passes over the same weights take at a time: 16 KiB
 constexpr int AHEAD = 6144;       // bytes that are asked for early
@@ -30,62 +30,39 @@ struct Ahead {
   }
 };
 
-// Two tiles side by side share what they read of a row; lines are asked for in the order of their addresses.
+// One tile at a time, so that lines are read in the order of their addresses, which is what prefetchers follow.
 template <int R>
-INLINE void add_line(const uint8_t* a, size_t stride, const int8_t* line, const char* early, __m512i (&total)[2 * R][2]) {
-  __m512i w[2] = {_mm512_loadu_si512(line), _mm512_loadu_si512(line + INT8_TILE)};
+INLINE void add_line(const uint8_t* a, size_t stride, const int8_t* line, const char* early, __m512i (&total)[2 * R]) {
+  __m512i w = _mm512_loadu_si512(line);
   _mm_prefetch(early, _MM_HINT_T1);
-  _mm_prefetch(early + 64, _MM_HINT_T1);
 #pragma GCC unroll 8
   for (int r = 0; r < 2 * R; r++) {
     int four;
     memcpy(&four, a + r * stride, 4);
-    __m512i x = _mm512_set1_epi32(four);
-    for (int j = 0; j < 2; j++) total[r][j] = _mm512_dpbusd_epi32(total[r][j], x, w[j]);
+    total[r] = _mm512_dpbusd_epi32(total[r], _mm512_set1_epi32(four), w);
   }
 }
 
-// Its sums stay in registers from the first block to the last.
-NOINLINE void one_row(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add, const Ahead& ahead) {
-  __m512i total[2][2][2];  // by pair of tiles
-  for (int p = 0; p < 2; p++)
-    for (int r = 0; r < 2; r++)
-      for (int j = 0; j < 2; j++)
-        total[p][r][j] = add ? _mm512_loadu_si512(sum + r * PANEL + p * 32 + j * 16) : _mm512_setzero_si512();
-  for (int b = 0; b < blocks; b++, a += INT8_INPUTS, at += INT8_BLOCK) {
-    const char* early = ahead.of(at);
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; p++) {
-      const int8_t* line = at + 2 * p * INT8_TILE;
-      for (int i = 0; i < INT8_INPUTS; i += 4, line += 64, early += 128) add_line<1>(a + i, stride, line, early, total[p]);
-    }
-  }
-  for (int p = 0; p < 2; p++)
-    for (int r = 0; r < 2; r++)
-      for (int j = 0; j < 2; j++) _mm512_storeu_si512(sum + r * PANEL + p * 32 + j * 16, total[p][r][j]);
-}
-
-// Only sums of one block's two tiles are in registers: GCC copies more than those at every line.
+// Only one tile's sums of one block are in registers: GCC copies more than those at every line.
 template <int R>
-NOINLINE void rows_vnni(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add, const Ahead& ahead) {
+NOINLINE void rows_vnni(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add,
+                        const Ahead& ahead) {
   for (int b = 0; b < blocks; b++, a += INT8_INPUTS, at += INT8_BLOCK, add = true) {
     const char* early = ahead.of(at);
-    for (int t = 0; t < 4; t += 2) {
-      const int8_t* line = at + t * INT8_TILE;
-      __m512i total[2 * R][2];
+    const int8_t* line = at;
+    for (int t = 0; t < 4; t++) {
+      __m512i total[2 * R];
 #pragma GCC unroll 8
       for (int r = 0; r < 2 * R; r++)
-        for (int j = 0; j < 2; j++)
-          total[r][j] = add ? _mm512_loadu_si512(sum + r * PANEL + (t + j) * 16) : _mm512_setzero_si512();
-      for (int i = 0; i < INT8_INPUTS; i += 4, line += 64, early += 128) add_line<R>(a + i, stride, line, early, total);
+        total[r] = add ? _mm512_loadu_si512(sum + r * PANEL + t * 16) : _mm512_setzero_si512();
+      for (int i = 0; i < INT8_INPUTS; i += 4, line += 64, early += 64) add_line<R>(a + i, stride, line, early, total);
 #pragma GCC unroll 8
-      for (int r = 0; r < 2 * R; r++)
-        for (int j = 0; j < 2; j++) _mm512_storeu_si512(sum + r * PANEL + (t + j) * 16, total[r][j]);
+      for (int r = 0; r < 2 * R; r++) _mm512_storeu_si512(sum + r * PANEL + t * 16, total[r]);
     }
   }
 }
 
-constexpr decltype(&one_row) some_rows[] = {nullptr, one_row, rows_vnni<2>, rows_vnni<3>, rows_vnni<4>};
+constexpr decltype(&rows_vnni<1>) some_rows[] = {nullptr, rows_vnni<1>, rows_vnni<2>, rows_vnni<3>, rows_vnni<4>};
 
 }  // namespace
 
@@ -94,6 +71,10 @@ void to_bytes_avx512(const bf16* x, int size, const ByteRows& to, int row) { row
 void gemm_bytes_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
   alignas(64) int32_t whole[2 * SLICE_ROWS * PANEL];
   Ahead ahead{reinterpret_cast<const char*>(panel.data) + size_t(panel.blocks) * INT8_BLOCK, next.data};
+  for (int c = 0; c < PANEL; c += 16) {  // which the sums need in the end, and which lie elsewhere
+    _mm_prefetch(reinterpret_cast<const char*>(panel.scale + c), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(panel.correction + c), _MM_HINT_T0);
+  }
   for (int first = 0; first < rows; first += SLICE_ROWS) {
     int n = std::min(SLICE_ROWS, rows - first), passes = (n + PASS_ROWS - 1) / PASS_ROWS;
     int chunk = passes == 1 ? panel.blocks : CHUNK_BLOCKS;

@@ -115,13 +115,19 @@ INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-// Code j of sixteen words as whole numbers.
+// Code j of sixteen words as whole numbers; in two's complement, if not of e2m1.
 template <bool E2M1>
 INLINE __m256i numbers_of_codes(__m256i codes, int j) {
   if (!E2M1) return _mm256_srai_epi16(j < 3 ? _mm256_slli_epi16(codes, 12 - 4 * j) : codes, 12);
   const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE));
   __m256i index = _mm256_and_si256(_mm256_srli_epi16(codes, 4 * j), _mm256_set1_epi16(15));
   return _mm256_srai_epi16(_mm256_slli_epi16(_mm256_shuffle_epi8(numbers, index), 8), 8);
+}
+
+template <bool E2M1>
+INLINE __m256i codes_at(const char* at) {
+  __m256i codes = _mm256_loadu_si256((const __m256i*)at);
+  return E2M1 ? codes : _mm256_xor_si256(codes, _mm256_set1_epi16(int16_t(0x8888)));
 }
 
 // sum[R][64] += the products of one group times its scales. Word w of a line has four codes: inputs w % 2, 2 + w % 2, ..
@@ -139,7 +145,7 @@ NOINLINE const char* int4_words(const int16_t* a, size_t stride, const char* at,
       for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
         _mm_prefetch(early, _MM_HINT_T0);
         __m256i codes[2];
-        for (int v = 0; v < 2; v++) codes[v] = _mm256_loadu_si256((const __m256i*)(at + v * 32));
+        for (int v = 0; v < 2; v++) codes[v] = codes_at<E2M1>(at + v * 32);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
           __m256i w[2];
