@@ -102,6 +102,50 @@ def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> N
     assert served.tpot(wide, 96) / plain.tpot(wide, 96) == pytest.approx(2.0, rel=1e-3)
 
 
+def whole(peers: int, half: float) -> list[dict[str, object]]:
+    """Steps in one call: such halves, and 2 us each way."""
+    known = {"part": "whole", "peers": peers, "kernel": 1e-6, "seconds": 2e-6}
+    return [
+        known | {"requests": n, "bytes": 256 * n, "half": half * (1e-4 + 1e-5 * n)} for n in (1, 4, 16, 64)
+    ]
+
+
+SLOW_WAY: list[dict[str, object]] = [
+    {"part": part, "requests": n, "peers": 1, "bytes": 256 * n, "seconds": seconds}
+    for n in (1, 4, 16, 64)
+    for part, seconds in (("kernel", 3e-5), ("exchange", 8e-5), ("answer", 2e-5))
+]
+
+
+def test_a_step_in_one_call_has_stages_of_its_own(tmp_path: Path) -> None:
+    """One micro-batch of one attention node: half the attention, and 4 us a layer in place of 160."""
+    layers = load_model("nano").experts.layers
+    apart = machine(calibration(tmp_path, *SLOW_WAY), 2)
+    once = machine(calibration(tmp_path, *SLOW_WAY, *whole(1, 0.5)), 2)
+    for requests in (1, 8, 64):
+        one = Processes(1, 1, 1, requests)
+        saved = 0.5 * (1e-4 + 1e-5 * requests) + 156e-6
+        assert apart.tpot(one, 96) - once.tpot(one, 96) == pytest.approx(layers * saved, rel=0.2)
+    assert once.tpot(Processes(1, 1, 2, 1), 96) == once.tpot(Processes(1, 1, 1, 1), 96), "one is filled"
+    for nodes in (Processes(1, 1, 2, 8), Processes(2, 1, 1, 8)):
+        assert once.tpot(nodes, 96) == pytest.approx(apart.tpot(nodes, 96))
+
+
+def test_runs_of_steps_in_one_call_say_nothing_of_others(tmp_path: Path) -> None:
+    rows = [*SLOW_WAY, *whole(1, 0.5)]
+    plain, one, two = machine(calibration(tmp_path, *rows), 2), Processes(1, 1, 1, 8), Processes(1, 1, 2, 8)
+    known = {"part": "run", "context": 96, "attention": 1, "experts": 1, "requests": 8}
+    runs = [
+        known | {"micro_batches": nodes.micro_batches, "seconds": factor * plain.tpot(nodes, 96)}
+        for nodes, factor in ((one, 1.2), (two, 1.5))
+    ]
+    served = machine(calibration(tmp_path, *rows, *runs), 2)
+    for nodes, factor in ((one, 1.2), (two, 1.5), (Processes(1, 2, 2, 1), 1.2)):
+        assert served.tpot(nodes, 96) / plain.tpot(nodes, 96) == pytest.approx(factor, rel=0.02)
+    only = machine(calibration(tmp_path, *rows, runs[1]), 2)
+    assert only.tpot(one, 96) / plain.tpot(one, 96) == pytest.approx(1.5, rel=0.02), "of the nearest kind"
+
+
 def test_stages_beside_a_busy_core_are_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     beside = [
         {"part": "beside", "stage": stage, "alone": 1e-4, "seconds": 1.5e-4}
