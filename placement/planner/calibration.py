@@ -61,6 +61,8 @@ _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whol
 _LEAST_OF = {"requests": 1.0, "attention": 1.0, "peers": 1.0, "micro_batches": 1.0} | dict.fromkeys(
     ("alone", "half", "kernel"), 1e-9
 )
+_NODES = ("attention", "experts", "micro_batches")
+_MOST_NODES = 8  # of either kind that one machine's calibration serves with; and micro-batches
 _NOISE, _TILT = (
     0.1,
     0.05,
@@ -88,10 +90,7 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
             continue
         fields, names = Fields(where, row), _FIELDS[part]
         found[part].append(
-            {
-                name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
-                for name in (*names, *filter(fields.has, _MORE))
-            }
+            {name: _number(fields, name) for name in (*names, *filter(fields.has, _MORE))}
             | {"seconds": fields.number("seconds", least=1e-9)}
         )
     for part in ("attention", "experts"):
@@ -101,6 +100,13 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
                 param="curves",
             )
     return found
+
+
+def _number(fields: Fields, name: str) -> float:
+    value = fields.number(name, least=_LEAST_OF.get(name, 0.0))
+    if name in _NODES and (value != int(value) or value > _MOST_NODES):
+        raise fields.refuse(name, f"must be a whole number up to {_MOST_NODES}")
+    return value
 
 
 def _part(row: object) -> str:

@@ -206,6 +206,14 @@ def test_colocated_steps_are_one_call_and_others_are_not() -> None:
     assert before.in_one_call is before
 
 
+@pytest.mark.parametrize("name", ["attention", "experts", "micro_batches"])
+@pytest.mark.parametrize("count", [0.5, 1e6])
+def test_a_run_of_half_a_node_or_a_million_is_refused(name: str, count: float) -> None:
+    row = {"part": "run", "requests": 8, "context": 96, "attention": 2, "experts": 1, "micro_batches": 2}
+    with pytest.raises(ConfigError, match=f"c:1: {name} must be"):
+        fitted(row | {"seconds": 1e-3, name: count})
+
+
 @pytest.mark.parametrize("row", [{"half": 0}, {"kernel": -1}, {"peers": 0}, {"half": "x"}])
 def test_a_step_in_one_call_of_nothing_is_refused(row: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="c:1: "):
