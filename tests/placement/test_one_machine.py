@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.cli.main import run
@@ -129,6 +131,30 @@ def test_a_step_in_one_call_has_stages_of_its_own(tmp_path: Path) -> None:
     assert once.tpot(Processes(1, 1, 2, 1), 96) == once.tpot(Processes(1, 1, 1, 1), 96), "one is filled"
     for nodes in (Processes(1, 1, 2, 8), Processes(2, 1, 1, 8)):
         assert once.tpot(nodes, 96) == pytest.approx(apart.tpot(nodes, 96))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shares=st.tuples(st.floats(0.2, 3.0), st.floats(0.2, 3.0)),
+    ways=st.tuples(st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3)),
+    requests=st.integers(1, 64),
+)
+def test_a_longer_half_or_way_never_makes_a_step_shorter(
+    tmp_path: Path, shares: tuple[float, float], ways: tuple[float, float], requests: int
+) -> None:
+    """Whatever was measured of steps in one call; and two micro-batches never feel it."""
+    shorter, longer = (
+        machine(
+            calibration(
+                tmp_path, *SLOW_WAY, *({**row, "kernel": 1e-7, "seconds": way} for row in whole(1, share))
+            ),
+            2,
+        )
+        for share, way in ((min(shares), min(ways)), (max(shares), max(ways)))
+    )
+    one, two = Processes(1, 1, 1, requests), Processes(1, 1, 2, 2 * requests)
+    assert shorter.tpot(one, 96) <= longer.tpot(one, 96) * (1 + 1e-6)
+    assert shorter.tpot(two, 96) == longer.tpot(two, 96)
 
 
 def test_runs_of_steps_in_one_call_say_nothing_of_others(tmp_path: Path) -> None:
