@@ -1,8 +1,10 @@
 """`afserve`: the table of commands. Each is imported when it is called, so `--help` needs neither torch nor gRPC.
 
-An AfserveError becomes one line on stderr and its exit code; nothing else is caught.
+An AfserveError becomes one line on stderr and its exit code, and so does a path that cannot be used; nothing else is
+caught.
 """
 
+import errno
 import importlib
 import importlib.util
 import sys
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from afserve import __version__
-from afserve.errors import AfserveError
+from afserve.errors import AfserveError, shown
 
 # name -> (where it lives, what `afserve --help` says). A command whose module is not installed is not shown.
 COMMANDS = {
@@ -81,6 +83,10 @@ cli = LazyGroup(
 cli = click.version_option(__version__, prog_name="afserve", message="%(prog)s %(version)s")(cli)
 
 
+_UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
+"""What a path that somebody typed may be, wherever it is looked at first."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """The exit code: 0, 1 for a failure of ours or of a node, 2 for what the caller can fix, 130 for Ctrl-C."""
     try:
@@ -89,6 +95,10 @@ def run(arguments: Sequence[str]) -> int:
         return _say(error.format_message(), error.exit_code)
     except AfserveError as error:
         return _say(error.message, error.exit_code)
+    except OSError as error:
+        if error.filename is None or error.errno not in _UNUSABLE:
+            raise
+        return _say(f"{shown(str(error.filename))}: {error.strerror}; give another file or name", 2)
     except (click.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0

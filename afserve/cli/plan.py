@@ -149,6 +149,8 @@ def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...
                 f"--{option} {shown(str(path))}: there is no folder {shown(str(path.parent))}; make it first",
                 param=option,
             )
+        if path.is_dir():
+            raise ConfigError(f"--{option} {shown(str(path))}: it is a folder", param=option)
 
 
 def _check_file(option: str, path: Path | None) -> None:

@@ -242,8 +242,9 @@ def _check_timeline(path: Path | None, plan: "Plan") -> None:
         raise ConfigError(
             "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
         )
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"--timeline {path}: there is no such folder; make it first", param="timeline")
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = "it is a folder" if path.is_dir() else "there is no such folder; make it first"
+        raise ConfigError(f"--timeline {path}: {why}", param="timeline")
 
 
 def _write_timeline(path: Path, played: "Played") -> None:

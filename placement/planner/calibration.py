@@ -5,6 +5,7 @@
     {"part": "exchange", "requests": 8, "bytes": 131072, "seconds": 2.0e-5}   one direction, both ends' work included
     {"part": "kernel", "requests": 8, "peers": 1, "seconds": 5.0e-6}          one send or receive, the node's own work
     {"part": "answer", "requests": 8, "seconds": 1.2e-5}                      an expert node's own work on one message
+    {"part": "whole", "requests": 8, "peers": 1, "bytes": 131072, "half": 1.1e-4, "kernel": 3.0e-6, "seconds": 1.2e-5}
     {"part": "step", "requests": 8, "seconds": 9.0e-4}                        a step outside its layers, head included
     {"part": "control", "requests": 8, "seconds": 3.0e-4, "served": 4.1e-3}   what serving adds to a step of a node
     {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
@@ -13,9 +14,10 @@
 
 `rows` counts row-expert pairs, `active` the distinct experts among them. `experts` of a run
 counts its expert nodes, 0 where experts are in the same process; `seconds` is its time per token. What stages leave out
-of a whole run (wake-ups, work that was put off, others on the machine) is the ratio of runs to their stages. Lines with
-other parts are left alone. At
-least three lines of each of the first two parts are needed; the others fall back to the link's own figures or to none.
+of a whole run (wake-ups, work that was put off, others on the machine) is the ratio of runs to their stages. `whole`
+is of steps that are one native call: a layer's attention half, a send or receive, one direction. Lines with other parts
+are left alone. At least three lines of each of the first two parts are needed; the others fall back to the link's own
+figures or to none.
 """
 
 import json
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
+from afserve.placement.planner.calibration_links import LEAST, by_row, column, in_one_call, kernel, line, link
 from afserve.placement.planner.fields import Fields
 from afserve.placement.planner.fit import Fit, fit_positive
 from afserve.placement.planner.hardware import Hardware
@@ -33,19 +36,19 @@ from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_curve import Curve, CurveSet
 from afserve.placement.planner.perf_experts import Routing, active_experts
-from afserve.placement.planner.perf_ffn import distinct_targets, expert_layer
+from afserve.placement.planner.perf_ffn import expert_layer
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.shape import ModelShape
 from afserve.placement.planner.workload import fixed_context
 
 Array = NDArray[np.float64]
-_LEAST = 3
 _FIELDS = {
     "attention": ("requests", "context"),
     "experts": ("rows", "active"),
     "exchange": ("requests", "bytes"),
     "kernel": ("requests", "peers"),
     "answer": ("requests",),
+    "whole": ("requests", "peers", "bytes", "half", "kernel"),
     "step": ("requests",),
     "control": ("requests",),
     "gateway": ("requests",),
@@ -55,7 +58,11 @@ _FIELDS = {
 }
 _DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
-_LEAST_OF = {"requests": 1.0, "attention": 1.0, "micro_batches": 1.0, "alone": 1e-9}
+_LEAST_OF = {"requests": 1.0, "attention": 1.0, "peers": 1.0, "micro_batches": 1.0} | dict.fromkeys(
+    ("alone", "half", "kernel"), 1e-9
+)
+_NODES = ("attention", "experts", "micro_batches")
+_MOST_NODES = 8  # of either kind that one machine's calibration serves with; and micro-batches
 _NOISE, _TILT = (
     0.1,
     0.05,
@@ -70,12 +77,12 @@ _SLOWER = (1.0, 0.1, 0.01)
 def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mapping[str, float]]]:
     """Measurements by part. Raises ConfigError naming file and line."""
     found: dict[str, list[Mapping[str, float]]] = {part: [] for part in _FIELDS}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
             continue
         where = f"{source}:{number}"
         try:
-            row = json.loads(line)
+            row = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
         part = _part(row)
@@ -83,19 +90,23 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
             continue
         fields, names = Fields(where, row), _FIELDS[part]
         found[part].append(
-            {
-                name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
-                for name in (*names, *filter(fields.has, _MORE))
-            }
+            {name: _number(fields, name) for name in (*names, *filter(fields.has, _MORE))}
             | {"seconds": fields.number("seconds", least=1e-9)}
         )
     for part in ("attention", "experts"):
-        if len(found[part]) < _LEAST:
+        if len(found[part]) < LEAST:
             raise ConfigError(
-                f"{source}: {len(found[part])} {part} measurements, at least {_LEAST} needed. Run afserve bench again",
+                f"{source}: {len(found[part])} {part} measurements, at least {LEAST} needed. Run afserve bench again",
                 param="curves",
             )
     return found
+
+
+def _number(fields: Fields, name: str) -> float:
+    value = fields.number(name, least=_LEAST_OF.get(name, 0.0))
+    if name in _NODES and (value != int(value) or value > _MOST_NODES):
+        raise fields.refuse(name, f"must be a whole number up to {_MOST_NODES}")
+    return value
 
 
 def _part(row: object) -> str:
@@ -121,7 +132,7 @@ def fit_calibration(
 ) -> CurveSet:
     """Curves that reproduce these stage times with this shape on this chip's stated peaks."""
     attention, core, layer = _attention(rows["attention"], shape, chip, precision)
-    kernel, answer = _kernel(rows["kernel"], shape.experts.top_k), _by_row(rows["answer"])
+    sends, answer = kernel(rows["kernel"], shape.experts.top_k), by_row(rows["answer"])
     curves = {
         "gemm": attention,
         "core": core,
@@ -129,14 +140,16 @@ def fit_calibration(
         "attention_layer": layer,
         "experts": _experts(rows["experts"], shape, chip, precision),
         "step": _step(rows["step"], rows["control"], shape, chip, attention),
-        "gateway": _line(rows["gateway"]),
-        "exchange": kernel,
+        "gateway": line(rows["gateway"]),
+        "exchange": sends,
         "allreduce": Curve(0.0, 1.0, 1.0),
-        **dict.fromkeys(("fast_link", "network"), _link(rows["exchange"], kernel, answer, chip)),
+        **dict.fromkeys(("fast_link", "network"), link(rows["exchange"], sends, answer, chip)),
     }
     if answer.rows:
         curves["answer"] = answer
-    curves["together"] = _together(rows, CurveSet(source, curves, 0.0), shape, chip, precision)
+    whole = in_one_call(rows["whole"], layer, _halves(rows["attention"]), shape.experts.top_k, chip)
+    apart = curves | {"attention_layer": whole.get("attention_layer", layer)}
+    curves["together"] = _together(rows, CurveSet(source, apart, 0.0), shape, chip, precision)
     for stage in ("attention", "experts"):
         longer = [row["seconds"] / row["alone"] for row in rows[f"{stage} beside"]]
         if longer:
@@ -145,17 +158,29 @@ def fit_calibration(
             )
     for name, experts in (("served", 0.0), ("served_apart", 1.0)):
         runs = [row for row in rows["run"] if row["experts"] == experts and row["attention"] == 1]
+        if experts and whole:
+            runs = [row for row in runs if min(row.get("micro_batches", 1.0), row["requests"]) > 1]
         if runs:
-            known = Setting(shape, CurveSet(source, curves, 0.0), fixed_context(1.0), precision, Routing())
+            stages = CurveSet(source, curves, 0.0)
+            stages.whole = CurveSet(source, curves | whole, 0.0) if whole else None
+            known = Setting(shape, stages, fixed_context(1.0), precision, Routing())
             curves[name] = Curve(0.0, 1.0, 1.0, rows=len(runs), bend=served_bend(runs, known, chip))
     spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
     most = (
-        float(_column(rows["attention"], "requests").max()),
-        float(_column(rows["attention"], "context").max()),
+        float(column(rows["attention"], "requests").max()),
+        float(column(rows["attention"], "context").max()),
     )
     fitted = CurveSet(source, curves, max(spread, 0.02), most=most)
     fitted.runs = tuple(row for row in rows["run"] if row["experts"])
+    if whole:
+        fitted.whole = CurveSet(source, curves | whole, fitted.model_spread, most=most)
     return fitted
+
+
+def _halves(rows: Sequence[Mapping[str, float]]) -> dict[float, float]:
+    """Seconds of a layer's attention half by requests, at the shortest context of each."""
+    longest_first = sorted(rows, key=lambda row: -row["context"])
+    return {row["requests"]: row["seconds"] for row in longest_first}
 
 
 def served_bend(
@@ -187,15 +212,11 @@ def bend_through(ratios: Sequence[tuple[float, float]]) -> tuple[tuple[float, fl
     return tuple((end, float(np.exp(level + slope * np.log2(end / _REFERENCE)))) for end in ends)
 
 
-def _column(rows: Sequence[Mapping[str, float]], name: str) -> Array:
-    return np.array([row[name] for row in rows])
-
-
 def _attention(
     rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
 ) -> tuple[Curve, Curve, Curve]:
     """(products, core, launch per layer)."""
-    requests, context = _column(rows, "requests"), _column(rows, "context")
+    requests, context = column(rows, "requests"), column(rows, "context")
 
     def build(v: Array) -> tuple[Curve, Curve, Curve]:
         return Curve(0.0, v[1], v[2], row_bytes=v[5]), Curve(0.0, v[3], v[4]), Curve(v[0], 1.0, 1.0)
@@ -210,7 +231,7 @@ def _attention(
 
     start = np.array([2e-5, 0.6, 0.3, 0.6, 0.2, 1.0])
     prior = np.array([2.0, _SHARE, _SHARE, _SHARE, _SHARE, 1.0])
-    seconds = _column(rows, "seconds")
+    seconds = column(rows, "seconds")
     fit = _fitted(predict, seconds, _scaled(start, (1, 2, 3, 4), predict, seconds), prior)
     products, core, layer = (_with_spread(curve, fit) for curve in build(fit.values))
     ratio = seconds / predict(fit.values)
@@ -221,7 +242,7 @@ def _attention(
 def _experts(
     rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
 ) -> Curve:
-    pairs, active = _column(rows, "rows"), _column(rows, "active")
+    pairs, active = column(rows, "rows"), column(rows, "active")
 
     def build(v: Array) -> Curve:
         return Curve(v[0], v[1], v[2], pad_rows=0.0, per_group=v[3], row_bytes=v[4])
@@ -232,7 +253,7 @@ def _experts(
         )
 
     start, prior = np.array([2e-5, 0.6, 0.3, 1e-6, 1.0]), np.array([2.0, _SHARE, _SHARE, 2.0, 1.0])
-    seconds = _column(rows, "seconds")
+    seconds = column(rows, "seconds")
     fit = _fitted(predict, seconds, _scaled(start, (1, 2), predict, seconds), prior)
     return _with_spread(build(fit.values), fit)
 
@@ -265,9 +286,9 @@ def _step(
 ) -> Curve:
     """Seconds per step and per request beside the LM head, which the products' curve already prices."""
     served = _control(control)
-    if len(rows) < _LEAST:
+    if len(rows) < LEAST:
         return served
-    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    requests, seconds = column(rows, "requests"), column(rows, "seconds")
     elems = shape.vocab * shape.hidden
     head = products.seconds(
         2.0 * elems + 0 * requests, 2 * requests * elems, chip.bandwidth, chip.flops("bf16")
@@ -281,9 +302,9 @@ def _control(rows: Sequence[Mapping[str, float]]) -> Curve:
     """As `_line`, but what is met are whole served steps: this is the small difference of two large times, which may
     be twice as much or nothing when either was measured 5 % off. A served run that the machine was slower in, all
     sizes alike, tells nothing of the control plane: a speed of the engine's part is fitted too, and left out."""
-    if len(rows) < _LEAST:
+    if len(rows) < LEAST:
         return Curve(0.0, 1.0, 1.0)
-    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    requests, seconds = column(rows, "requests"), column(rows, "seconds")
     whole = np.array([row.get("served", row["seconds"]) for row in rows])
     engine = np.maximum(whole - seconds, 0.0)
     fit = fit_positive(
@@ -305,11 +326,11 @@ def _together(
     """What a layer takes longer where one process computes both halves than they do apart: each finds the other's
     weights in the caches. From the engine's own whole steps, those that served ones are compared with."""
     steps = [row for row in rows["control"] if row.get("served", 0.0) > row["seconds"]]
-    if len(steps) < _LEAST:
+    if len(steps) < LEAST:
         return Curve(0.0, 1.0, 1.0)
-    requests, layers = _column(steps, "requests"), shape.experts.layers
-    whole = _column(steps, "served") - _column(steps, "seconds")
-    context = float(_column(rows["attention"], "context").min())
+    requests, layers = column(steps, "requests"), shape.experts.layers
+    whole = column(steps, "served") - column(steps, "seconds")
+    context = float(column(rows["attention"], "context").min())
     alone = CurveSet(
         apart.name, apart.curves | {"step": _step(rows["step"], (), shape, chip, apart.curves["gemm"])}, 0.0
     )
@@ -326,56 +347,6 @@ def _together(
         prior_spread=np.array([3.0, 3.0]),
     )
     return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(steps))
-
-
-def _line(rows: Sequence[Mapping[str, float]]) -> Curve:
-    """Seconds per step and per request; nothing where it was not measured."""
-    if len(rows) < _LEAST:
-        return Curve(0.0, 1.0, 1.0)
-    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
-    fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-5]))
-    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
-
-
-def _kernel(rows: Sequence[Mapping[str, float]], top_k: int) -> Curve:
-    """Per send or receive, per further peer, and per row and peer that gets it."""
-    if len(rows) < _LEAST:
-        return Curve(0.0, 1.0, 1.0)
-    requests, peers, seconds = (_column(rows, name) for name in ("requests", "peers", "seconds"))
-    sent = requests * distinct_targets(top_k, peers)
-    fit = fit_positive(
-        lambda v: np.asarray(v[0] + v[1] * (peers - 1) + v[2] * sent), seconds, np.array([1e-5, 1e-5, 1e-7])
-    )
-    launch, further, each = (float(value) for value in fit.values)
-    further = further if (peers > 1).any() else 0.0
-    return Curve(launch, 1.0, 1.0, fit.spread, per_group=further, per_row=each, rows=len(rows))
-
-
-def _by_row(rows: Sequence[Mapping[str, float]]) -> Curve:
-    line = _line(rows)
-    return replace(line, per_group=0.0, per_row=line.per_group)
-
-
-def _link(rows: Sequence[Mapping[str, float]], kernel: Curve, answer: Curve, chip: Hardware) -> Curve:
-    """Launch and share of bandwidth of the link alone, beyond the latency that the chip's file gives.
-
-    A measured one-way time contains the work of both ends, which is subtracted first: a send or receive at the
-    attention side (`kernel`) and half of an expert node's work on a message (`answer`; a second `kernel` where no
-    answer was measured). Example: 20 us one way, a kernel of 5 us and an answer of 8 us leave 20 - 5 - 4 = 11 us for
-    the link.
-    """
-    if len(rows) < _LEAST:
-        return Curve(0.0, 1.0, 1.0)
-    requests, size, whole = (_column(rows, name) for name in ("requests", "bytes", "seconds"))
-    own = kernel.launch + kernel.per_row * requests
-    there = (answer.launch + answer.per_row * requests) / 2 if answer.rows else own
-    fit = fit_positive(
-        lambda v: np.asarray(v[0] + size / (chip.network * v[1])),
-        np.maximum(whole - own - there, 0.02 * whole),
-        np.array([1e-5, 0.5]),
-    )
-    launch = float(fit.values[0]) - chip.network_latency
-    return Curve(launch, float(fit.values[1]), 1.0, fit.spread, rows=len(rows))
 
 
 def _with_spread(curve: Curve, fit: Fit) -> Curve:

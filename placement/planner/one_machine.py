@@ -4,7 +4,9 @@ The closed form gives every node hardware of its own. Here the stage times of a 
 cores (`shared_cores.py`), longer where another core is busy by as much as the calibration measured. What its own served
 runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, and those
 with more busy nodes than cores, either of experts or of attention. An attention node without work beside them makes
-every call of the experts longer by what one request's layer took longer with such a node. Values in, values out.
+every call of the experts longer by what one request's layer took longer with such a node. One attention node with one
+micro-batch takes a step in one native call; where that was measured, its stages and runs are others than those of
+layers that are sent one by one. Values in, values out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,9 +52,14 @@ class Processes:
         """Micro-batches of each of them."""
         return int(max(1, min(self.micro_batches, self.requests // self.ranks)))
 
+    @property
+    def alone(self) -> bool:
+        """Whether one micro-batch of one node is all that there is."""
+        return self.ranks * self.filled == 1
+
     def crowd(self, cores: int) -> str:
         """One micro-batch is either with the attention node or with the expert nodes."""
-        busy = self.ranks + self.experts if self.ranks * self.filled > 1 else self.experts
+        busy = self.experts if self.alone else self.ranks + self.experts
         if busy > cores:
             return ATTENTION if self.ranks > 1 else EXPERTS
         idle = self.attention - self.ranks + self.prefill
@@ -64,16 +71,18 @@ class OneMachine:
 
     def __init__(self, setting: Setting, chip: Hardware, cores: int) -> None:
         own = setting.curves
-        stages = {name: curve for name, curve in own.curves.items() if name != "served_apart"}
-        alone = CurveSet(own.name, stages, own.model_spread)
+        alone = _stages_of(own)
+        alone.whole = None if own.whole is None else _stages_of(own.whole)
         self._setting, self._chip, self.cores = replace(setting, curves=alone, reached=None), chip, cores
-        self._longer: dict[str, Curve] = {}
+        self._longer: dict[tuple[str, bool], Curve] = {}
         self._idle = 0.0
-        ratios: dict[str, list[tuple[float, float]]] = {}
+        ratios: dict[tuple[str, bool], list[tuple[float, float]]] = {}
         for kind, nodes, run in self._runs(own):
             if kind != IDLE:
                 ratio = run["seconds"] / self.tpot(nodes, run["context"])
-                ratios.setdefault(kind, []).append((run["requests"] / nodes.ranks, ratio))
+                ratios.setdefault((kind, self._in_one_call(nodes)), []).append(
+                    (run["requests"] / nodes.ranks, ratio)
+                )
         self._longer = {
             kind: Curve(0.0, 1.0, 1.0, bend=bend_through(found)) for kind, found in ratios.items()
         }
@@ -104,10 +113,14 @@ class OneMachine:
             layers=setting.shape.experts.layers,
         )
 
+    def _in_one_call(self, nodes: Processes) -> bool:
+        return nodes.alone and self._setting.curves.whole is not None
+
     def _served(self, nodes: Processes) -> float:
         """What served runs took over their play; of a kind that never ran, those that are most alike."""
-        kind = nodes.crowd(self.cores)
-        alike = (kind, EXPERTS, ALONE) if kind == ATTENTION else (kind, ALONE)
+        kind, whole = nodes.crowd(self.cores), self._in_one_call(nodes)
+        kinds = (kind, EXPERTS, ALONE) if kind == ATTENTION else (kind, ALONE)
+        alike = [(one, whole) for one in kinds] + [(one, not whole) for one in kinds]
         known = next((self._longer[one] for one in alike if one in self._longer), None)
         if known is None:
             return 1.0
@@ -115,6 +128,7 @@ class OneMachine:
 
     def _stages(self, setting: Setting, nodes: Processes, each: float) -> CoreStages:
         """`each`: requests of a micro-batch."""
+        setting = setting.in_one_call if nodes.alone else setting
         chip, curves, experts = self._chip, setting.curves.curves, nodes.experts
         devices, batch = np.array([float(experts)]), np.array([each])
         alone = afd_stages(setting, chip, chip, 1, nodes.filled, np.ones(1), devices, batch)
@@ -147,6 +161,12 @@ class OneMachine:
             attention_beside=_beside(curves, "attention"),
             experts_beside=_beside(curves, "experts"),
         )
+
+
+def _stages_of(curves: CurveSet) -> CurveSet:
+    """Without what served runs took over the closed form."""
+    stages = {name: curve for name, curve in curves.curves.items() if name != "served_apart"}
+    return CurveSet(curves.name, stages, curves.model_spread)
 
 
 def _beside(curves: Mapping[str, Curve], stage: str) -> float:

@@ -131,8 +131,10 @@ def colocated_stages(
 
     One rank: experts are split over its devices and the sum is one all-reduce. Several: all-to-all both ways, every
     chosen device gets its own copy (low-latency kernels). Two micro-batches overlap transfers with compute, but their
-    send and receive kernels still take device time.
+    send and receive kernels still take device time. afserve's own steps are one native call, where a calibration has
+    measured them.
     """
+    setting = setting.in_one_call
     shape, layers = setting.shape, setting.shape.experts.layers
     devices = ranks * tensor_parallel
     times = attention_half(setting, chip, tensor_parallel, ranks, batch)

@@ -74,7 +74,8 @@ class CurveSet:
 
     MFA has one key-value head for all queries, as absorbed MLA has, and borrows its curve. most: the requests and the
     tokens of context of the largest steps that were measured on one's own machine. models: what it was measured with,
-    where that is one machine's own; runs: what was served there with experts apart, rows of a calibration.
+    where that is one machine's own; runs: what was served there with experts apart, rows of a calibration; whole: the
+    curves of decode steps that are one native call, where they were measured.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class CurveSet:
         self.most = most
         self.models: tuple[str, ...] = ()
         self.runs: tuple[Mapping[str, float], ...] = ()
+        self.whole: CurveSet | None = None
 
     def spread_on(self, hardware: str) -> float:
         """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on, and a

@@ -82,6 +82,15 @@ class Setting:
         )
 
     @property
+    def in_one_call(self) -> "Setting":
+        """Of decode steps that are one native call; this setting where those were not measured."""
+        whole = self.curves.whole
+        if whole is None:
+            return self
+        reached = None if self.reached is None else scaled(whole, self.engine.rates)
+        return replace(self, curves=whole, reached=reached)
+
+    @property
     def decode_curves(self) -> CurveSet:
         return self.curves if self.reached is None else self.reached
 

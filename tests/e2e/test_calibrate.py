@@ -3,20 +3,27 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen
+from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen, wholes
 from afserve.cli.bench.case import Case
+from afserve.cli.bench.stages import Engine
 from afserve.cli.main import run
+from afserve.comm.m2n.link import ExpertLink
+from afserve.config import ModelSource
+from afserve.kernels.ops import open_ops
 from afserve.launch.machine import this_machine
+from afserve.launch.models import find_model
 from afserve.placement.planner.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
 from bench.planner_self import judged_all, main, summaries
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
+WHOLE = "whole"
 BESIDE = {"attention beside", "experts beside"}
 
 
@@ -30,12 +37,22 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.process
 def test_every_part_is_measured(calibration: Path) -> None:
     found = read_calibration("nano.jsonl", calibration.read_text().splitlines())
-    assert set(found) == PARTS | BESIDE
+    assert set(found) == PARTS | BESIDE | {WHOLE}
     assert all(len(found[part]) >= 3 for part in PARTS) and all(len(found[part]) == 1 for part in BESIDE)
     assert all(row["seconds"] > 0 for part in found for row in found[part])
     assert [row["requests"] for row in found["attention"]] == [1, 2, 3]
+    assert len(found[WHOLE]) in (0, 6), "with one expert node and with two, where steps are one call"
+    assert bool(found[WHOLE]) == (find_spec("afserve.kernels._native") is not None)
     for row in found["experts"]:
         assert 0 < row["active"] <= row["rows"]
+
+
+@pytest.mark.process
+def test_where_no_step_is_one_call_none_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ExpertLink, "exchange", lambda self, micro_batch: None)
+    found = find_model("nano", tmp_path)
+    engine = Engine(ModelSource(str(found.folder), found.name), open_ops("cpu", 1), 128)
+    assert list(wholes(engine, TINY, dict.fromkeys(TINY.requests, 1e-4))) == []
 
 
 def test_an_unknown_model_is_one_line_on_a_busy_machine(
@@ -61,6 +78,7 @@ def test_every_crowd_is_served(calibration: Path) -> None:
     cores = this_machine().cores
     crowds = {(1, cores), (cores, 1)} if 1 < cores <= _CROWDED else set()
     assert {(row["attention"], row["experts"]) for row in found} == {(1, 0), (1, 1), *crowds}
+    assert {row["micro_batches"] for row in found if row["attention"] == row["experts"] == 1} == {1, 2}
     assert all(row["seconds"] > 0 for row in found)
 
 

@@ -177,6 +177,49 @@ def test_halves_that_share_caches_are_met_together() -> None:
     assert disaggregated[0] == pytest.approx(disaggregated[1])
 
 
+def in_one_call(share: float) -> list[dict[str, object]]:
+    return [
+        {
+            "part": "whole",
+            "requests": n,
+            "peers": 1,
+            "bytes": 4096 * n,
+            "half": share * attention_seconds(n, 96),
+            "kernel": 2e-6,
+            "seconds": 1e-5,
+        }
+        for n in REQUESTS[::2]
+    ]
+
+
+def test_colocated_steps_are_one_call_and_others_are_not() -> None:
+    """Halves take four fifths of what they take one by one."""
+    one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])
+    before, after = (
+        Setting(SHAPE, curves, fixed_context(96), WIDTH, Routing(0.0))
+        for curves in (fitted(), fitted(*in_one_call(0.8)))
+    )
+    found = [colocated_stages(setting, CHIP, 1, 1, one, requests).attention for setting in (before, after)]
+    assert found[1] / found[0] == pytest.approx(0.8, rel=0.02)
+    apart = [afd_stages(setting, CHIP, CHIP, 1, 2, one, one, requests).tpot for setting in (before, after)]
+    assert apart[0] == pytest.approx(apart[1])
+    assert before.in_one_call is before
+
+
+@pytest.mark.parametrize("name", ["attention", "experts", "micro_batches"])
+@pytest.mark.parametrize("count", [0.5, 1e6])
+def test_a_run_of_half_a_node_or_a_million_is_refused(name: str, count: float) -> None:
+    row = {"part": "run", "requests": 8, "context": 96, "attention": 2, "experts": 1, "micro_batches": 2}
+    with pytest.raises(ConfigError, match=f"c:1: {name} must be"):
+        fitted(row | {"seconds": 1e-3, name: count})
+
+
+@pytest.mark.parametrize("row", [{"half": 0}, {"kernel": -1}, {"peers": 0}, {"half": "x"}])
+def test_a_step_in_one_call_of_nothing_is_refused(row: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="c:1: "):
+        fitted(in_one_call(1.0)[0] | row)
+
+
 def test_served_runs_say_what_stages_leave_out() -> None:
     """Runs take a fifth longer than their stages: so do all plans of the kind, and no others."""
     one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.cli.main import run
@@ -100,6 +102,74 @@ def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> N
     assert served.tpot(Processes(1, 1, 2, 8, prefill=1), 96) == pytest.approx(served.tpot(sizes[0], 96))
     wide = Processes(2, 2, 2, 8)
     assert served.tpot(wide, 96) / plain.tpot(wide, 96) == pytest.approx(2.0, rel=1e-3)
+
+
+def whole(peers: int, half: float) -> list[dict[str, object]]:
+    """Steps in one call: such halves, and 2 us each way."""
+    known = {"part": "whole", "peers": peers, "kernel": 1e-6, "seconds": 2e-6}
+    return [
+        known | {"requests": n, "bytes": 256 * n, "half": half * (1e-4 + 1e-5 * n)} for n in (1, 4, 16, 64)
+    ]
+
+
+SLOW_WAY: list[dict[str, object]] = [
+    {"part": part, "requests": n, "peers": 1, "bytes": 256 * n, "seconds": seconds}
+    for n in (1, 4, 16, 64)
+    for part, seconds in (("kernel", 3e-5), ("exchange", 8e-5), ("answer", 2e-5))
+]
+
+
+def test_a_step_in_one_call_has_stages_of_its_own(tmp_path: Path) -> None:
+    """One micro-batch of one attention node: half the attention, and 4 us a layer in place of 160."""
+    layers = load_model("nano").experts.layers
+    apart = machine(calibration(tmp_path, *SLOW_WAY), 2)
+    once = machine(calibration(tmp_path, *SLOW_WAY, *whole(1, 0.5)), 2)
+    for requests in (1, 8, 64):
+        one = Processes(1, 1, 1, requests)
+        saved = 0.5 * (1e-4 + 1e-5 * requests) + 156e-6
+        assert apart.tpot(one, 96) - once.tpot(one, 96) == pytest.approx(layers * saved, rel=0.2)
+    assert once.tpot(Processes(1, 1, 2, 1), 96) == once.tpot(Processes(1, 1, 1, 1), 96), "one is filled"
+    for nodes in (Processes(1, 1, 2, 8), Processes(2, 1, 1, 8)):
+        assert once.tpot(nodes, 96) == pytest.approx(apart.tpot(nodes, 96))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shares=st.tuples(st.floats(0.2, 3.0), st.floats(0.2, 3.0)),
+    ways=st.tuples(st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3)),
+    requests=st.integers(1, 64),
+)
+def test_a_longer_half_or_way_never_makes_a_step_shorter(
+    tmp_path: Path, shares: tuple[float, float], ways: tuple[float, float], requests: int
+) -> None:
+    """Whatever was measured of steps in one call; and two micro-batches never feel it."""
+    shorter, longer = (
+        machine(
+            calibration(
+                tmp_path, *SLOW_WAY, *({**row, "kernel": 1e-7, "seconds": way} for row in whole(1, share))
+            ),
+            2,
+        )
+        for share, way in ((min(shares), min(ways)), (max(shares), max(ways)))
+    )
+    one, two = Processes(1, 1, 1, requests), Processes(1, 1, 2, 2 * requests)
+    assert shorter.tpot(one, 96) <= longer.tpot(one, 96) * (1 + 1e-6)
+    assert shorter.tpot(two, 96) == longer.tpot(two, 96)
+
+
+def test_runs_of_steps_in_one_call_say_nothing_of_others(tmp_path: Path) -> None:
+    rows = [*SLOW_WAY, *whole(1, 0.5)]
+    plain, one, two = machine(calibration(tmp_path, *rows), 2), Processes(1, 1, 1, 8), Processes(1, 1, 2, 8)
+    known = {"part": "run", "context": 96, "attention": 1, "experts": 1, "requests": 8}
+    runs = [
+        known | {"micro_batches": nodes.micro_batches, "seconds": factor * plain.tpot(nodes, 96)}
+        for nodes, factor in ((one, 1.2), (two, 1.5))
+    ]
+    served = machine(calibration(tmp_path, *rows, *runs), 2)
+    for nodes, factor in ((one, 1.2), (two, 1.5), (Processes(1, 2, 2, 1), 1.2)):
+        assert served.tpot(nodes, 96) / plain.tpot(nodes, 96) == pytest.approx(factor, rel=0.02)
+    only = machine(calibration(tmp_path, *rows, runs[1]), 2)
+    assert only.tpot(one, 96) / plain.tpot(one, 96) == pytest.approx(1.5, rel=0.02), "of the nearest kind"
 
 
 def test_stages_beside_a_busy_core_are_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,12 +99,15 @@ def calibration() -> list[dict[str, Any]]:
             {"part": "exchange", "requests": n, "bytes": 4096 * n, "seconds": 5e-5 + 1e-6 * n},
             {"part": "kernel", "requests": n, "peers": 1, "seconds": 1e-5},
             {"part": "answer", "requests": n, "seconds": 1e-5},
+            {"part": "whole", "requests": n, "peers": 1, "bytes": 4096 * n, "half": 9e-5 + 1e-5 * n}
+            | {"kernel": 4e-6, "seconds": 2e-5},
             {"part": "step", "requests": n, "seconds": 1e-3},
             {"part": "control", "requests": n, "seconds": 1e-4, "served": 5e-3 + 1e-3 * n},
             {"part": "gateway", "requests": n, "seconds": 1e-4},
         ]
         run_ = {"part": "run", "requests": n, "context": 64, "attention": 1, "micro_batches": 2}
         rows += [run_ | {"experts": experts, "seconds": 5e-3 + 1e-3 * n} for experts in (0, 1)]
+        rows.append(run_ | {"experts": 1, "micro_batches": 1, "seconds": 4e-3 + 1e-3 * n})
     return rows
 
 
@@ -134,14 +137,22 @@ def test_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Any
     check(capsys, ["plan", "--model", str(own), "--pool", "h200=64", "--json"])
 
 
+ONE_MACHINE = (
+    "--kind afd --attention-devices 1 --expert-devices 1 --micro-batches 1 --concurrency 4 --cores 2 "
+    "--context 96 --precision bf16"
+)
+
+
 @DRAWN
-@given(rows=spoiled(calibration()))
-def test_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[Any]) -> None:
+@given(rows=spoiled(calibration()), more=st.sampled_from(["", ONE_MACHINE]))
+@example(rows=calibration(), more=ONE_MACHINE)
+def test_a_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[Any], more: str
+) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text("\n".join(map(json.dumps, rows)))
-    check(
-        capsys, ["plan", "--model", "qwen3-30b-a3b", "--pool", "cpu-host=2", "--engine", str(own), "--json"]
-    )
+    line = ["plan", "--model", "qwen3-30b-a3b", "--pool", "cpu-host=2", "--engine", str(own), "--json"]
+    check(capsys, [*line, *more.split()])
 
 
 @DRAWN

@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 
 from afserve.cli.main import run
 
+LONG = "x" * 300  # no file has such a name
 WORDS = st.sampled_from(
-    ["nan", "inf", "-inf", "0", "-1", "1", "2", "4", "8", "16", "64", "0.5", "1e9", "1e-9", "1e400", "", "x", "50ms"]
+    [
+        "nan", "inf", "-inf", "0", "-1", "1", "2", "4", "8", "16", "64", "0.5", "1e9", "1e-9", "1e400", "", "x", "50ms",
+        LONG,
+    ]
 )  # fmt: skip
-MODELS = st.sampled_from(["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-120b", "nano", "nosuch", ""])
+MODELS = st.sampled_from(["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-120b", "nano", "nosuch", "", LONG])
 POOLS = st.builds(
     "{}={}{}".format,
-    st.sampled_from(["h800", "h20", "l40s", "gb200", "cpu-host", "rtx-pro-6000", "h80", ""]),
+    st.sampled_from(["h800", "h20", "l40s", "gb200", "cpu-host", "rtx-pro-6000", "h80", "", LONG]),
     st.sampled_from(["1", "2", "7", "8", "16", "0", "-4", "nan", "1e3", ""]),
     st.sampled_from(["", "", "@2.5", "@0", "@nan", "@free"]),
 )
 ENGINES = st.sampled_from(
-    ["vllm", "sglang", "deepseek", "fastafd", "step-3", "megascale", "afserve", "nosuch", ""]
+    ["vllm", "sglang", "deepseek", "fastafd", "step-3", "megascale", "afserve", "nosuch", "", LONG]
 )
 VALUED = st.sampled_from(
     [
@@ -72,6 +76,41 @@ def test_what_contradicts_itself_is_refused(
     assert run(["plan", "--model", "deepseek-v3", "--pool", "h800=64", *flags.split()]) == 2
     printed = capsys.readouterr()
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan --model LONG --pool h800=64",
+        "plan --model LONG/config.json --pool h800=64",
+        "plan --model nano --pool LONG=2",
+        "plan --model nano --pool LONG.toml=2",
+        *(
+            f"plan --model nano --pool cpu-host=2 {flag} LONG{ending}"
+            for flag, ending in (
+                ("--engine", ""),
+                ("--engine", ".jsonl"),
+                ("--curves", ".toml"),
+                ("--report", "/a.html"),
+                ("--report", ".html"),
+                ("--chart", ".png"),
+                ("--cluster", ".toml"),
+                ("--counts", ""),
+                ("--trace", ""),
+            )
+        ),
+        "plan --compare LONG LONG",
+        "simulate --model nano --pool cpu-host=2 --trace LONG",
+        "simulate --model nano --pool cpu-host=2 --kind afd --context 96 --timeline LONG",
+        "bench calibrate --out LONG.jsonl",
+        "bench calibrate --out LONG/a.jsonl",
+        "bench calibrate --model LONG --out a.jsonl",
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_line(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert run(line.replace("LONG", LONG).split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1
 
 
 def test_a_calibration_that_is_not_there_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,7 +181,7 @@ def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str], tmp_path: P
         ("r.pdf", "the name must end in .html or .json or .png"),
         ("r", "the name must end in .html or .json or .png"),
         ("nowhere/r.html", "there is no folder"),
-        ("folder.html", "Is a directory"),
+        ("folder.html", "it is a folder"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str, words: str) -> None:

@@ -1,8 +1,9 @@
 """`afserve bench calibrate`: measures this machine's stage times through the real engine, as rows for `afserve plan`.
 
 The rows are: attention halves and whole steps by requests and context; expert calls by rows and distinct experts;
-exchanges between two processes by size; what the control plane adds to a step; how much cores slow each other down;
-served runs of the smallest deployments; and how much the machine itself changed meanwhile. Everything is measured in
+exchanges between two processes by size; the same in steps that are one native call, where nodes take them so; what the
+control plane adds to a step; how much cores slow each other down; served runs of the smallest deployments; and how much
+the machine itself changed meanwhile. Everything is measured in
 turns, so that a slow second of the machine is in no size alone. Nothing here is a prediction.
 """
 
@@ -51,6 +52,11 @@ class Grid:
     prompt: int = 32
     output: int = 32
     rounds: int = 3
+
+    @property
+    def exchanged(self) -> tuple[int, ...]:
+        """Requests of which exchanges are measured: every second size."""
+        return self.requests if len(self.requests) < 4 else self.requests[::2]
 
     def points(self) -> Iterator[tuple[int, int]]:
         """(requests, context), the shortest context of every size first, the others of every second size."""
@@ -190,22 +196,24 @@ def control(model: str, threads: int, grid: Grid) -> "Iterator[Turn]":
 
 
 def deployments(model: str, grid: Grid) -> Iterator[Row]:
-    """Served runs with experts apart: one node of each kind, and so many of either that there is a process more than
-    cores. What it costs to share a core is in no stage's own time. Half of the rounds each time."""
+    """Served runs with experts apart: one node of each kind, with one micro-batch, whose steps may be one call, and
+    with two; and so many nodes of either kind that there is a process more than cores. What it costs to share a core is
+    in no stage's own time. Half of the rounds each time."""
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, in_turns
     from afserve.launch.machine import this_machine
 
     cores = this_machine().cores
-    crowds = [(1, cores), (cores, 1)] if 1 < cores <= _CROWDED else []
+    crowds = [(1, cores, 2), (cores, 1, 2)] if 1 < cores <= _CROWDED else []
     case = Case(model, grid.apart, grid.prompt, grid.output, (grid.rounds + 1) // 2, 1)
-    found: dict[tuple[int, int, int], list[float]] = {}
+    found: dict[tuple[int, int, int, int], list[float]] = {}
     for _ in range(1 if grid.rounds == 1 else 2):
-        for attention, experts in [(1, 1), *crowds]:
-            for turn in in_turns(case, Shape(False, attention, experts, "2", share_cores=False)):
-                found.setdefault((attention, experts, turn.requests), []).append(turn.seconds)
-    for (attention, experts, requests), seconds in found.items():
-        yield run_row(grid, attention, experts, 2, requests, seconds)
+        for attention, experts, micro_batches in [(1, 1, 1), (1, 1, 2), *crowds]:
+            shape = Shape(False, attention, experts, str(micro_batches), share_cores=False)
+            for turn in in_turns(case, shape):
+                found.setdefault((attention, experts, micro_batches, turn.requests), []).append(turn.seconds)
+    for (attention, experts, micro_batches, requests), seconds in found.items():
+        yield run_row(grid, attention, experts, micro_batches, requests, seconds)
 
 
 def run_row(
@@ -255,6 +263,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
         (tokens, round(1 / held)): call.seconds for (tokens, share, held), call in calls.items() if share == 1
     }
     yield from exchanges(engine, grid, took)
+    yield from wholes(engine, grid, {p.requests: median(p.halves) for p in reversed(points)})
     yield from serving(engine, bank, grid, control(model, threads, grid))
     if threads == 1:
         yield from deployments(model, grid)
@@ -283,11 +292,34 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
                     grid.contexts[0],
                     (grid.steps + WARM) * grid.turns,
                 )
-                for requests in (grid.requests if len(grid.requests) < 4 else grid.requests[::2])
+                for requests in grid.exchanged
             ]
             for _ in range(grid.turns):
                 for point in points:
                     point.turn(grid.steps)
+            for point in points:
+                yield from point.rows()
+
+
+def wholes(engine: "Engine", grid: Grid, halves: dict[int, float]) -> Iterator[Row]:
+    """As `exchanges`, of steps in one call; nothing where nodes of this model take none. `halves`: seconds of a layer's
+    attention half by requests, at the first context."""
+    from afserve.cli.bench.exchange import exchange
+    from afserve.cli.bench.stages import WARM
+    from afserve.cli.bench.whole import NODE, WholePoint
+
+    most = (grid.steps + WARM) * grid.turns
+    for peers in (1, 2):
+        with exchange(engine.source, peers, engine.clock, NODE) as made:
+            points = [
+                WholePoint(engine, made, halves[requests], requests, grid.contexts[0], most)
+                for requests in grid.exchanged
+            ]
+            for number in range(grid.turns):
+                for point in points:
+                    point.turn(grid.steps)
+                if number == 0 and not any(point.whole for point in points):
+                    return
             for point in points:
                 yield from point.rows()
 

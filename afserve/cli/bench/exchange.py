@@ -2,7 +2,8 @@
 
 Started as a module with one JSON argument, the process prints its address and answers until its standard input ends.
 Each line there says how long a call takes from then on, because a caller that waits long parks, and its wake-up is part
-of the cost. All else is real: mailboxes in shared memory, link, port, soft barrier.
+of the cost. All else is real: mailboxes in shared memory, link, port, soft barrier. `whole.py` has the same with
+experts.
 """
 
 import json
@@ -33,7 +34,7 @@ from afserve.errors import PeerLost
 from afserve.launch.machine import this_machine
 from afserve.placement.placement import Placement
 
-_DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out
+DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out
 _PARK = 0.05
 _KEPT = 1024  # answers, the newest
 
@@ -86,12 +87,14 @@ class Pipes:
 
 
 @contextmanager
-def exchange(source: ModelSource, peers: int, clock: Clock | None = None) -> Iterator[Exchange]:
-    """With so many such nodes, which live as long as the context."""
-    layout, placement = _layout(source, peers)
+def exchange(
+    source: ModelSource, peers: int, clock: Clock | None = None, node: str = "afserve.cli.bench.exchange"
+) -> Iterator[Exchange]:
+    """With so many nodes, each a process of the module `node`, which live as long as the context."""
+    layout, placement = layout_of(source, peers)
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(_node(source, peers, index)) for index in range(peers)
+            stack.enter_context(_node(node, source, peers, index)) for index in range(peers)
         ]  # all start at once
         addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
@@ -101,9 +104,9 @@ def exchange(source: ModelSource, peers: int, clock: Clock | None = None) -> Ite
 
 
 @contextmanager
-def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
+def _node(name: str, source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
     arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index})
-    command = [*module("afserve.cli.bench.exchange"), arguments]
+    command = [*module(name), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         address = process.stdout.readline().strip()
@@ -124,7 +127,7 @@ class ExchangePoint:
     ) -> None:
         self._made, self._experts = made, experts
         self._decoding = engine.decoding(made.link, requests, context, most)
-        size = requests * engine.spec.hidden * _DISPATCH_BYTES
+        size = requests * engine.spec.hidden * DISPATCH_BYTES
         self._size: Row = {"requests": requests, "peers": len(made.nodes), "bytes": size}
         self._kernels: list[float] = []
         self._directions: list[float] = []
@@ -151,7 +154,7 @@ class ExchangePoint:
             yield {"part": "answer", **self._size, "seconds": answer}
 
 
-def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
+def layout_of(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
     spec = spec_of(source)
     placement = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=peers)
     config = EngineConfig(max_model_len=2, kv_blocks=1, micro_batches=1)
@@ -159,7 +162,7 @@ def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
 
 
 def main(source: ModelSource, peers: int, index: int) -> None:
-    layout, placement = _layout(source, peers)
+    layout, placement = layout_of(source, peers)
     end, address = connect.listen("shm", expert=index, attention_nodes=1, layout=layout)
     bank, answers = Idle(busy=peers < this_machine().cores), deque[float](maxlen=_KEPT)
     node = ExpertNode(ExpertPort(end), bank, epoch=placement.epoch)

@@ -58,7 +58,10 @@ class MarkedLink(NoExpertNodes):
 
 class NotedLink(ExpertLink):
     """`own`: seconds that sending and adding up took of this node's time, of each exchange; `rounds`: seconds from the
-    beginning of a dispatch to the end of its combine."""
+    beginning of a dispatch to the end of its combine. With `whole` a step may be one call, and nothing of it is noted.
+    """
+
+    whole = False
 
     def __init__(self, transport: Transport, *, layout: Layout, placement: Placement, clock: Clock) -> None:
         super().__init__(transport, attention=0, layout=layout, placement=placement)
@@ -79,14 +82,16 @@ class NotedLink(ExpertLink):
         self._began[micro_batch] = begin, self._reading.now() - begin
         return ticket
 
-    def exchange(self, micro_batch: int) -> None:
-        """Every dispatch is noted by itself, so no call runs several."""
-        return
+    def exchange(self, micro_batch: int) -> object | None:
+        """Where every dispatch is noted by itself, no call runs several."""
+        return super().exchange(micro_batch) if self.whole else None
 
     def combine(self, ticket: Ticket) -> Tensor:
         begin = self._reading.now()
         y_TH = super().combine(ticket)
-        now, (sent, sending) = self._reading.now(), self._began.pop(ticket.micro_batch)
-        self.own.append(sending + now - begin)
-        self.rounds.append(now - sent)
+        now, began = self._reading.now(), self._began.pop(ticket.micro_batch, None)
+        if began is not None:  # else a call sent it, and stopped there
+            sent, sending = began
+            self.own.append(sending + now - begin)
+            self.rounds.append(now - sent)
         return y_TH

@@ -40,10 +40,13 @@ WARM = 3
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Means over decode steps: seconds of one, and how long the attention node computed in it."""
+    """Means over decode steps: seconds of one, and those in which rows were under way, `waited` of which this node did
+    nothing. dispatches: of all steps."""
 
     seconds: float
-    busy: float
+    under_way: float
+    waited: float
+    dispatches: int
 
 
 class Decoding(Generic[T]):
@@ -53,11 +56,17 @@ class Decoding(Generic[T]):
         self._node, self._clock = node, clock
 
     def go(self, count: int) -> Steps:
-        node, busy, begin = self._node, self._node.stats().busy_seconds, self._clock.now()
+        node, before, begin = self._node, self._node.stats(), self._clock.now()
         for _ in range(count):
             while not _turn(node):
                 pass
-        return Steps((self._clock.now() - begin) / count, (node.stats().busy_seconds - busy) / count)
+        seconds, after = self._clock.now() - begin, node.stats()
+        return Steps(
+            seconds / count,
+            (after.under_way_seconds - before.under_way_seconds) / count,
+            (after.parked_seconds - before.parked_seconds) / count,
+            after.dispatches - before.dispatches,
+        )
 
 
 class Engine:
@@ -120,7 +129,7 @@ class AttentionPoint:
     def __init__(self, engine: Engine, requests: int, context: int, steps: int, turns: int) -> None:
         self._engine, self._steps = engine, steps
         self._size: Row = {"requests": requests, "context": context}
-        self._requests = requests
+        self.requests = requests
         self._link = MarkedLink(engine.clock, engine.spec.hidden)
         self._decoding = engine.decoding(self._link, requests, context, (steps + WARM) * turns)
         self.halves: list[float] = []
@@ -135,7 +144,7 @@ class AttentionPoint:
         between = [left[i] - back[i - 1] for i in range(1, len(left)) if i % layers]
         half = fmean(between) if between else step.seconds / spec.layers
         away = sum(there - here for here, there in zip(left, back, strict=True)) / self._steps
-        dense = _dense_seconds(self._engine, self._requests) + (spec.layers - layers) * half
+        dense = _dense_seconds(self._engine, self.requests) + (spec.layers - layers) * half
         self.halves.append(half)
         self._outside.append(step.seconds - layers * half - away - dense)
 
