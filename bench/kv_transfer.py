@@ -61,9 +61,8 @@ class Case:
     sizes: tuple[int, ...]
     hosts: tuple[str, str] | None = None
 
-    @property
-    def listens_on(self) -> str:
-        return ADDRESSES[0] if self.hosts else "127.0.0.1"
+    def address(self, end: int) -> str:
+        return ADDRESSES[end] if self.hosts else "127.0.0.1"
 
 
 class Cache:
@@ -79,23 +78,23 @@ class Cache:
 
 
 class End:
-    """One process' end."""
+    """One process' end: that of the owner (0) or of the puller (1)."""
 
-    def __init__(self, case: Case, blocks: int) -> None:
+    def __init__(self, case: Case, end: int, blocks: int) -> None:
         self.news = threading.Event()
         self.cache = Cache(case.shape, blocks)
         self.store = PooledBlocks(self.cache)  # type: ignore[arg-type]
-        self.wires = self._wires(case)
+        self.wires = self._wires(case, case.address(end))
         self.wires.start()
         self.exchange = Exchange(self.store, self.wires, MonotonicClock())
 
-    def _wires(self, case: Case) -> SocketWires | CarriedWires:
+    def _wires(self, case: Case, host: str) -> SocketWires | CarriedWires:
         size = self.cache.block_bytes
-        listener = listen_here() if case.over == SHARED else listen_on(case.listens_on)
+        listener = listen_here() if case.over == SHARED else listen_on(host)
         if case.over not in CARRIERS:
             return SocketWires(listener, "t", {}, size, self.news.set, shares=case.over == SHARED)
         memory = memory_for(size)
-        carrier = open_carrier(case.over, case.listens_on, memory)
+        carrier = open_carrier(case.over, host, memory)
 
         def connected(wake: Callable[[], None]) -> SocketWires:
             return SocketWires(listener, "t", {}, size, wake)
@@ -165,13 +164,13 @@ def owner(control: Connection, case: Case) -> None:
     if case.hosts:
         enter(case.hosts[0])
     largest = case.sizes[-1] // Cache(case.shape, 1).block_bytes + 1
-    end = End(case, largest * 33 // 32 + 33)
+    end = End(case, 0, largest * 33 // 32 + 33)
     blocks, names = end.store.reserve(largest, copies=False), chain(0, largest)
     end.store.fill(blocks, names, bytearray(largest * end.cache.block_bytes))
     for block, name in zip(blocks, names, strict=True):
         end.store.publish(block, name)
     end.store.release(blocks)
-    server = socket.create_server((case.listens_on, 0))
+    server = socket.create_server((case.address(0), 0))
     control.send((end.wires.address, server.getsockname()))
     plain = Plain(control.recv())
     stream, _ = server.accept()
@@ -205,7 +204,7 @@ def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
         enter(case.hosts[1])
     plain, stream = Plain(), socket.create_connection(plain_address)
     here.send(plain.name)
-    end = End(case, (case.sizes[-1] // Cache(case.shape, 1).block_bytes + 1) * 33 // 32 + 33)
+    end = End(case, 1, (case.sizes[-1] // Cache(case.shape, 1).block_bytes + 1) * 33 // 32 + 33)
     into, source = (memoryview(bytearray(b"y" * case.sizes[-1])) for _ in range(2))
     pool, size_of_block = end.cache.pool, end.cache.block_bytes
 
