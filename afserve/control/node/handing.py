@@ -23,9 +23,7 @@ from afserve.member import attention_node
 from afserve.trace import Arrow
 
 MOST_AT_ONCE = 64
-_BYTES_PER_SECOND = (
-    1e9  # of KV where none was moved yet; a Unix socket on two cores had 1.01e9 (bench/LOG.md)
-)
+_BYTES_PER_SECOND = 1e9  # of KV where none was moved yet; tcp on two cores has 1.4e9 and more (bench/LOG.md)
 HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer, and it is computed here
 
 
