@@ -94,7 +94,7 @@ class Cache:
         return self.paged.parts(blocks)
 
     def memory(self, blocks: list[int]) -> CacheMemory | None:
-        return CacheMemory(self.paged.addresses, blocks) if self.paged.addresses else None
+        return CacheMemory(self.paged.memory, blocks) if self.paged.memory else None
 
     def clear(self, blocks: list[int]) -> None:
         for layer in self.paged.layers if blocks else ():

@@ -32,6 +32,7 @@ from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.errors import ConfigError
+from afserve.kernels.memory_part import MemoryPart
 
 WHAT = "5c" * 32
 SIZE = 700  # of a block; slots lie 1,024 bytes apart
@@ -80,7 +81,7 @@ def into_a_cache(by, store, span):
     """How many blocks are right, and those. Blocks of the cache that are not right stay as they are."""
     tensors = [np.full((20, part), 7, np.uint8) for part in PARTS]
     blocks = [3 * at % 20 for at in range(len(span.names))]
-    memory = CacheMemory(tuple((one.ctypes.data, one.shape[1]) for one in tensors), blocks)
+    memory = CacheMemory(tuple(MemoryPart(one.ctypes.data, *2 * (one.shape[1],)) for one in tensors), blocks)
     right = store.fetch_checked(by, span, memory, memoryview(bytearray(2 * 1024)))
     got = [b"".join(one[block].tobytes() for one in tensors) for block in blocks]
     assert all(one == b"\7" * SIZE for one in got[right : right + 1])
