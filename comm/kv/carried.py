@@ -117,8 +117,6 @@ class CarriedWires:
         """What was read into a slot was copied."""
 
     def receive(self) -> list[Event]:
-        if not self._events:
-            return []
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]
 

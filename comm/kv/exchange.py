@@ -6,7 +6,7 @@ are read and written beside it (`socket_wires`). It knows no requests but their 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from afserve.clock import Clock
 from afserve.comm.kv.lender import Key, Lender
@@ -29,7 +29,6 @@ from afserve.comm.kv.messages import (
 from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import Member, Split
-from afserve.comm.kv.split_messages import Helped, wrap
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
@@ -85,10 +84,9 @@ class Exchange:
         `limit` seconds."""
         peer = self._peer(address)
         now = self._clock.now()
-        if members:
-            self._wires.send(peer, wrap(Helped(self._puller.next_transfer, members)))
+        asked = prompt and replace(prompt, members=members)
         return self._puller.start(
-            peer, names, now, limit, request=request, generation=generation, prompt=prompt
+            peer, names, now, limit, request=request, generation=generation, prompt=asked
         )
 
     def load(self, address: str) -> Load | None:

@@ -252,9 +252,9 @@ def seeded_checksum(payload: Payload, *seeds: Name) -> int:
     return checksum
 
 
-def named(tokens: Sequence[int]) -> Name:
-    """A prompt, so that no row is taken for another one's."""
-    return hashlib.blake2b(array("I", tokens).tobytes(), digest_size=NAME_BYTES).digest()
+def named(tokens: Sequence[int], before: Name = b"") -> Name:
+    """A prompt, so that no row is taken for another one's; or how one goes on that is named `before`."""
+    return hashlib.blake2b(before + array("I", tokens).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low, high, fits = 1, _MOST_TOLD, True
     elif kind is Among:
         low, high = 0, 4 * MOST_TOKENS if not count else max(PIECE_BYTES, block_bytes)
-        fits = first + count <= MOST_NAMES
+        fits = first + count <= MOST_TOKENS
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES

@@ -28,6 +28,8 @@ from afserve.comm.kv.messages import (
     named,
     seeded_checksum,
 )
+from afserve.comm.kv.split import Member
+from afserve.comm.kv.split_messages import Helped, wrap
 from afserve.comm.kv.store import BlockStore
 
 STALL_SECONDS = 1.0  # without a block
@@ -64,7 +66,7 @@ class Prompt:
     """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order; the
     last `tail` of them are behind that chain.
 
-    `request` is whose they are here."""
+    `request` is whose they are here. All `members` compute it together, if there are any."""
 
     tokens: tuple[int, ...]
     request: int = 0
@@ -73,6 +75,7 @@ class Prompt:
     tenant: str = ""
     share: int = 1
     tail: int = 0
+    members: tuple[Member, ...] = ()
 
     def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
         """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
@@ -136,11 +139,6 @@ class Puller:
     def busy(self) -> bool:
         return bool(self._pulls)
 
-    @property
-    def next_transfer(self) -> int:
-        """The number that the next one has."""
-        return self._numbers + 1
-
     def start(
         self,
         peer: int,
@@ -179,6 +177,8 @@ class Puller:
             if prompt is not None:
                 reach = len(here) + len(blocks)
                 pull.prompt = named(prompt.tokens) if reach == len(names) else b""
+                if prompt.members:
+                    self.post(peer, wrap(Helped(pull.transfer, prompt.members)))
                 self.post(peer, prompt.prefill(pull.transfer, generation, reach, len(names)))
             self.post(peer, Want(pull.transfer, request, generation, pull.names))
         else:

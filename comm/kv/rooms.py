@@ -20,6 +20,7 @@ SLOTS = 8  # of one end of a connection
 NOWHERE = -1
 _PAGE = 4096
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FUTURE_WRITE = 0x10  # nobody maps it anew to write in it; Python names this seal from 3.15 on
 _WITH, _WITHOUT = b"+", b"-"
 
 
@@ -41,7 +42,9 @@ class Rooms(Protocol):
         """Only while there is a `free` one, and not for more than one piece."""
         ...
 
-    def give_back(self, room: Room) -> None: ...
+    def give_back(self, room: Room) -> bool:
+        """Whether it was taken here."""
+        ...
 
     def close(self) -> None: ...
 
@@ -67,10 +70,12 @@ class Buffers:
             return Room(self._made[id(memory)][:size])
         return Room(self._made[self._kept.pop()][:size])
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: Room) -> bool:
         """Memory of others is left alone."""
-        if (made := id(room.view.obj)) in self._made:
+        mine = (made := id(room.view.obj)) in self._made
+        if mine:
             self._kept.append(made)
+        return mine
 
     def close(self) -> None:
         self._made.clear()
@@ -83,8 +88,11 @@ class OwnSlots:
     def __init__(self, file: int, size: int) -> None:
         self._size, total = size, SLOTS * size
         os.ftruncate(file, total)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = memoryview(mmap.mmap(file, total))
+        try:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS | _FUTURE_WRITE)
+        except OSError:  # a system before Linux 5.1
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
         self._free = deque(slot * size for slot in range(SLOTS))
         self._out: set[int] = set()
 
@@ -93,16 +101,22 @@ class OwnSlots:
         return bool(self._free)
 
     def take(self, size: int) -> Room:
+        """Once it is closed, memory of nobody else: what is said then goes nowhere."""
         assert size <= self._size
-        slot = self._free.pop()  # the one used last: its bytes are near
+        try:
+            slot = self._free.pop()  # the one used last: its bytes are near
+        except IndexError:
+            return Room(memoryview(bytearray(size)))
         self._out.add(slot)
         return Room(self._memory[slot : slot + size], slot)
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: Room) -> bool:
         """Said twice, it is one."""
-        if room.slot in self._out:
+        mine = room.slot in self._out
+        if mine:
             self._out.discard(room.slot)
             self._free.append(room.slot)
+        return mine
 
     def close(self) -> None:
         """The map goes with the last view of it."""
@@ -153,6 +167,12 @@ def share(connection: socket.socket, size: int) -> tuple[OwnSlots | None, PeerSl
     said, files, _, _ = socket.recv_fds(connection, 1, 1)
     if not said:
         raise OSError("it hung up")
+    if (said == _WITH) != bool(files):  # this process has no room for another descriptor, or may not have it
+        for other in files:
+            os.close(other)
+        raise RendezvousError(
+            "KV blocks: the other end's memory did not come with its greeting; tokens are computed again"
+        )
     return own, PeerSlots(files[0], size) if files else None
 
 

@@ -60,7 +60,7 @@ class SharedPrompt:
         self._post = post
         self._come: dict[Layered, tuple[int, Payload]] = {}
         self._places: dict[int, dict[int, int]] = {}  # by layer: blocks from this one on
-        self._names: dict[int, Name] = {}  # by chunk
+        self._names: list[Name] = []  # of all tokens up to the end of each chunk
 
     @property
     def leads(self) -> bool:
@@ -72,6 +72,8 @@ class SharedPrompt:
         while at < end and at in known:
             at += known[at]
         self.waits_for = None
+        if at > end:
+            self.leave(f"a slice reaches over block {end - 1}, where its chunk ends")
         if at < end:
             self.waits_for = self.split.part_of(self.split.chunk_at(at * block_size))
         return at == end
@@ -100,10 +102,12 @@ class SharedPrompt:
 
     def _name(self, chunk: int) -> Name:
         """Of all tokens up to its end; the split is part of it, and so is who asked."""
-        if chunk not in self._names:
-            self._names[chunk] = named(
-                (self.group & _LOW, *self.prefill.tokens[: self.split.tokens_of(chunk).stop])
-            )
+        while len(self._names) <= chunk:
+            own, tokens = self.split.tokens_of(len(self._names)), self.prefill.tokens
+            if self._names:
+                self._names.append(named(tokens[own.start : own.stop], self._names[-1]))
+            else:
+                self._names.append(named((self.group & _LOW, *tokens[: own.stop])))
         return self._names[chunk]
 
     def send(self, layer: int, blocks: range, tokens: range, payload: Payload) -> None:
@@ -222,8 +226,9 @@ class Sharing:
             return
         match message:
             case Helped(transfer, members):
-                if len(self._helped) < MOST_HELPED:
-                    self._helped[peer, transfer] = members
+                if len(self._helped) == MOST_HELPED:  # their prompts have not come
+                    del self._helped[next(iter(self._helped))]
+                self._helped[peer, transfer] = members
             case Propose():
                 self._proposed(peer, message, now)
             case Joined(number, part):

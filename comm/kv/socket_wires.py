@@ -224,16 +224,11 @@ class SocketWires:
         if events & selectors.EVENT_WRITE:
             self._write(stream)
         if events & selectors.EVENT_READ and stream.peer in self._streams:
-            try:
-                messages = stream.read()
-            except ProtocolError as error:
-                self._end(stream.peer, error.message)
-                return
-            except OSError as error:
-                self._end(stream.peer, _gone(error))
-                return
+            messages = stream.read()
             told = [message for message in messages if not stream.fetched(message)]
             self._tell([Said(stream.peer, message) for message in told], room=len(told) < len(messages))
+            if (error := stream.error) is not None:
+                self._end(stream.peer, error.message if isinstance(error, ProtocolError) else _gone(error))
 
     def _write(self, stream: Stream) -> None:
         try:

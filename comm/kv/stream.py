@@ -23,6 +23,7 @@ from afserve.comm.kv.messages import (
 )
 from afserve.comm.kv.rooms import NOWHERE, Buffers, OwnSlots, PeerSlots, Room, Rooms
 from afserve.comm.transports.encrypted import Connection, Encrypted
+from afserve.errors import ProtocolError
 
 _BUFFER_BYTES = 4 << 20
 _READS = 16  # of one connection before others have a turn
@@ -63,6 +64,7 @@ class Stream:
         self._rooms: Rooms = own or Buffers(piece_bytes)
         self._arriving = Buffers(piece_bytes)
         self.out: deque[Room] = deque()
+        self.error: OSError | ProtocolError | None = None
         self._stage, self._staged = memoryview(bytearray(_STAGE_BYTES)), 0
         self._head: Head | None = None  # of a body that is longer than what is staged
         self._body, self._done = memoryview(b""), 0
@@ -86,8 +88,8 @@ class Stream:
     # ---- by the wires' thread
 
     def write(self) -> bool:
-        """Hand the kernel what it takes. Whether there is room that was not there before. Raises OSError."""
-        full = not self._rooms.free
+        """Hand the kernel what it takes. Whether there is more room than before. Raises OSError."""
+        room = False
         while self.out:
             try:
                 sent = self._give()
@@ -99,8 +101,8 @@ class Stream:
                     self.out[0] = Room(view[sent:])
                     break
                 sent -= len(view)
-                self._rooms.give_back(self.out.popleft())
-        return full and self._rooms.free
+                room |= self._rooms.give_back(self.out.popleft())
+        return room
 
     def _give(self) -> int:
         if isinstance(self.connection, Encrypted):
@@ -108,8 +110,15 @@ class Stream:
         return self.connection.sendmsg([room.view for room in itertools.islice(self.out, _SENT_AT_ONCE)])
 
     def read(self) -> list[Message]:
-        """The messages that are complete now. Raises OSError and ProtocolError."""
+        """The messages that are complete now; behind them there may be an `error`, and then nothing more comes."""
         found: list[Message] = []
+        try:
+            self._read(found)
+        except (OSError, ProtocolError) as error:
+            self.error = error
+        return found
+
+    def _read(self, found: list[Message]) -> None:
         reads = 0
         while reads < _READS or (isinstance(self.connection, Encrypted) and self.connection.pending):
             reads += 1
@@ -122,12 +131,11 @@ class Stream:
                 raise ConnectionResetError(errno.ECONNRESET, "closed")
             if self._head is None:
                 self._staged += count
-                found += self._unstage()
+                self._unstage(found)
             elif (message := self._filled(count)) is not None:
                 found.append(message)
             if count < len(into) and not isinstance(self.connection, Encrypted):
                 break  # the kernel had no more
-        return found
 
     def _filled(self, count: int) -> Message | None:
         """Bytes of a long body have come."""
@@ -138,9 +146,8 @@ class Stream:
         self._body = memoryview(b"")
         return message
 
-    def _unstage(self) -> list[Message]:
+    def _unstage(self, found: list[Message]) -> None:
         """All messages that are staged whole. What is there of a long one goes to a body of its own."""
-        found: list[Message] = []
         at, end = 0, self._staged
         while end - at >= HEAD_BYTES:
             head = decode_head(self._stage[at : at + HEAD_BYTES], self._block_bytes)
@@ -157,7 +164,6 @@ class Stream:
             found.append(self._decoded(head, memoryview(bytearray(self._stage[body:at]))))
         self._stage[: end - at] = bytes(self._stage[at:end])
         self._staged = end - at
-        return found
 
     def _begin(self, head: Head, staged: memoryview) -> int:
         """Of a long body, as much as is staged; how many bytes that is."""

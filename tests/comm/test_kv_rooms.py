@@ -1,6 +1,7 @@
 """Memory that two ends of a connection give each other: it is checked before it is mapped, and fixed."""
 
 import fcntl
+import mmap
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.comm.kv import rooms
-from afserve.comm.kv.messages import Piece, Placed, encode
+from afserve.comm.kv.messages import Ack, Piece, Placed, encode
 from afserve.comm.kv.rooms import NOWHERE, SLOTS, Buffers, OwnSlots, PeerSlots, share, slot_bytes
 from afserve.comm.kv.stream import Stream
 from afserve.errors import ProtocolError, RendezvousError
@@ -61,6 +62,37 @@ def test_own_memory_cannot_change_its_size():
     with pytest.raises(PermissionError):
         os.ftruncate(file, 1)
     os.close(file)
+
+
+def test_a_descriptor_that_was_lost_on_the_way_is_no_memory_to_send_by():
+    """It would be said to whoever cannot look there."""
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b"+")
+        with pytest.raises(RendezvousError, match="did not come with its greeting"):
+            share(one, SIZE)
+
+
+def test_the_other_end_cannot_map_it_to_write():
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b"-")
+        own, _ = share(one, SIZE)
+        _, files, _, _ = socket.recv_fds(other, 1, 1)
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(files[0], SLOTS * SIZE)
+        own.take(3).view[:] = b"own"
+    finally:
+        os.close(files[0])
+
+
+def test_room_of_a_connection_that_has_ended_goes_nowhere():
+    (own, _), (_, view) = shared()
+    own.close()
+    room = own.take(3)
+    room.view[:] = b"xyz"
+    assert room.slot == NOWHERE and view.piece(0, 3) == bytes(3)
 
 
 def test_without_memory_pieces_go_in_messages(monkeypatch):
@@ -133,5 +165,22 @@ def test_a_place_in_memory_that_was_not_shared_is_told_as_it_is():
     end = Stream(1, other, (BLOCK, SIZE))
     one.sendall(b"".join(encode(Placed(1, 0, 1, 2, SIZE, b""))))
     assert end.read() == [Placed(1, 0, 1, 2, SIZE, b"")]
+    one.close()
+    end.close()
+
+
+def test_what_was_said_before_the_end_is_heard():
+    one, other = socket.socketpair()
+    end = Stream(1, other, (BLOCK, SIZE))
+    one.sendall(b"".join(encode(Ack(1, 0, 2))) + b"".join(encode(Piece(2, 0, 1, 3, b"y" * BLOCK))))
+    one.close()
+    first, second = end.read()
+    assert first == Ack(1, 0, 2) and bytes(second.payload) == b"y" * BLOCK
+    assert isinstance(end.error, ConnectionResetError) or (end.read(), end.error)[1] is not None
+    end.close()
+    one, other = socket.socketpair()
+    end = Stream(1, other, (BLOCK, SIZE))
+    one.sendall(b"".join(encode(Ack(1, 0, 2))) + b"nonsense" * 20)
+    assert end.read() == [Ack(1, 0, 2)] and isinstance(end.error, ProtocolError)
     one.close()
     end.close()

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.clock import FakeClock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Among, Prefill, decode, decode_head, encode
+from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.sharing import (
     HERE_SECONDS,
     JOIN_SECONDS,
     MOST_AT_ONCE,
+    MOST_HELPED,
     SILENT_SECONDS,
     TURN_SECONDS,
     Sharing,
@@ -30,6 +34,7 @@ from afserve.comm.kv.split_messages import (
     wrap,
 )
 from afserve.errors import ProtocolError
+from tests.comm.kv_world import Store, chain, tokens_of
 
 BLOCK = 8
 splits = st.builds(
@@ -311,3 +316,75 @@ def test_what_another_node_took_for_the_prompt_is_none_of_it(what):
         other.split = replace(other.split, start=other.split.start + BLOCK)
     wire.nodes[0].heard(1, wrap(slice_of(0, 3, b"abcd", other)), 0.0)
     assert "is not what was sent" in lead.over
+
+
+def test_a_slice_that_reaches_over_its_chunk_ends_it():
+    wire, (lead, *_) = begun()
+    chunk = SPLIT.chunk_at(2 * BLOCK)
+    end = SPLIT.tokens_of(chunk).stop // BLOCK
+    checksum = slice_checksum(lead._name(chunk), 1, end - 1, 2, b"xx")
+    wire.nodes[0].heard(1, wrap(Slice(lead.group, chunk, 1, end - 1, 2, checksum, b"xx")), 0.0)
+    assert not has(lead, 1, end - 1, end)
+    assert "reaches over block" in lead.over
+
+
+def test_names_of_chunks_say_all_tokens_before():
+    """In any order of asking, and another one once any token before the chunk's end is another."""
+    prompts = []
+    for changed in (None, 0, SPLIT.tokens_of(1).start):
+        tokens = [changed == at or at for at in range(SPLIT.tokens)]
+        if changed is not None:
+            tokens[changed] = 99_999
+        prompts.append(Wire().nodes[0].propose(SPLIT, MEMBERS, Prefill(3, 4, 0, tuple(tokens)), 0.0))
+        object.__setattr__(prompts[-1], "group", 7)
+    plain, first, second = prompts
+    assert plain._name(2) != plain._name(1) != plain._name(0)
+    assert first._name(0) != plain._name(0) and first._name(2) != plain._name(2)
+    assert second._name(0) == plain._name(0) and second._name(1) != plain._name(1)
+
+
+def test_a_slice_may_lie_far_behind_in_a_long_prompt():
+    head, _ = encode(wrap(Slice(7, 600, 3, 1 << 17, 4, 5, b"x" * 64)))
+    assert decode_head(head, 64).first == 1 << 17
+
+
+class Said_:
+    """Wires that keep what was said."""
+
+    def __init__(self) -> None:
+        self.sent, self.events = [], []
+
+    def dial(self, address):
+        return 1
+
+    def send(self, peer, message):
+        self.sent.append(message)
+
+    def has_room(self, peer):
+        return True
+
+    def used(self, said):
+        assert said.message
+
+    def receive(self):
+        found, self.events = self.events, []
+        return found
+
+
+def test_helpers_are_named_only_beside_a_prompt():
+    """Where all blocks are here nothing is asked; what no prompt follows is forgotten for newer ones."""
+    wires, store = Said_(), Store(64)
+    exchange = Exchange(store, wires, FakeClock(), 1)
+    names, prompt = chain(0, 4), Prompt(tokens_of(0, 4))
+    store.compute(names)
+    exchange.pull("x", names, 1.0, request=0, generation=1, prompt=prompt, members=MEMBERS)
+    assert not wires.sent
+    names, prompt = chain(1, 4), Prompt(tokens_of(1, 4))
+    transfer = exchange.pull("x", names, 1.0, request=0, generation=1, prompt=prompt, members=MEMBERS)
+    helped, prefill = (unwrap(wires.sent[0], 64), wires.sent[1])
+    assert helped == Helped(transfer, MEMBERS) and isinstance(prefill, Prefill)
+    wire = Wire()
+    for number in range(MOST_HELPED + 5):
+        wire.nodes[0].heard(1, wrap(Helped(number, MEMBERS)), 0.0)
+    assert wire.nodes[0].helped((1, MOST_HELPED + 4)) == MEMBERS
+    assert wire.nodes[0].helped((1, 0)) == () and len(wire.nodes[0]._helped) == MOST_HELPED - 1

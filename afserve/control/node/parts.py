@@ -89,6 +89,8 @@ class Parts:
         sharing, begun = self._exchange.sharing, list[Begun]()
         started, sharing.started = sharing.started, []
         for shared in started:
+            if shared.over and not shared.leads:
+                continue  # said in the same turn
             request = self._waiting.pop(shared.group, None) if shared.leads else self._joined(shared)
             if request is not None:
                 begun.append((request, shared))
