@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import psutil
@@ -49,11 +48,9 @@ def test_one_of_two_goes_and_comes_back(up, name, number, undisturbed):
     wait(lambda: lending(server, expected), "a guest")
     streams, pid = begun(server.url), serving(server)[name]
     kill(pid, number=number)
-    waking = threading.Timer(2.5, _wake, [pid])
-    waking.start()
     assert texts(streams) == expected
-    waking.join()
-    assert whole(server)[name] != pid
+    wait(lambda: whole(server)[name] != pid, "another process in its place")
+    _wake(pid)
     assert same_after(server.url, expected)
     wait(lambda: lending(server, expected), "a guest of the new pair")
     wait(lambda: mapped(serving(server)["attention-0"]) == 1, "the end of what the lost node shared")
