@@ -11,11 +11,11 @@ constexpr float NOTHING[PANEL] = {};
 int clamp(int n, int most) { return n < most ? n : most; }
 
 // Neighbouring panels of the second product that one task reads from each expert: memory comes faster in longer pieces. No
-// more than leave each thread two tasks, and sums that stay in a near cache.
+// more than leave each thread four tasks, and sums that stay in a near cache.
 int panels_together(int panels, int rows, int threads) {
   constexpr int most = 8, near_rows = 256;
   int some = 1;
-  while (some < most && 2 * some * rows <= near_rows && panels / (2 * some) >= 2 * threads) some *= 2;
+  while (some < most && 2 * some * rows <= near_rows && panels / (2 * some) >= 4 * threads) some *= 2;
   return some;
 }
 
