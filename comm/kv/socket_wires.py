@@ -20,7 +20,7 @@ from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
 from afserve.comm.kv.messages import Message, Piece, blocks_of_piece
 from afserve.comm.kv.reach import address_of, connect, received
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
-from afserve.comm.kv.stream import Stream, parts_of
+from afserve.comm.kv.stream import PeerStream, parts_of
 from afserve.comm.kv.wires import Closed, Event, Said
 from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.errors import AfserveError, ProtocolError
@@ -64,7 +64,7 @@ class SocketWires:
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, PeerStream] = {}
         self._early: dict[int, deque[Room]] = {}  # for connections that do not stand yet
         self._running = True
         self._thread = threading.Thread(target=self._run, name="kv-wires", daemon=True)
@@ -183,7 +183,7 @@ class SocketWires:
                         self._obey()
                     elif key.fileobj is self._listener:
                         self._accept()
-                    elif isinstance(key.data, Stream) and key.data.peer in self._streams:
+                    elif isinstance(key.data, PeerStream) and key.data.peer in self._streams:
                         self._move(key.data, events)
         finally:
             self._shut()
@@ -207,7 +207,7 @@ class SocketWires:
         if not self._running:
             connection.close()
             return
-        stream = self._streams[peer] = Stream(peer, connection, self._sizes, *slots)
+        stream = self._streams[peer] = PeerStream(peer, connection, self._sizes, *slots)
         stream.out = self._early.pop(peer, deque())
         self._selector.register(connection, selectors.EVENT_READ, stream)
         self._write(stream)
@@ -220,7 +220,7 @@ class SocketWires:
         if stream is not None:
             self._write(stream)
 
-    def _move(self, stream: Stream, events: int) -> None:
+    def _move(self, stream: PeerStream, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._write(stream)
         if events & selectors.EVENT_READ and stream.peer in self._streams:
@@ -230,7 +230,7 @@ class SocketWires:
             if (error := stream.error) is not None:
                 self._end(stream.peer, error.message if isinstance(error, ProtocolError) else _gone(error))
 
-    def _write(self, stream: Stream) -> None:
+    def _write(self, stream: PeerStream) -> None:
         try:
             room = stream.write()
         except OSError as error:

@@ -40,7 +40,7 @@ def parts_of(message: Message) -> list[Room]:
     return [Room(memoryview(part)) for part in (head, body) if len(part)]
 
 
-class Stream:
+class PeerStream:
     """`own` and `theirs` are memory that the two ends have given each other, if any."""
 
     def __init__(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from afserve.comm.kv import rooms
 from afserve.comm.kv.messages import Ack, Piece, Placed, encode
 from afserve.comm.kv.rooms import NOWHERE, SLOTS, Buffers, OwnSlots, PeerSlots, share, slot_bytes
-from afserve.comm.kv.stream import Stream
+from afserve.comm.kv.stream import PeerStream
 from afserve.errors import ProtocolError, RendezvousError
 from tests.comm.kv_world import BLOCK
 
@@ -144,7 +144,7 @@ def test_a_piece_is_whole_pages():
 def test_messages_come_out_as_they_went_in_however_they_are_cut(counts, cut):
     """Long bodies beside short ones, over a connection that takes a few bytes at a time."""
     one, other = socket.socketpair()
-    end = Stream(1, other, (BLOCK, 700 * BLOCK))
+    end = PeerStream(1, other, (BLOCK, 700 * BLOCK))
     sent = [Piece(n, 0, count, n, bytes([n]) * count * BLOCK) for n, count in enumerate(counts, 1)]
     raw = b"".join(bytes(part) for piece in sent for part in encode(piece))
     found = []
@@ -162,7 +162,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(counts, cut):
 
 def test_a_place_in_memory_that_was_not_shared_is_told_as_it_is():
     one, other = socket.socketpair()
-    end = Stream(1, other, (BLOCK, SIZE))
+    end = PeerStream(1, other, (BLOCK, SIZE))
     one.sendall(b"".join(encode(Placed(1, 0, 1, 2, SIZE, b""))))
     assert end.read() == [Placed(1, 0, 1, 2, SIZE, b"")]
     one.close()
@@ -171,7 +171,7 @@ def test_a_place_in_memory_that_was_not_shared_is_told_as_it_is():
 
 def test_what_was_said_before_the_end_is_heard():
     one, other = socket.socketpair()
-    end = Stream(1, other, (BLOCK, SIZE))
+    end = PeerStream(1, other, (BLOCK, SIZE))
     one.sendall(b"".join(encode(Ack(1, 0, 2))) + b"".join(encode(Piece(2, 0, 1, 3, b"y" * BLOCK))))
     one.close()
     first, second = end.read()
@@ -179,7 +179,7 @@ def test_what_was_said_before_the_end_is_heard():
     assert isinstance(end.error, ConnectionResetError) or (end.read(), end.error)[1] is not None
     end.close()
     one, other = socket.socketpair()
-    end = Stream(1, other, (BLOCK, SIZE))
+    end = PeerStream(1, other, (BLOCK, SIZE))
     one.sendall(b"".join(encode(Ack(1, 0, 2))) + b"nonsense" * 20)
     assert end.read() == [Ack(1, 0, 2)] and isinstance(end.error, ProtocolError)
     one.close()
