@@ -1,8 +1,8 @@
 """The KV cache's tier on disk: blocks that nobody holds are written, and read again where a restoration asks for them.
 
-Files are read and written by threads of `comm/disk`, straight into the cache where its memory has the files' order:
-then a block is held until nobody writes to it any more, whatever became of its restoration. What a nearer tier lets go
-is written too, where it is not there yet. It knows no requests.
+Files are read and written by threads of `comm/disk`, straight into the cache where the native library moves blocks, or
+where memory has the files' order. Then a block is held until nobody writes to it any more, whatever became of its
+restoration. What a nearer tier lets go is written too, where it is not there yet. It knows no requests.
 """
 
 from collections import OrderedDict

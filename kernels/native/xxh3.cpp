@@ -134,25 +134,10 @@ __attribute__((target("avx2"))) void move_avx2(uint64_t* acc, const char* data, 
   _mm256_store_si256(sums, low);
   _mm256_store_si256(sums + 1, high);
 }
-
-__attribute__((target("avx512f"))) void move_avx512(uint64_t* acc, const char* data, const char* secret, char* to) {
-  __m512i sum = _mm512_load_si512(acc);
-  for (size_t s = 0; s < kStripes; ++s, data += kStripe, to += kStripe, secret += kStep) {
-    _mm_prefetch(data + kAhead, _MM_HINT_T0);
-    const __m512i value = _mm512_loadu_si512(data);
-    _mm512_storeu_si512(to, value);
-    const __m512i key = _mm512_xor_si512(value, _mm512_loadu_si512(secret));
-    const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
-    const __m512i swapped = _mm512_shuffle_epi32(value, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
-    sum = _mm512_add_epi64(_mm512_add_epi64(sum, swapped), product);
-  }
-  _mm512_store_si512(acc, sum);
-}
 #endif
 
 Move widest_move() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return move_avx512;
   if (__builtin_cpu_supports("avx2")) return move_avx2;
 #endif
   return move;

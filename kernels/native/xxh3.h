@@ -11,8 +11,8 @@ class Xxh3 {
   Xxh3(uint64_t seed, size_t bytes);
   // The first `there` of them, never fewer than before.
   void upto(const char* data, size_t there);
-  // The same, and those from `kBlock` times so many on that were not hashed yet are copied to as far behind `to`, so
-  // that each is read once. `there` has to be a whole number of blocks, and what was there before as well.
+  // The same, and each byte that was not hashed before is copied to the same distance behind `to`, so that it is read
+  // once. `there`, and what was there before, have to be multiples of `kBlock`.
   void copy(const char* data, char* to, size_t there);
   static constexpr size_t kBlock = 1024;
   // All are there.
