@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "bind.h"
+#include "past_caches.h"
 #include "xxh3.h"
 
 namespace {
@@ -31,10 +32,22 @@ void each_unit(const std::vector<Part>& parts, size_t block, Bytes* outside, Mov
   }
 }
 
+constexpr size_t kNear = 16 << 10;  // of tiles, in the order that they have outside or in a cache
+
+// To a cache, where nobody reads it soon.
+void put_unit(const Part& part, const char* outside, char* memory, size_t bytes) {
+  alignas(64) char near[kNear];
+  if (part.layout == Layout::rows) return copy_past_caches(memory, outside, bytes);
+  if (bytes > kNear) return move_in(part, outside, memory, bytes);
+  move_in(part, outside, near, bytes);
+  copy_past_caches(memory, near, bytes);
+}
+
 void copy_in(const std::vector<Part>& parts, size_t block, const char* from) {
   each_unit(parts, block, from, [](const Part& part, char* memory, const char* outside, size_t bytes) {
-    move_in(part, outside, memory, bytes);
+    put_unit(part, outside, memory, bytes);
   });
+  settle_past_caches();
 }
 
 // Checked while its bytes are on their way through the processor's caches, then copied from there.
@@ -51,16 +64,42 @@ bool in_one_pass(const std::vector<Part>& parts) {
   });
 }
 
-// A block and its checksum, unit by unit.
-uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
+// Whether each unit of it is whole blocks of the checksum, and can be put in order before it goes further.
+bool in_whole_units(const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+    const size_t unit = std::min(unit_of(part), part.bytes);
+    return unit <= kNear && unit % Xxh3::kBlock == 0 && part.bytes % unit == 0;
+  });
+}
+
+// A block and its checksum where another core reads it next, which on some processors goes past the caches.
+uint64_t take_past(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
+  alignas(64) char near[kNear];
+  const char* from = near;  // so that `from + before` is the unit that is hashed
   Xxh3 sum(seed, bytes);
-  const bool once = in_one_pass(parts);
   each_unit(parts, block, to, [&](const Part& part, const char* memory, char* outside, size_t count) {
     const size_t before = outside - to;
-    if (once) return sum.copy(memory - before, to, before + count);
+    move_out(part, memory, near, count);
+    from = near - before;
+    sum.upto(from, before + count);
+    copy_past_caches(outside, near, count);
+  });
+  settle_past_caches();
+  return sum.end(from);
+}
+
+// A block and its checksum, unit by unit.
+uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
+  const bool once = in_one_pass(parts), past = past_caches();
+  if (past && !once && in_whole_units(parts)) return take_past(parts, bytes, block, to, seed);
+  Xxh3 sum(seed, bytes);
+  each_unit(parts, block, to, [&](const Part& part, const char* memory, char* outside, size_t count) {
+    const size_t before = outside - to;
+    if (once) return sum.copy(memory - before, to, before + count, past);
     move_out(part, memory, outside, count);
     sum.upto(to, before + count);
   });
+  settle_past_caches();
   return sum.end(to);
 }
 
@@ -69,10 +108,11 @@ uint64_t fill(const std::vector<Part>& parts, size_t bytes, size_t block, const 
   const bool once = in_one_pass(parts);
   each_unit(parts, block, from, [&](const Part& part, char* memory, const char* outside, size_t count) {
     const size_t before = outside - from;
-    if (once) return sum.copy(from, memory - before, before + count);
+    if (once) return sum.copy(from, memory - before, before + count, true);
     sum.upto(from, before + count);
-    move_in(part, outside, memory, count);
+    put_unit(part, outside, memory, count);
   });
+  settle_past_caches();
   return sum.end(from);
 }
 

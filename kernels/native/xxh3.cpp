@@ -35,6 +35,8 @@
 
 #include <string.h>
 
+#include "past_caches.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -119,7 +121,14 @@ void move(uint64_t* acc, const char* data, const char* secret, char* to) {
   accumulate(acc, to, secret, kStripes);
 }
 
+// The same for memory that the processor has not at hand and need not get.
+void move_past(uint64_t* acc, const char* data, const char* secret, char* to) {
+  copy_past_caches(to, data, Xxh3::kBlock);
+  accumulate(acc, data, secret, kStripes);
+}
+
 #if defined(__x86_64__)
+template <bool kPast>
 __attribute__((target("avx2"))) void move_avx2(uint64_t* acc, const char* data, const char* secret, char* to) {
   auto* sums = reinterpret_cast<__m256i*>(acc);
   __m256i low = _mm256_load_si256(sums), high = _mm256_load_si256(sums + 1);
@@ -127,23 +136,27 @@ __attribute__((target("avx2"))) void move_avx2(uint64_t* acc, const char* data, 
     _mm_prefetch(data + kAhead, _MM_HINT_T0);
     low = mix(low, data, secret);
     high = mix(high, data + 32, secret + 32);
+    const auto* here = reinterpret_cast<const __m256i*>(data);
     auto* there = reinterpret_cast<__m256i*>(to);
-    _mm256_storeu_si256(there, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data)));
-    _mm256_storeu_si256(there + 1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + 1));
+    for (int half = 0; half < 2; ++half)
+      if (kPast)
+        _mm256_stream_si256(there + half, _mm256_loadu_si256(here + half));
+      else
+        _mm256_storeu_si256(there + half, _mm256_loadu_si256(here + half));
   }
   _mm256_store_si256(sums, low);
   _mm256_store_si256(sums + 1, high);
 }
 #endif
 
-Move widest_move() {
+Move widest_move(bool past) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return move_avx2;
+  if (__builtin_cpu_supports("avx2")) return past ? move_avx2<true> : move_avx2<false>;
 #endif
-  return move;
+  return past ? move_past : move;
 }
 
-const Move best_move = widest_move();
+const Move best_move = widest_move(false), best_move_past = widest_move(true);
 
 Accumulate widest() {
 #if defined(__x86_64__)
@@ -181,13 +194,14 @@ void Xxh3::upto(const char* data, size_t there) {
   }
 }
 
-void Xxh3::copy(const char* data, char* to, size_t there) {
+void Xxh3::copy(const char* data, char* to, size_t there, bool past_caches) {
+  const Move move_block = past_caches && reinterpret_cast<uintptr_t>(to) % kStripe == 0 ? best_move_past : best_move;
   for (size_t at = blocks_ * kBlock; at < there; at += kBlock) {
     if (at + kBlock >= bytes_) {  // the end's
       memcpy(to + at, data + at, kBlock);
       return;
     }
-    best_move(acc_, data + at, secret_, to + at);
+    move_block(acc_, data + at, secret_, to + at);
     scramble(acc_, secret_ + kSecretBytes - kStripe);
     ++blocks_;
   }

@@ -12,8 +12,9 @@ class Xxh3 {
   // The first `there` of them, never fewer than before.
   void upto(const char* data, size_t there);
   // The same, and each byte that was not hashed before is copied to the same distance behind `to`, so that it is read
-  // once. `there`, and what was there before, have to be multiples of `kBlock`.
-  void copy(const char* data, char* to, size_t there);
+  // once. `there`, and what was there before, have to be multiples of `kBlock`. Past the caches it is as in
+  // past_caches.h, and whoever ends the copy settles it.
+  void copy(const char* data, char* to, size_t there, bool past_caches = false);
   static constexpr size_t kBlock = 1024;
   // All are there.
   uint64_t end(const char* data);
