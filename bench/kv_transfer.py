@@ -102,8 +102,8 @@ class End:
         return CarriedWires(connected, carrier, memory, size, self.news.set, MonotonicClock())
 
     def turn(self) -> None:
-        self.exchange.turn(0.02)
-        if not self.exchange.eager:
+        self.exchange.turn(0.02, lingers=True)
+        if not (self.exchange.eager or self.exchange.ended):
             self.news.wait(0.001)
         self.news.clear()
 

@@ -116,7 +116,11 @@ class CarriedWires:
     def used(self, said: Said) -> None:
         """What was read into a slot was copied."""
 
-    def receive(self) -> list[Event]:
+    @property
+    def kept(self) -> bool:
+        return False
+
+    def receive(self, keep: bool = False) -> list[Event]:
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]
 

@@ -32,6 +32,7 @@ from afserve.comm.kv.split import Member, Split
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
+LOOKS = 64  # that find nothing, then who lingers waits like everybody: some 200 us
 OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
 
 
@@ -146,7 +147,7 @@ class Exchange:
     @property
     def eager(self) -> bool:
         """Whether `turn` has something to do at once."""
-        return bool(self._events) or self._lender.has_to_send
+        return bool(self._events) or self._wires.kept or self._lender.has_to_send
 
     @property
     def busy(self) -> bool:
@@ -154,13 +155,37 @@ class Exchange:
         waits = self._lender.busy or self._puller.busy or self._offers or self.sharing.busy
         return bool(waits or self._events or self._puller.ended)
 
-    def turn(self, seconds: float) -> None:
-        """Take what has arrived and send what is due: at least one piece of each, then until so much time is over."""
-        self._events += self._wires.receive()
-        if not self._events and not self.busy:
+    def turn(self, seconds: float, *, lingers: bool = False) -> None:
+        """Take what has arrived and send what is due: at least one piece of each, then until so much time is over. Who
+        `lingers` has nothing else to do, and waits here for the next ones while blocks move."""
+        until = self._clock.now() + seconds
+        moved = self._take_some(until, keep=lingers)
+        if not (moved or self.busy or self._wires.kept):
             return
+        if lingers:
+            self._linger(until)
+        if not self._events:  # what has arrived and was not looked at yet is not late
+            self._tick(self._clock.now())
+        self._settle()
+
+    def _linger(self, until: float) -> None:
+        """Where this thread itself sees what comes. Until there is nothing more, or time is over: then it is eager."""
+        looks = 0
+        while self._wires.kept and looks < LOOKS and self._moves:
+            if self._clock.now() >= until:
+                return
+            looks = 0 if self._take_some(until, keep=True) else looks + 1
+        self._take_some(until, keep=False)
+
+    @property
+    def _moves(self) -> bool:
+        return self._lender.busy or self._puller.busy
+
+    def _take_some(self, until: float, *, keep: bool) -> bool:
+        """Whether anything had arrived, or was sent."""
+        self._events += self._wires.receive(keep)
+        moved = bool(self._events)
         now = self._clock.now()
-        until = now + seconds
         while self._events:
             event = self._events.popleft()
             self._take(event, now)
@@ -169,11 +194,10 @@ class Exchange:
             if (now := self._clock.now()) >= until:
                 break
         while self._lender.send():
-            if (now := self._clock.now()) >= until:
+            moved = True
+            if self._clock.now() >= until:
                 break
-        if not self._events:  # what has arrived and was not looked at yet is not late
-            self._tick(now)
-        self._settle()
+        return moved
 
     def _tick(self, now: float) -> None:
         self._lender.tick(now)

@@ -1,9 +1,10 @@
 """Connections of KV blocks over sockets: a thread reads and writes them, so that the node that computes never does.
 
-Inside a host the bytes of pieces go through memory that both ends have (`rooms`). `reach` says where a node listens and
-connects, encrypted between hosts where there are certificates. A helper thread greets; then the one thread of all
-connections takes over. Memory is bounded by what peers may send before they are answered (`lender.WINDOW_BYTES`) and by
-the size of a message, which is checked first.
+Inside a host the bytes of pieces go through memory that both ends have (`rooms`), and while they do the node's thread
+reads and writes their heads itself (`near`). `reach` says where a node listens and connects, encrypted between hosts
+where there are certificates. A helper thread greets; then the one thread of all connections takes over. Memory is
+bounded by what peers may send before they are answered (`lender.WINDOW_BYTES`) and by the size of a message, which is
+checked first.
 """
 
 import itertools
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
 from afserve.comm.kv.messages import Message, Piece, blocks_of_piece
+from afserve.comm.kv.near import NearStreams
 from afserve.comm.kv.reach import address_of, connect, received
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
 from afserve.comm.kv.stream import PeerStream, parts_of
@@ -66,6 +68,10 @@ class SocketWires:
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, PeerStream] = {}
         self._early: dict[int, deque[Room]] = {}  # for connections that do not stand yet
+        self._near = NearStreams(
+            lambda stream: self._order(stream, self._watch), lambda stream: self._order(stream, self._fail)
+        )
+        self._said = self._obeyed = 0  # messages that the thread was told to send, and that it has taken
         self._running = True
         self._thread = threading.Thread(target=self._run, name="kv-wires", daemon=True)
 
@@ -84,8 +90,24 @@ class SocketWires:
         return peer
 
     def send(self, peer: int, message: Message) -> None:
-        parts = parts_of(message)
+        """What the thread was told before goes first."""
+        parts, stream = parts_of(message), self._streams.get(peer)
+        if stream is not None and stream.near and self._said == self._obeyed:
+            self._put(stream, parts)
+            return
+        self._said += 1
         self._command(lambda: self._send(peer, parts))
+
+    def _put(self, stream: PeerStream, parts: list[Room]) -> None:
+        try:
+            left = stream.put(parts)
+        except OSError as error:
+            stream.error = error
+            self._order(stream, self._fail)
+            return
+        self._near.expect(stream)
+        if left:
+            self._order(stream, self._write)
 
     def has_room(self, peer: int) -> bool:
         return peer not in self._streams or self._streams[peer].has_room
@@ -101,9 +123,14 @@ class SocketWires:
         if (fetched := stream.used(said.message)) is not None:
             self.send(said.peer, fetched)
 
-    def receive(self) -> list[Event]:
+    @property
+    def kept(self) -> bool:
+        return self._near.kept
+
+    def receive(self, keep: bool = False) -> list[Event]:
         self._woken.clear()
-        return [self._events.popleft() for _ in range(len(self._events))]
+        near = self._near.receive(keep)
+        return near + [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
         """What was sent and not yet handed to the kernel is lost."""
@@ -124,6 +151,10 @@ class SocketWires:
         except OSError:
             return False
         return True
+
+    def _order(self, stream: PeerStream, act: Callable[[PeerStream], None]) -> None:
+        """To be done with this connection by the wires' thread, if it is still there."""
+        self._command(lambda: act(stream) if self._streams.get(stream.peer) is stream else None)
 
     # ---- by a helper's
 
@@ -207,9 +238,9 @@ class SocketWires:
         if not self._running:
             connection.close()
             return
-        stream = self._streams[peer] = PeerStream(peer, connection, self._sizes, *slots)
+        stream = PeerStream(peer, connection, self._sizes, *slots)
         stream.out = self._early.pop(peer, deque())
-        self._selector.register(connection, selectors.EVENT_READ, stream)
+        self._streams[peer] = stream  # from here on others may put something behind that
         self._write(stream)
 
     def _send(self, peer: int, parts: list[Room]) -> None:
@@ -217,41 +248,75 @@ class SocketWires:
         out = self._early.get(peer) if stream is None else stream.out
         if out is not None:
             out.extend(parts)
+        self._obeyed += 1
         if stream is not None:
             self._write(stream)
 
     def _move(self, stream: PeerStream, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._write(stream)
-        if events & selectors.EVENT_READ and stream.peer in self._streams:
-            messages = stream.read()
-            told = [message for message in messages if not stream.fetched(message)]
-            self._tell([Said(stream.peer, message) for message in told], room=len(told) < len(messages))
-            if (error := stream.error) is not None:
-                self._end(stream.peer, error.message if isinstance(error, ProtocolError) else _gone(error))
+        if not events & selectors.EVENT_READ or stream.peer not in self._streams:
+            return
+        if stream.near:
+            self._bring(stream)
+            return
+        messages = stream.read()
+        told = [message for message in messages if not stream.fetched(message)]
+        self._tell([Said(stream.peer, message) for message in told], news=len(told) < len(messages))
+        if stream.error is not None:
+            self._fail(stream)
+
+    def _bring(self, stream: PeerStream) -> None:
+        """The node's thread reads it from now on."""
+        stream.watched = False
+        self._look_at(stream)
+        self._near.bring(stream)
+        self._tell([], news=True)
+
+    def _watch(self, stream: PeerStream) -> None:
+        stream.watched = True
+        self._look_at(stream)
 
     def _write(self, stream: PeerStream) -> None:
         try:
             room = stream.write()
         except OSError as error:
-            self._end(stream.peer, _gone(error))
+            stream.error = error
+            self._fail(stream)
             return
-        self._tell([], room)
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.out else 0)
-        if wanted != self._selector.get_key(stream.connection).events:
+        self._tell([], news=room)
+        self._look_at(stream)
+
+    def _look_at(self, stream: PeerStream) -> None:
+        """For what this thread waits of it."""
+        wanted = (selectors.EVENT_READ if stream.watched else 0) | (
+            selectors.EVENT_WRITE if stream.out else 0
+        )
+        known = self._selector.get_map().get(stream.connection)
+        if known is None and wanted:
+            self._selector.register(stream.connection, wanted, stream)
+        elif known is not None and not wanted:
+            self._selector.unregister(stream.connection)
+        elif known is not None and known.events != wanted:
             self._selector.modify(stream.connection, wanted, stream)
+
+    def _fail(self, stream: PeerStream) -> None:
+        error = stream.error
+        if error is not None:
+            self._end(stream.peer, error.message if isinstance(error, ProtocolError) else _gone(error))
 
     def _end(self, peer: int, why: str) -> None:
         """Who called and was not let in was never anybody's peer; to hear of its end harms nobody."""
         self._early.pop(peer, None)
         if (stream := self._streams.pop(peer, None)) is not None:
-            self._selector.unregister(stream.connection)
+            if stream.connection in self._selector.get_map():
+                self._selector.unregister(stream.connection)
             stream.close()
         self._tell([Closed(peer, why)])
 
-    def _tell(self, events: list[Event], room: bool = False) -> None:
+    def _tell(self, events: list[Event], news: bool = False) -> None:
         self._events.extend(events)
-        if (events or room) and not self._woken.is_set():
+        if (events or news) and not self._woken.is_set():
             self._woken.set()
             self._wake()
 

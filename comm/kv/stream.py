@@ -1,12 +1,14 @@
 """One greeted connection, without blocking: messages in and out, and where the bytes of pieces lie meanwhile.
 
-Of the wires' thread, but for `has_room`, `room` and `used`. Short messages are read many at a time. The bytes of a
-piece go straight to a buffer, or lie in memory that both ends have and are not read at all.
+Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` the node's thread reads and writes too, one
+of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or lie in
+memory that both ends have and are not read at all.
 """
 
 import errno
 import itertools
 import socket
+import threading
 from collections import deque
 
 from afserve.comm.kv.messages import (
@@ -61,6 +63,10 @@ class PeerStream:
         self.peer, self.connection = peer, connection
         self._block_bytes, piece_bytes = sizes
         self._own, self._theirs = own, theirs
+        self.near = own is not None and theirs is not None
+        self.watched = True  # by the wires' thread, for what comes
+        self._lock = threading.Lock()
+        self._closed = False
         self._rooms: Rooms = own or Buffers(piece_bytes)
         self._arriving = Buffers(piece_bytes)
         self.out: deque[Room] = deque()
@@ -85,11 +91,26 @@ class PeerStream:
         self._arriving.give_back(Room(memoryview(piece.payload)))
         return None
 
-    # ---- by the wires' thread
+    # ---- by the wires' thread, or of what is near by the node's
+
+    def put(self, parts: list[Room]) -> bool:
+        """Behind what waits already. Whether the wires' thread has to go on, and does not know it. Raises OSError."""
+        with self._lock:
+            waits = bool(self.out)
+            self.out.extend(parts)
+            if not waits:
+                self._write()
+            return bool(self.out) and not waits
 
     def write(self) -> bool:
         """Hand the kernel what it takes. Whether there is more room than before. Raises OSError."""
+        with self._lock:
+            return self._write()
+
+    def _write(self) -> bool:
         room = False
+        if self._closed:
+            self.out.clear()
         while self.out:
             try:
                 sent = self._give()
@@ -112,10 +133,12 @@ class PeerStream:
     def read(self) -> list[Message]:
         """The messages that are complete now; behind them there may be an `error`, and then nothing more comes."""
         found: list[Message] = []
-        try:
-            self._read(found)
-        except (OSError, ProtocolError) as error:
-            self.error = error
+        with self._lock:
+            try:
+                if not self._closed:
+                    self._read(found)
+            except (OSError, ProtocolError) as error:
+                self.error = error
         return found
 
     def _read(self, found: list[Message]) -> None:
@@ -195,6 +218,8 @@ class PeerStream:
         return True
 
     def close(self) -> None:
-        self.connection.close()
+        with self._lock:  # nobody may read what has this number next
+            self._closed = True
+            self.connection.close()
         self._rooms.close()
         self._arriving.close()

@@ -48,8 +48,13 @@ class Wires(Protocol):
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
         ...
 
-    def receive(self) -> list[Event]:
-        """What has happened since the last call."""
+    def receive(self, keep: bool = False) -> list[Event]:
+        """What has happened since the last call. Who is to `keep` what it reads itself calls again at once."""
+        ...
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is anything that nobody but the caller looks at: it calls again before it waits."""
         ...
 
     def used(self, said: Said) -> None:

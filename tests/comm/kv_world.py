@@ -166,7 +166,9 @@ class Wires:
     def used(self, said: Said) -> None:
         self.world.happened["used"] += 1
 
-    def receive(self):
+    kept = False
+
+    def receive(self, keep=False):
         events, self.events = self.events, []
         return events
 

@@ -366,7 +366,9 @@ class Said_:
     def used(self, said):
         assert said.message
 
-    def receive(self):
+    kept = False
+
+    def receive(self, keep=False):
         found, self.events = self.events, []
         return found
 

@@ -222,7 +222,8 @@ class KvMoves:
         self._prefilling.lend()
         ready = self._start_pulls(now) if self._queue else []
         ready += self._handing.start()
-        self._exchange.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
+        busy = self._node.busy
+        self._exchange.turn(min(_SHARE * took, _LONGEST) if busy else _IDLE, lingers=not busy)
         self._prefilling.take()
         for pulled in self._exchange.ended:
             if (waited := self._pulls.pop(pulled.transfer, None)) is not None:

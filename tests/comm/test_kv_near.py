@@ -1,0 +1,167 @@
+"""Connections inside a host that two threads have in turns: nothing is lost, late or out of order."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.clock import MonotonicClock
+from afserve.comm.kv.exchange import Exchange
+from afserve.comm.kv.messages import Ack
+from afserve.comm.kv.reach import listen_here
+from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.kv.wires import Closed, Said
+from tests.comm.kv_world import BLOCK, Store, chain
+
+SECONDS = 10.0
+
+
+class Wired:
+    """One end, whose messages a test takes when it likes; `shares` or not, both are to give the same."""
+
+    def __init__(self, shares=True) -> None:
+        self.news = threading.Event()
+        self.wires = SocketWires(listen_here(), "t", {}, BLOCK, self.news.set, shares=shares)
+        self.wires.start()
+        self.heard, self.ended = [], []
+
+    def look(self, keep=False):
+        for event in self.wires.receive(keep):
+            if isinstance(event, Said):
+                self.heard.append((event.peer, event.message))
+            else:
+                self.ended.append(event)
+
+    def wait(self, done):
+        """As a node does: it sleeps where nothing is kept, until it is woken."""
+        until = time.monotonic() + SECONDS
+        while not done():
+            self.look()
+            if not (self.wires.kept or done()):
+                assert self.news.wait(until - time.monotonic()), (self.heard, self.ended)
+                self.news.clear()
+
+
+@pytest.fixture
+def ends():
+    made = [Wired(), Wired()]
+    yield made
+    for end in made:
+        end.wires.close()
+
+
+def numbers(end):
+    return [message.transfer for _, message in end.heard]
+
+
+def test_what_is_said_before_a_connection_stands_comes_first(ends, monkeypatch):
+    """Also where the thread that was told to send it is slow."""
+    plain = SocketWires._send
+
+    def slow(self, *args):
+        time.sleep(0.001)
+        plain(self, *args)
+
+    monkeypatch.setattr(SocketWires, "_send", slow)
+    here, there = ends
+    peer = here.wires.dial(there.wires.address)
+    for number in range(200):
+        here.wires.send(peer, Ack(number, 0, 1))
+        time.sleep(0.0002)
+    there.wait(lambda: len(there.heard) == 200)
+    assert numbers(there) == list(range(200))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["here", "there", "look", "keep", "sleep"]), st.integers(1, 40)),
+        max_size=30,
+    )
+)
+def test_messages_come_in_order_whoever_reads(turns):
+    here, there = made = Wired(), Wired()
+    try:
+        peers = {"here": here.wires.dial(there.wires.address)}
+        sent = {"here": 0, "there": 0}
+
+        def say(whose, count):
+            end = here if whose == "here" else there
+            for _ in range(count):
+                end.wires.send(peers[whose], Ack(sent[whose], 0, 1))
+                sent[whose] += 1
+
+        say("here", 1)
+        there.wait(lambda: there.heard)
+        peers["there"] = there.heard[0][0]
+        for what, count in turns:
+            if what in sent:
+                say(what, count)
+            elif what == "sleep":
+                time.sleep(count / 20_000)
+            else:
+                for end in made:
+                    end.look(keep=what == "keep")
+        there.wait(lambda: len(there.heard) >= sent["here"])
+        here.wait(lambda: len(here.heard) >= sent["there"])
+        assert numbers(there) == list(range(sent["here"])) and numbers(here) == list(range(sent["there"]))
+    finally:
+        for end in made:
+            end.wires.close()
+
+
+def test_a_connection_that_ends_while_it_is_kept_is_told_once(ends):
+    here, there = ends
+    peer = here.wires.dial(there.wires.address)
+    here.wires.send(peer, Ack(1, 0, 1))
+    there.wait(lambda: there.heard)
+    there.wires.send(there.heard[0][0], Ack(1, 5, 1))
+    here.wait(lambda: here.heard)
+    here.look(keep=True)
+    there.wires.close()
+    here.wait(lambda: here.ended)
+    here.wires.send(peer, Ack(1, 1, 1))  # to nobody
+    time.sleep(0.05)
+    here.look()
+    assert here.ended == [Closed(peer, here.ended[0].why)] and "connection has ended" in here.ended[0].why
+    assert not here.wires.kept
+
+
+def test_a_full_socket_keeps_what_it_does_not_take(ends):
+    """Nobody reads there for a while; then all of it comes, as it went."""
+    here, there = ends
+    peer = here.wires.dial(there.wires.address)
+    here.wires.send(peer, Ack(0, 0, 1))
+    there.wait(lambda: there.heard)
+    for number in range(1, 20_000):
+        here.wires.send(peer, Ack(number, 0, 1))
+    there.wait(lambda: len(there.heard) == 20_000)
+    assert numbers(there) == list(range(20_000))
+
+
+def test_who_lingers_does_not_do_so_for_ever():
+    """A lease is open and nothing moves: the connection goes back, and the turn ends."""
+    ends = []
+    for _ in range(2):
+        news = threading.Event()
+        wires = SocketWires(listen_here(), "t", {}, BLOCK, news.set, shares=True)
+        wires.start()
+        ends.append((Exchange(Store(40), wires, MonotonicClock(), 3), wires, news))
+    (here, _, _), (owner, owners_wires, _) = ends
+    try:
+        here.pull(owners_wires.address, chain(1, 3), 5.0, request=0, generation=3)
+        began = time.monotonic()
+        while not here.eager and time.monotonic() < began + SECONDS:
+            here.turn(SECONDS, lingers=True)  # nothing was computed there, and nobody turns it
+            if here.busy and not here.eager:
+                break
+        assert here.busy and not here.eager and time.monotonic() - began < SECONDS / 2
+        while not here.ended:
+            owner.turn(1.0, lingers=True)
+            here.turn(1.0, lingers=True)
+        assert here.ended.pop().received == 0
+    finally:
+        for exchange, _, _ in ends:
+            exchange.close()
