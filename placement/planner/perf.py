@@ -38,7 +38,7 @@ class Stages:
     """Seconds per MoE layer and micro-batch at each station, `outside` per step, `tpot` per generated token.
 
     prefill_share: part of the step that goes to prompts; first_token: seconds from arrival to the first token.
-    prefill: devices that only read prompts.
+    prefill: devices that only read prompts, `prompt_parts` of them each prompt.
     """
 
     attention: Array
@@ -52,6 +52,7 @@ class Stages:
     prefill_share: Array
     first_token: Array
     prefill: Array
+    prompt_parts: Array
 
 
 def afd_stages(
@@ -385,4 +386,5 @@ def _finish(
         prefill_share=share,
         first_token=np.asarray(wait + setting.fetching + prompt[0] + prompt[1] + step),
         prefill=np.zeros_like(iteration),
+        prompt_parts=np.ones_like(iteration),
     )

@@ -49,7 +49,8 @@ class Setting:
     split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
         colocated device where one rank spans all of them.
     concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
-    found: KV of prompts that lies in a cache or a tier below it.
+    found: KV of prompts that lies in a cache or a tier below it. ttft: seconds to the first token for which devices
+        that only read prompts share one; without it they never do.
     """
 
     shape: ModelShape
@@ -69,6 +70,7 @@ class Setting:
     concurrency: float = 0.0
     prefill: Prefill | None = None
     found: Found = NOTHING_FOUND
+    ttft: float = float("inf")
 
     def served_by(self, engine: Engine) -> "Setting":
         """The same question, answered for `engine`: its way of working, and the curves that it reaches."""
@@ -89,6 +91,11 @@ class Setting:
             return self
         reached = None if self.reached is None else scaled(whole, self.engine.rates)
         return replace(self, curves=whole, reached=reached)
+
+    @property
+    def never_split(self) -> "Setting":
+        """The same where each prompt is read by one device, however late."""
+        return replace(self, ttft=float("inf"))
 
     @property
     def decode_curves(self) -> CurveSet:
