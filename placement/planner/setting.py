@@ -44,6 +44,9 @@ class Setting:
         their dense layers take turns in the ping-pong like the others.
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
     steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
+    balances_kv: whoever places requests evens out cached tokens over the ranks, so that lengths which vary make none
+        slower than the mean (DeepSeek); else they come to ranks at random.
+    broadcasts: every row goes to every expert host of AFD, whose devices give it to each other (StepMesh).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
     engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
     split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
@@ -63,6 +66,8 @@ class Setting:
     shared_on_experts: bool = False
     exchange_kernels: bool = True
     steps_ahead: bool = False
+    balances_kv: bool = False
+    broadcasts: bool = False
     percentile99: bool = False
     engine: Engine = PLAIN
     reached: CurveSet | None = None
@@ -81,6 +86,8 @@ class Setting:
             steps_ahead=engine.steps_ahead,
             shared_on_experts=engine.shared_on_experts,
             exchange_kernels=engine.exchange_kernels,
+            balances_kv=engine.balances_kv,
+            broadcasts=engine.broadcasts,
         )
 
     @property
@@ -129,9 +136,14 @@ class Setting:
     def rows_per_request(self) -> float:
         return 1.0 + self.draft_tokens
 
+    @property
+    def to_all(self) -> bool:
+        """Whether a row of AFD goes to all expert devices: each has a slice of every expert, or all get all rows."""
+        return self.split_experts or self.broadcasts
+
     def targets(self, holders: Array) -> Array:
-        """To how many of these expert devices (or nodes) of AFD a row goes: all of them where each has a slice."""
-        return holders if self.split_experts else distinct_targets(self.shape.experts.top_k, holders)
+        """To how many of these expert devices (or nodes) of AFD a row goes."""
+        return holders if self.to_all else distinct_targets(self.shape.experts.top_k, holders)
 
     @property
     def exchange(self) -> float:
