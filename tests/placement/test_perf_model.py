@@ -14,6 +14,8 @@ from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_exchange import Way, m2n_ways, ways_period
 from afserve.placement.planner.perf_experts import (
     Routing,
+    _pack,
+    _pack_runs,
     _replicas,
     active_experts,
     imbalance,
@@ -184,3 +186,16 @@ def test_hosts_own_links_are_a_station_of_their_own() -> None:
     assert ways_period(rest, rest, (way, way), 1)[0] == pytest.approx(2 * 160e-6 + 20e-6)
     assert ways_period(rest, rest, (Way(network, none),) * 2, 4)[0] == pytest.approx(400e-6)
     assert ways_period(rest, rest, (Way(inside + network, network),) * 2, 4)[0] == pytest.approx(400e-6)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 60)), min_size=1, max_size=20),
+    groups=st.integers(1, 30),
+    spare=st.integers(0, 3),
+)
+def test_many_loads_are_packed_as_if_one_by_one(
+    sizes: list[tuple[float, int]], groups: int, spare: int
+) -> None:
+    loads = np.repeat([size for size, _ in sizes], [count for _, count in sizes])
+    slots = -(-len(loads) // groups) + spare
+    assert _pack_runs(loads, groups, slots) == pytest.approx(_pack(loads, groups, slots), rel=1e-9, abs=1e-12)
