@@ -335,7 +335,8 @@ def _pool(text: str, network: float | None, link: float | None) -> "Pool":
         )
     chip = load_hardware(name.strip()).priced(usd)
     if network is not None:
-        chip = replace(chip, network=network * 1e9, sources=chip.sources_with("network_gb_s", "--network"))
+        typed = chip.sources_with("network_gb_s", "--network")  # what was measured is of another network
+        chip = replace(chip, network=network * 1e9, reduce=0.0, reduce_latency=0.0, sources=typed)
     if link is not None:
         chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
     return Pool(chip, devices)
