@@ -58,23 +58,27 @@ SYSTEMS = {
     ),
     "step-3": Engine(
         "step-3",
-        "Step-3 on H800 with StepMesh: transfers take no device time, shared experts stand on the expert side",
+        "Step-3 on H800 with StepMesh: transfers take no device time, every row goes to every expert device, shared "
+        "experts stand on the expert side",
         ("afd",),
         "deepseek",
         shared_on_experts=True,
+        broadcasts=True,
         exchange_kernels=False,
         parallel=(1,),
         micro_batches=(3,),
-        source="arXiv 2507.19427",
+        source="arXiv 2507.19427; StepMesh, public repository, its introduction",
     ),
     "deepseek": Engine(
         "deepseek",
-        "DeepSeek's own system on H800: wide expert parallelism, two micro-batches",
+        "DeepSeek's own system on H800: wide expert parallelism, two micro-batches, cached tokens evened out over "
+        "ranks",
         ("colocated",),
         "step-3",
+        balances_kv=True,
         parallel=(1,),
         micro_batches=(2,),
-        source="DeepSeek open infra, day 6",
+        source="DeepSeek open infra, day 6, and its profile data, whose routing is even",
     ),
 }
 MEGASCALE = Engine(

@@ -5,7 +5,7 @@ source leaves open is in the row's comment.
 """
 
 from afserve.cli.catalog import load_hardware, load_model
-from afserve.placement.planner.served import ServedRow
+from afserve.placement.planner.served import SKEW, ServedRow
 
 FASTAFD = (
     ("Qwen3-235B 8K", "qwen3-235b-a22b", 8192, 28, 96, 64, 2518.0, 1781.0),
@@ -31,8 +31,9 @@ STEP3 = (
 """(case, context, attention devices beside 16 expert devices, width of attention and cache, tokens per second and
 device), 6,144 requests in three micro-batches: throughput times TPOT of the report."""
 DEEPSEEK = (("EP128 4K", 128, 4096, 128, 2324.0),)
-"""(case, devices, context, requests per device, tokens per second and device). Its EP144 in production is judged, not
-fitted: lengths there vary, and nobody says how."""
+"""(case, devices, context, requests per device, tokens per second and device). It was profiled with "an absolutely
+balanced MoE routing strategy" (its profile-data repository). Its EP144 in production is judged, not fitted: lengths
+there vary, and nobody says how."""
 
 
 def fastafd_rows() -> list[ServedRow]:
@@ -75,7 +76,7 @@ def deepseek_rows() -> list[ServedRow]:
     return [
         _row(
             case, "deepseek-v3", "h800", "deepseek", "bf16", devices, context, each * devices, each / speed,
-            series=case, micro_batches=2,
+            series=case, micro_batches=2, skew=0.0,
         )
         for case, devices, context, each, speed in DEEPSEEK
     ]  # fmt: skip
@@ -96,6 +97,7 @@ def _row(
     expert_devices: int = 0,
     micro_batches: int = 1,
     weights: str = "fp8",
+    skew: float = SKEW,
 ) -> ServedRow:
     return ServedRow(
         name=case,
@@ -117,4 +119,5 @@ def _row(
         disaggregated=True,
         expert_devices=expert_devices,
         micro_batches=micro_batches,
+        skew=skew,
     )

@@ -78,9 +78,10 @@ def verdicts(data: Path) -> Iterator[Typed]:
 
 
 def deepseek(data: Path) -> Iterator[Typed]:
-    """EP128 at 4K; EP144 at 21 tokens per second and request, lengths that vary as in either request trace."""
+    """EP128 at 4K, profiled with even routing; EP144 at 21 tokens per second and request, lengths that vary as in
+    either request trace."""
     plain = "--model deepseek-v3 --pool h800=144 --engine deepseek"
-    yield Typed("DeepSeek EP128 4K", tuple(f"{plain} --context 4096 --tpot 55ms".split()), False)
+    yield Typed("DeepSeek EP128 4K", tuple(f"{plain} --context 4096 --skew 0 --tpot 55ms".split()), False)
     for name, spread in spreads(data).items():
         yield Typed(f"DeepSeek EP144, {name} lengths", (*plain.split(), *spread, "--tpot", "47.6ms"), False)
 
@@ -120,8 +121,8 @@ def absolutes(data: Path) -> Iterator[Typed]:
         yield Typed(f"Step-3 {case}", tuple(line.split()), speed=speed)
     for case, devices, context, each, speed in DEEPSEEK:
         line = (
-            f"--model deepseek-v3 --pool h800={devices} --context {context} --engine deepseek --kind colocated "
-            f"--devices {devices} --micro-batches 2 --concurrency {each * devices}"
+            f"--model deepseek-v3 --pool h800={devices} --context {context} --skew 0 --engine deepseek "
+            f"--kind colocated --devices {devices} --micro-batches 2 --concurrency {each * devices}"
         )
         yield Typed(f"DeepSeek {case}", tuple(line.split()), speed=speed)
     plain = "--model deepseek-v3 --pool h800=144 --engine deepseek --kind colocated --devices 144"

@@ -230,7 +230,12 @@ def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", mo
     here = _on_one_machine(chosen, question)
     copies = question.setting.routing.copies
     text = cluster_toml(
-        chosen, question.setting.shape.name, path=_checkpoint(model), here=here, copies=copies
+        chosen,
+        question.setting.shape.name,
+        path=_checkpoint(model),
+        here=here,
+        copies=copies,
+        ttft=question.setting.ttft,
     )
     _write(path, "cluster", text)
     if obstacle(chosen):
@@ -249,10 +254,7 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
     from afserve.placement.planner.cluster_file import on_cpu
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    kinds = {
-        plan.attention.hardware,
-        plan.experts.hardware if plan.kind == "afd" else plan.attention.hardware,
-    }
+    kinds = set(plan.used)
     if all(on_cpu(kind) for kind in kinds):
         return True
     return len(kinds) == 1 and plan.devices <= chips[plan.attention.hardware].devices

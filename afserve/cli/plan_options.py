@@ -218,12 +218,14 @@ def build_question(
         acceptance=model.mtp,
         percentile99=goal.p99,
     )
-    setting = replace(with_requests(setting, layout, goal.ttft), found=_found(requests, layout, work))
+    setting = with_requests(setting, layout, goal.ttft)
+    setting = replace(setting, found=_found(requests, layout, work))
+    setting = replace(setting, ttft=_ttft(goal.ttft, work))
     setting.routing.popularity(setting.shape.experts.experts)
     return Question(
         setting=setting,
         pools=offered,
-        targets=Targets(seconds(goal.tpot, "tpot"), _ttft(goal.ttft, work)),
+        targets=Targets(seconds(goal.tpot, "tpot"), setting.ttft),
         objective="speed" if goal.objective == "latency" and setting.concurrency else goal.objective,
         micro_batches=_micro_batches(goal.micro_batches),
         tokens_per_second=goal.rate * work.mean_answer,
@@ -333,7 +335,8 @@ def _pool(text: str, network: float | None, link: float | None) -> "Pool":
         )
     chip = load_hardware(name.strip()).priced(usd)
     if network is not None:
-        chip = replace(chip, network=network * 1e9, sources=chip.sources_with("network_gb_s", "--network"))
+        typed = chip.sources_with("network_gb_s", "--network")  # what was measured is of another network
+        chip = replace(chip, network=network * 1e9, reduce=0.0, reduce_latency=0.0, sources=typed)
     if link is not None:
         chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
     return Pool(chip, devices)

@@ -251,6 +251,7 @@ def _details(question: Question, best: Plan) -> list[str]:
             else f"prompts are read by {best.prefill.devices} {best.prefill.hardware}, at most {BUSY:.0%} busy"
         )
         lines.append(f"{taken}; TTFT is a mean, see `afserve simulate` for p99")
+        lines += _shared(question, best)
         lines += _found(question, best)
     copies = min(
         (pool.count // best.used[pool.chip.name] for pool in question.pools if pool.chip.name in best.used),
@@ -260,6 +261,17 @@ def _details(question: Question, best: Plan) -> list[str]:
         lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
     lines += _left_over(question, best, copies)
     return lines
+
+
+def _shared(question: Question, best: Plan) -> list[str]:
+    """Over how many devices a prompt is split, and why."""
+    if best.prompt_parts == 1:
+        return []
+    target = question.setting.ttft
+    return [
+        f"{best.prompt_parts} of them read each prompt together, chunk by chunk in turns: with one the first token "
+        f"would take {best.prompt_alone * 1e3:,.0f} ms. `afserve up` does so with --ttft {target:g}"
+    ]
 
 
 def _found(question: Question, best: Plan) -> list[str]:
@@ -331,6 +343,8 @@ def _values(plan: Plan) -> dict[str, object]:
         "attention": _side(plan.attention),
         "experts": _side(plan.experts),
         "prefill": None if plan.prefill is None else _side(plan.prefill),
+        "prompt_parts": plan.prompt_parts,
+        "ttft_one_part_ms": None if plan.decode_only else round(plan.prompt_alone * 1e3, 1),
         "micro_batches": plan.micro_batches,
         "batch": plan.batch,
         "ranks": plan.ranks,

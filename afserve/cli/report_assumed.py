@@ -61,11 +61,16 @@ def _hardware(chip: Hardware, precision: str) -> Iterator[Assumed]:
         ("link inside a node", _link(chip), "link_gb_s"),
         ("network per device", f"{chip.network / 1e9:g} GB/s", "network_gb_s"),
         ("network latency", f"{chip.network_latency * 1e6:g} us", "network_latency_us"),
+        *([("all-reduce over the network", _reduce(chip), "reduce_gb_s")] if chip.reduce else []),
         ("power", f"{chip.watts:g} W", "watts"),
         ("price", f"${chip.usd_per_hour:g} per device hour", "usd_per_hour"),
     )
     for what, value, key in figures:
         yield Assumed(f"{chip.name}: {what}", value, chip.sources.get(key, NO_SOURCE))
+
+
+def _reduce(chip: Hardware) -> str:
+    return f"{chip.reduce_latency * 1e6:g} us and {chip.reduce / 1e9:g} GB/s of the message"
 
 
 def _link(chip: Hardware) -> str:

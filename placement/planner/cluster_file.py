@@ -5,7 +5,7 @@ with this machine's own address where the plan can run on one.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.planner.hardware import Hardware
@@ -17,10 +17,10 @@ HERE = "127.0.0.1"
 def obstacle(plan: Plan) -> str:
     """What `afserve up` cannot start of a plan; "" where it can."""
     afd = plan.kind == "afd"
-    if plan.prefill is not None:
-        return (
-            "it has devices that only read prompts; start such a run with `afserve up --prefill P --decode D`"
-        )
+    if plan.prefill is not None and not afd:
+        return "devices that only read prompts have a copy of the experts, and no KV moves from one copy to another"
+    if plan.prefill is not None and on_cpu(plan.prefill.hardware) != on_cpu(plan.attention.hardware):
+        return "its prompts are read on CPUs and decoded on other devices, or the other way round"
     if plan.attention.tensor_parallel > 1 or (afd and plan.experts.tensor_parallel > 1):
         return "its nodes span several devices"
     if afd and on_cpu(plan.attention.hardware) != on_cpu(plan.experts.hardware):
@@ -33,19 +33,30 @@ def on_cpu(hardware: str) -> bool:
     return hardware.lower().startswith("cpu")
 
 
-def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False, copies: int = 1) -> str:
+def cluster_toml(
+    plan: Plan, model: str, *, path: str = "", here: bool = False, copies: int = 1, ttft: float = float("inf")
+) -> str:
     """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
 
     `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine. `copies` of
-    every expert are a flag of `afserve up`, which the file names.
+    every expert, and the seconds to a first token for which prompts are split, are flags of `afserve up`, which the
+    file names.
     """
     afd = plan.kind == "afd"
+    reading = plan.prefill.devices if plan.prefill else 0
     lines = [
         f"# {plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
         "# All on this machine; write other addresses to spread it over hosts."
         if here
         else "# Replace the addresses; one [[host]] is one machine.",
         *([f"# Start it with --expert-copies {copies}, as it was planned."] if afd and copies > 1 else []),
+        *(
+            [
+                f"# Start it with --ttft {ttft:g}: {plan.prompt_parts} prefill nodes read a prompt together then."
+            ]
+            if plan.prompt_parts > 1
+            else []
+        ),
         "",
         f"micro_batches = {plan.micro_batches}",
         "",
@@ -53,14 +64,20 @@ def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False, 
         f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
         "",
         "[attention]",
-        f"nodes = {plan.ranks}",
+        f"nodes = {plan.ranks + reading}",
         f"tensor_parallel = {plan.attention.tensor_parallel}",
         f"batch = {plan.batch * plan.micro_batches}",
+        *([f"prefill = {reading}"] if reading else []),
         "",
         "[experts]",
         f"nodes = {plan.experts.devices if afd else 0}",
     ]
-    lines += _hosts("attention", plan.attention, here)
+    if plan.prefill is not None and here:
+        both = replace(plan.attention, devices=plan.attention.devices + reading)
+        lines += _hosts("attention", both, here)
+    else:
+        lines += _hosts("attention", plan.prefill, here, "prefill") if plan.prefill else []
+        lines += _hosts("attention", plan.attention, here)
     if afd:
         lines += _hosts("experts", plan.experts, here)
     return "\n".join(lines) + "\n"
@@ -114,14 +131,15 @@ def phases_toml(phases: Phases, chip: Hardware, model: str, *, path: str = "", r
     return "\n".join(lines) + "\n"
 
 
-def _hosts(role: str, side: Side, here: bool) -> list[str]:
+def _hosts(role: str, side: Side, here: bool, name: str = "") -> list[str]:
+    """`name`: what addresses begin with, where it is not the role. The first attention hosts have the prefill nodes."""
     lines = []
     left = side.devices
     nodes = 1 if here else side.nodes
     for number in range(nodes):
         used = min(left, -(-side.devices // nodes))
         left -= used
-        address = HERE if here else f"{role}-{number}.example"
+        address = HERE if here else f"{name or role}-{number}.example"
         lines += [
             "",
             "[[host]]",

@@ -74,9 +74,9 @@ _MOST_LOG = math.log(1e3)
 class Engine:
     """kinds: what it runs (colocated, afd); against: the engine of the other kind it is compared with by default.
 
-    steps_ahead, shared_on_experts, exchange_kernels: how it works, as in `perf.Setting`. parallel, micro_batches:
-    degrees of tensor parallelism, and micro-batches in flight, that it runs. memory: share of a
-    device's memory for weights and caches. factors: by label ("chip h200", "model
+    steps_ahead, shared_on_experts, exchange_kernels, balances_kv, broadcasts: how it works, as in `perf.Setting`.
+    parallel, micro_batches: degrees of tensor parallelism, and micro-batches in flight, that it runs. memory: share of
+    a device's memory for weights and caches. factors: by label ("chip h200", "model
     glm-5", "experts fp4"). rows: what it was fitted to. fit: how many rows and series, and the median error of series
     it had not seen.
     """
@@ -88,6 +88,8 @@ class Engine:
     steps_ahead: bool = False
     shared_on_experts: bool = False
     exchange_kernels: bool = True
+    balances_kv: bool = False
+    broadcasts: bool = False
     parallel: tuple[int, ...] = (1, 2, 4, 8)
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     memory: float = 0.90

@@ -17,8 +17,9 @@ PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "int4": 0.5625}
 class Hardware:
     """bandwidth and links in bytes/s per device and direction; flops per precision in FLOP/s; 0 = no such unit.
 
-    `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). sources: where a
-    figure is from, by its key in the file.
+    `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). reduce,
+    reduce_latency: bytes of the message per second, and seconds, of an all-reduce over the network where that was
+    measured (0: not). sources: where a figure is from, by its key in the file.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Hardware:
     link_latency: float
     network: float
     network_latency: float
+    reduce: float = 0.0
+    reduce_latency: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def flops(self, precision: str) -> float:
@@ -46,10 +49,14 @@ class Hardware:
 
     def reach(self, devices: int) -> tuple[float, float]:
         """(bytes/s, latency) of the link that joins a group of this many devices."""
-        if devices <= max(self.fast_domain, 1) or devices <= self.devices:
+        if self.on_fast_link(devices):
             fast = self.link if self.link > 0 else self.network
             return fast, self.link_latency
         return self.network, self.network_latency
+
+    def on_fast_link(self, devices: int) -> bool:
+        """Whether a group of so many devices needs no network."""
+        return devices <= max(self.fast_domain, self.devices, 1)
 
     def priced(self, usd_per_hour: float | None) -> "Hardware":
         if usd_per_hour is None:
@@ -81,6 +88,8 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         link_latency=node.number("link_latency_us", 5.0) * 1e-6,
         network=node.number("network_gb_s", least=1e-6) * 1e9,
         network_latency=node.number("network_latency_us", 25.0) * 1e-6,
+        reduce=node.number("reduce_gb_s", 0.0) * 1e9,
+        reduce_latency=node.number("reduce_latency_us", 0.0) * 1e-6,
         sources=_sources(fields),
     )
     return _checked(source, found)

@@ -9,9 +9,10 @@ import numpy as np
 
 from afserve.placement.planner.hardware import PRECISIONS
 from afserve.placement.planner.kv import USABLE, cache_bytes
+from afserve.placement.planner.perf_prefill import MOST_PARTS, reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import ANY, Pool, Targets, families
+from afserve.placement.planner.search import ANY, APART, Pool, Targets, families
 
 _GIB = 2.0**30
 _MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no device holds
@@ -43,7 +44,8 @@ def explain(question: Question) -> str:
     if fastest.ttft > question.targets.ttft:
         return (
             f"no deployment of {_pools(question)} reaches a TTFT of {question.targets.ttft * 1e3:g} ms: the least is "
-            f"about {fastest.ttft * 1e3:.0f} ms, {describe(fastest)}. Raise --ttft or shorten --input"
+            f"about {fastest.ttft * 1e3:.0f} ms, {describe(fastest)}. {_split_words(question)}"
+            "Raise --ttft or shorten --input"
         )
     return _rate_words(question)
 
@@ -55,6 +57,27 @@ def _prompt_words(question: Question) -> str:
         f"answers of {work.mean_answer:,.0f}, even one request at a time: nearly every step would wait for a prompt. "
         "Plan decoding alone with --decode-only (prompts are prefilled elsewhere) or offer faster hardware"
     )
+
+
+def _split_words(question: Question) -> str:
+    """What it would bring to read each prompt on several devices, where some only read prompts; a sentence."""
+    setting, found = question.setting_for("afd"), []
+    for pool in question.pools if "afd" in question.kinds and APART in question.prompts else ():
+        for experts in question.pools:
+            one = reader(setting, pool.chip, experts.chip, np.array([float(experts.count)]))
+            if one is not None:
+                found += [
+                    (float(shared.latency[0]) + one.moved / pool.chip.network, shared, pool.chip)
+                    for shared in (one.among(parts, pool.chip.network) for parts in range(1, MOST_PARTS + 1))
+                    if shared.parts < pool.count
+                ]
+    if not found:
+        return ""
+    least, shared, chip = min(found, key=lambda each: each[0])
+    wide = f"{shared.moved / 1e9:,.3g} GB of keys and values over {chip.network / 1e9:,.3g} GB/s"
+    if shared.parts == 1:
+        return f"A prompt on several {chip.name} is not read sooner: that moves {wide}. "
+    return f"{shared.parts} {chip.name} together would have a prompt read in {least * 1e3:,.0f} ms, with {wide}. "
 
 
 def _rate_words(question: Question) -> str:
@@ -89,7 +112,8 @@ def why_none(question: Question, kind: str) -> str:
 
 def describe(plan: Plan) -> str:
     """One plan in a few words."""
-    reading = f"{plan.prefill.devices} {plan.prefill.hardware} for prompts" if plan.prefill else ""
+    each = f", {plan.prompt_parts} on each" if plan.prompt_parts > 1 else ""
+    reading = f"{plan.prefill.devices} {plan.prefill.hardware} for prompts{each}" if plan.prefill else ""
     if plan.kind == "colocated":
         words = f"colocated on {plan.attention.devices} {plan.attention.hardware}"
         return f"{words} and {reading}" if reading else words

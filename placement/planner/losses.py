@@ -132,14 +132,15 @@ def _readers(question: Question, plan: Plan, recovery: Recovery) -> Role:
     """Devices that only read prompts: colocated ones hold all experts."""
     pool = reading_pool(question, plan)
     assert pool is not None and plan.prefill is not None, "the plan has it"
-    setting, size = question.setting_for(plan.kind), plan.prefill.devices // pool.workers
+    setting, places = question.setting_for(plan.kind), pool.workers * plan.prompt_parts
+    size = plan.prefill.devices // places
     held = attention_weight_bytes(setting.shape, setting.precision, 1)
     if plan.kind == "colocated":
         one = np.array([float(size)])
         held += float(expert_weight_bytes(setting.shape, setting.precision, setting.routing, one)[0])
     down = recovery.notice + recovery.restart + held / recovery.reload
-    speed = tuple(float(left) / pool.workers for left in range(pool.workers, -1, -1))
-    return Role(READERS, pool.workers, size, 0.0, down, speed)
+    speed = tuple(float(left) / places for left in range(places, -1, -1))
+    return Role(READERS, places, size, 0.0, down, speed)
 
 
 def _expert_bytes(question: Question, plan: Plan) -> float:

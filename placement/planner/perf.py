@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.pipeline import larger, layer_period, step_seconds
-from afserve.placement.planner.engine import WIDTH_SECONDS
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf_attention import (
     AttentionTimes,
@@ -20,13 +19,11 @@ from afserve.placement.planner.perf_attention import (
     ffn_seconds,
     prefill_step,
 )
+from afserve.placement.planner.perf_exchange import all_to_all, m2n_ways, ways_period
 from afserve.placement.planner.perf_experts import Routing, active_experts, imbalance, largest_normal
 from afserve.placement.planner.perf_ffn import (
     COMBINE_BYTES,
-    DISPATCH_BYTES,
-    distinct_targets,
     expert_layer,
-    transfer,
 )
 from afserve.placement.planner.setting import Setting
 
@@ -38,7 +35,7 @@ class Stages:
     """Seconds per MoE layer and micro-batch at each station, `outside` per step, `tpot` per generated token.
 
     prefill_share: part of the step that goes to prompts; first_token: seconds from arrival to the first token.
-    prefill: devices that only read prompts.
+    prefill: devices that only read prompts, `prompt_parts` of them each prompt.
     """
 
     attention: Array
@@ -52,6 +49,7 @@ class Stages:
     prefill_share: Array
     first_token: Array
     prefill: Array
+    prompt_parts: Array
 
 
 def afd_stages(
@@ -68,8 +66,8 @@ def afd_stages(
     """AFD: `ranks` attention ranks of `tensor_parallel` devices, `batch` requests per rank and micro-batch.
     other_work: seconds per step that the experts spend for others than these ranks.
 
-    A row travels once to each expert node that holds one of its experts, or a slice of them, and fans out there over
-    the node's own link.
+    A row travels once to each expert host that holds one of its experts, or to all of them, and fans out there over
+    the host's own link.
     """
     shape, layers = setting.shape, setting.shape.experts.layers
     times = attention_half(
@@ -81,7 +79,7 @@ def afd_stages(
         experts = experts + ffn_there(
             setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
         )
-    dispatch, combine = m2n_transfer(
+    ways = m2n_ways(
         setting,
         attention_chip,
         expert_chip,
@@ -90,18 +88,19 @@ def afd_stages(
         expert_devices,
         batch * setting.rows_per_request,
     )
+    dispatch, combine = (way.seconds for way in ways)
     sent = batch * setting.rows_per_request
     here = sent * setting.targets(expert_devices) / expert_devices
     attention = times.moe_layers / layers + setting.exchange_at_attention(sent, expert_devices)
     experts = experts + setting.exchange_at_experts(here, ranks) + other_work / (layers * micro_batches)
-    period = layer_period(attention, experts, dispatch, combine, micro_batches)
+    period = ways_period(attention, experts, ways, micro_batches)
     outside = times.outside
     if setting.shared_on_experts:
         outside = outside - shape.dense_layers * times.moe_layers / layers
     step = step_seconds(attention, experts, period, outside, layers, micro_batches)
     if setting.shared_on_experts:
         dense = ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
-        step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
+        step = step + shape.dense_layers * ways_period(attention, dense, ways, micro_batches)
     prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     devices = ranks * tensor_parallel + expert_devices
     requests = ranks * batch * micro_batches
@@ -188,13 +187,14 @@ def attention_half(
     batch: Array,
     with_ffn: bool = True,
 ) -> AttentionTimes:
-    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean.
+    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean,
+    unless requests are placed so that all sums are alike.
 
     The 99th percentile of the largest of r normals is the quantile 0.99^(1/r) of one, about that of 100 r samples.
     """
     work = setting.workload
     above = largest_normal(100 * ranks) if setting.percentile99 else largest_normal(ranks)
-    slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0))
+    slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0)) * (not setting.balances_kv)
     context = work.context_mean + slowest
     requests = np.asarray(batch + 0.0 * context)
     times = attention_step(
@@ -259,60 +259,6 @@ def _skew(routing: Routing, experts: int, devices: Array) -> Array:
     table = np.ones(int(present[-1]) + 1)
     table[present] = [imbalance(routing, experts, int(count)) for count in present]
     return np.asarray(table[counts])
-
-
-def m2n_transfer(
-    setting: Setting,
-    attention_chip: Hardware,
-    expert_chip: Hardware,
-    tensor_parallel: int,
-    ranks: Array,
-    expert_devices: Array,
-    rows: Array,
-) -> tuple[Array, Array]:
-    """(dispatch, combine) seconds of one layer; `rows` per rank."""
-    total = ranks * tensor_parallel + expert_devices
-    domain = min(attention_chip.fast_domain, expert_chip.fast_domain)
-    shared = domain > 8 and attention_chip.name == expert_chip.name
-    per_node = expert_chip.devices if expert_chip.fast_domain > 1 else 1
-    nodes = np.ceil(expert_devices / per_node)
-    copies = setting.targets(nodes)
-    results = []
-    for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
-        row = setting.shape.hidden * element
-        sent = rows * row * copies / tensor_parallel
-        received = ranks * rows * row * copies / expert_devices
-        seconds = transfer(attention_chip, expert_chip, setting.decode_curves, sent, received)
-        if per_node > 1:
-            fan = setting.targets(expert_devices) / copies
-            spread = setting.decode_curves.pick("fast_link", "bf16")
-            seconds = seconds + received * np.maximum(fan - 1, 0.0) / (expert_chip.link * spread.memory)
-        if shared:
-            near_copies = setting.targets(expert_devices)
-            near = transfer(
-                attention_chip,
-                expert_chip,
-                setting.decode_curves,
-                sent / copies * near_copies,
-                received / copies * near_copies,
-                same_domain=True,
-            )
-            seconds = np.where(total <= domain, near, seconds)
-        results.append(np.asarray(seconds))
-    return results[0], results[1]
-
-
-def all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) -> tuple[Array, Array]:
-    """(dispatch, combine) of one layer of colocated expert parallelism, `rows` per device."""
-    copies = distinct_targets(setting.shape.experts.top_k, devices) * (1 - 1 / np.maximum(devices, 1.0))
-    results = []
-    for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
-        moved = rows * setting.shape.hidden * element * copies
-        near = transfer(chip, chip, setting.decode_curves, moved, moved, same_domain=chip.link > 0)
-        far = transfer(chip, chip, setting.decode_curves, moved, moved)
-        wider = setting.engine.rates.width * WIDTH_SECONDS * np.log2(np.maximum(devices, 1.0))
-        results.append(np.asarray(np.where(devices <= max(chip.fast_domain, 1), near, far) + wider))
-    return results[0], results[1]
 
 
 def prompt_seconds(
@@ -385,4 +331,5 @@ def _finish(
         prefill_share=share,
         first_token=np.asarray(wait + setting.fetching + prompt[0] + prompt[1] + step),
         prefill=np.zeros_like(iteration),
+        prompt_parts=np.ones_like(iteration),
     )

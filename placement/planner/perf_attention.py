@@ -204,6 +204,8 @@ def allreduce_seconds(chip: Hardware, curves: CurveSet, message: Array, devices:
     """One all-reduce of `message` bytes over `devices` devices; nothing for one."""
     if devices <= 1:
         return np.zeros_like(message)
-    speed, latency = chip.reach(devices)
     curve = curves.pick("allreduce", "bf16")
+    if chip.reduce > 0 and not chip.on_fast_link(devices):
+        return curve.scale * (chip.reduce_latency + message / chip.reduce)
+    speed, latency = chip.reach(devices)
     return curve.scale * (latency + curve.launch + message / (speed * curve.memory))

@@ -116,6 +116,8 @@ def _first_replicas(popularity: Array, spare: int, copies: int) -> Array:
 
 def _pack(loads: Array, groups: int, slots: int) -> float:
     """The largest group's load, packing the largest load first into the lightest group with a free slot."""
+    if len(loads) > _MANY_LOADS:
+        return _pack_runs(loads, groups, slots)
     lightest = [(0.0, group, 0) for group in range(groups)]
     fullest = 0.0
     for load in np.sort(loads)[::-1].tolist():
@@ -125,6 +127,36 @@ def _pack(loads: Array, groups: int, slots: int) -> float:
         if held + 1 < slots:
             heappush(lightest, (total, group, held + 1))
     return fullest
+
+
+_MANY_LOADS, _ROUNDS = 16384, 8
+
+
+def _pack_runs(loads: Array, groups: int, slots: int) -> float:
+    """The same for many loads of few sizes: all loads of one size at once."""
+    total, free = np.zeros(groups), np.full(groups, slots)
+    sizes, counts = np.unique(loads, return_counts=True)
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while count and size:  # loads of nothing are the last
+            taken = _lightest(total, free, size, count)
+            total, free, count = total + size * taken, free - taken, count - int(taken.sum())
+    return float(total.max())
+
+
+def _lightest(total: Array, free: NDArray[np.int64], size: float, count: int) -> NDArray[np.int64]:
+    """How many of the next `count` loads of one size each group takes; maybe not of all of them. A group is picked
+    when its load with what it has taken is the least, so the least of these loads say who takes."""
+    most = count // int((free > 0).sum()) + _ROUNDS
+    steps = np.arange(most)
+    before = np.where(steps < free[:, None], total[:, None] + size * steps, np.inf)
+    further = np.where(free > most, total + size * most, np.inf).min()  # a load that is not among them
+    sorted_ = np.sort(before, axis=None)[: count + 1]
+    level = min(float(further), float(sorted_[count]) if count < len(sorted_) else np.inf)
+    taken = (before < level).sum(axis=1)
+    ties = count - int(taken.sum())
+    equal = np.flatnonzero((before == level).any(axis=1)) if np.isfinite(level) else np.zeros(0, np.int64)
+    taken[equal[:ties]] += 1
+    return np.asarray(taken)
 
 
 def largest_normal(samples: Array) -> Array:

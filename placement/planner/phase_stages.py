@@ -16,7 +16,7 @@ import numpy as np
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.pipeline import layer_period, step_seconds
-from afserve.placement.planner.perf import all_to_all, m2n_transfer
+from afserve.placement.planner.perf_exchange import all_to_all, m2n_transfer
 from afserve.placement.planner.perf_ffn import (
     COMBINE_BYTES,
     DISPATCH_BYTES,

@@ -40,7 +40,8 @@ class Plan:
     limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
     what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
     micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
-    those of attention do.
+    those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
+    take with one of them, seconds.
     """
 
     kind: str
@@ -65,6 +66,8 @@ class Plan:
     engine: str = ""
     half_width: float = 0.0
     prefill: Side | None = None
+    prompt_parts: int = 1
+    prompt_alone: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -114,6 +117,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     only = np.arange(len(family.ranks)) == index
     one = family.subset(only)
     stages = one.stages(setting, np.array([batch]))
+    alone = stages if stages.prompt_parts[0] == 1 else one.stages(setting.never_split, np.array([batch]))
     ranks, experts = int(one.ranks[0]), int(one.expert_devices[0])
     attention_devices = ranks * family.tensor_parallel
     times = StageTimes(
@@ -164,6 +168,8 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         engine=setting.engine.name,
         half_width=half_width,
         prefill=reading,
+        prompt_parts=int(stages.prompt_parts[0]),
+        prompt_alone=float(alone.first_token[0]),
     )
 
 

@@ -24,7 +24,7 @@ _RESOURCES = {
     "attention memory": ("attention", ("memory",)),
     "expert bandwidth": ("experts", ("bandwidth",)),
     "expert compute": ("experts", ("flops_bf16", "flops_fp8", "flops_fp4")),
-    "link": ("both", ("link", "network")),
+    "link": ("both", ("link", "network", "reduce")),
 }
 
 

@@ -22,7 +22,8 @@ from afserve.placement.planner.shape import ModelShape
 from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
 Array = NDArray[np.float64]
-ROUTING = Routing(zipf=0.4)
+SKEW = 0.4
+"""Of the experts' popularity where a row's source does not say it, as `afserve plan` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class ServedRow:
     replicated, not split. disaggregated: prompts elsewhere. concurrency is per decode worker. tpot, ttft in seconds as
     measured, ttft 0 where unknown. answer 0: every cache holds `prompt` tokens. series: everything but the concurrency.
     release: the engine's version. limit: requests an engine was configured to decode at once, infinite where unknown.
+    skew: of the experts' popularity, 0 where the source routed evenly.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ServedRow:
     limit: float = float("inf")
     expert_devices: int = 0
     micro_batches: int = 1
+    skew: float = SKEW
 
     @property
     def total_devices(self) -> int:
@@ -89,7 +92,7 @@ class ServedRow:
             curves,
             work,
             Precision(self.weights, self.experts, self.kv),
-            ROUTING,
+            Routing(self.skew),
             split_experts=not self.data_parallel and not self.expert_parallel,
             concurrency=self.concurrency,
             prefill=Prefill(self.prefill_devices, self.prefill_workers / self.decode_workers)

@@ -44,12 +44,16 @@ class Setting:
         their dense layers take turns in the ping-pong like the others.
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
     steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
+    balances_kv: whoever places requests evens out cached tokens over the ranks, so that lengths which vary make none
+        slower than the mean (DeepSeek); else they come to ranks at random.
+    broadcasts: every row goes to every expert host of AFD, whose devices give it to each other (StepMesh).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
     engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
     split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
         colocated device where one rank spans all of them.
     concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
-    found: KV of prompts that lies in a cache or a tier below it.
+    found: KV of prompts that lies in a cache or a tier below it. ttft: seconds to the first token for which devices
+        that only read prompts share one; without it they never do.
     """
 
     shape: ModelShape
@@ -62,6 +66,8 @@ class Setting:
     shared_on_experts: bool = False
     exchange_kernels: bool = True
     steps_ahead: bool = False
+    balances_kv: bool = False
+    broadcasts: bool = False
     percentile99: bool = False
     engine: Engine = PLAIN
     reached: CurveSet | None = None
@@ -69,6 +75,7 @@ class Setting:
     concurrency: float = 0.0
     prefill: Prefill | None = None
     found: Found = NOTHING_FOUND
+    ttft: float = float("inf")
 
     def served_by(self, engine: Engine) -> "Setting":
         """The same question, answered for `engine`: its way of working, and the curves that it reaches."""
@@ -79,6 +86,8 @@ class Setting:
             steps_ahead=engine.steps_ahead,
             shared_on_experts=engine.shared_on_experts,
             exchange_kernels=engine.exchange_kernels,
+            balances_kv=engine.balances_kv,
+            broadcasts=engine.broadcasts,
         )
 
     @property
@@ -89,6 +98,11 @@ class Setting:
             return self
         reached = None if self.reached is None else scaled(whole, self.engine.rates)
         return replace(self, curves=whole, reached=reached)
+
+    @property
+    def never_split(self) -> "Setting":
+        """The same where each prompt is read by one device, however late."""
+        return replace(self, ttft=float("inf"))
 
     @property
     def decode_curves(self) -> CurveSet:
@@ -122,9 +136,14 @@ class Setting:
     def rows_per_request(self) -> float:
         return 1.0 + self.draft_tokens
 
+    @property
+    def to_all(self) -> bool:
+        """Whether a row of AFD goes to all expert devices: each has a slice of every expert, or all get all rows."""
+        return self.split_experts or self.broadcasts
+
     def targets(self, holders: Array) -> Array:
-        """To how many of these expert devices (or nodes) of AFD a row goes: all of them where each has a slice."""
-        return holders if self.split_experts else distinct_targets(self.shape.experts.top_k, holders)
+        """To how many of these expert devices (or nodes) of AFD a row goes."""
+        return holders if self.to_all else distinct_targets(self.shape.experts.top_k, holders)
 
     @property
     def exchange(self) -> float:

@@ -63,6 +63,7 @@ def reading_pool(question: Question, plan: Plan) -> Pool | None:
     beside = chips[plan.experts.hardware] if plan.kind == "afd" else None
     found = reader(setting, chip, beside, np.array([float(plan.experts.devices)]))
     assert found is not None, "the plan has it"
+    found = found.among(plan.prompt_parts, chip.network) if plan.prompt_parts > 1 else found
     mean = setting.workload.mean_prompt
     network = min(chip.network, chips[plan.attention.hardware].network)
     return Pool(

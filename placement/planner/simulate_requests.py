@@ -36,8 +36,8 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What only reads prompts. workers: instances. busy, latency: seconds per prompt token that an instance is taken,
-    and until the cache is where it is decoded."""
+    """What only reads prompts. workers: instances, of one device or of several that share each prompt. busy, latency:
+    seconds per prompt token that an instance is taken, and until the cache is where it is decoded."""
 
     workers: int
     busy: float

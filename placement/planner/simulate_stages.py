@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import attention_half, expert_half, ffn_there, m2n_transfer
+from afserve.placement.planner.perf import attention_half, expert_half, ffn_there
+from afserve.placement.planner.perf_exchange import Way, m2n_ways
 from afserve.placement.planner.perf_prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.setting import Setting
@@ -113,21 +114,20 @@ class StageTable:
         self._row_noise = 0.3 / max(rows, 1.0) ** 0.5 if random_routing else 0.0
 
     def _prepare_links(self, setting: Setting, plan: Plan, attention: Hardware, experts: Hardware) -> None:
-        """Split each transfer into time on the rank's link, time on the experts' links, and latency."""
+        """Split each transfer into time on the rank's link, time on the experts' (the network, or inside their hosts:
+        whichever is longer), and latency."""
         ranks, devices = np.array([float(plan.ranks)]), np.array([float(plan.experts.devices)])
         rows = np.array([plan.batch * setting.rows_per_request])
 
-        def wires(sender: Hardware, receiver: Hardware, some: Array) -> list[float]:
-            both = m2n_transfer(
-                setting, sender, receiver, plan.attention.tensor_parallel, ranks, devices, some
-            )
-            return [self._factor * float(seconds[0]) for seconds in both]
+        def wires(sender: Hardware, receiver: Hardware, some: Array) -> tuple[Way, Way]:
+            degree = plan.attention.tensor_parallel
+            return m2n_ways(setting, sender, receiver, degree, ranks, devices, some)
 
         whole, empty = wires(attention, experts, rows), wires(attention, experts, 0 * rows)
         own = wires(attention, _endless(experts), rows)
         there = wires(_endless(attention), experts, rows)
         self.dispatch, self.combine = (
-            _link(*seconds, plan.ranks) for seconds in zip(whole, empty, own, there, strict=True)
+            _link(*ways, plan.ranks, self._factor) for ways in zip(whole, empty, own, there, strict=True)
         )
         if setting.shared_on_experts:
             self._outside += setting.shape.dense_layers * self._dense_turn(plan.micro_batches)
@@ -171,10 +171,13 @@ def _endless(chip: Hardware) -> Hardware:
     return replace(chip, network=np.inf, link=np.inf)
 
 
-def _link(whole: float, empty: float, own: float, there: float, ranks: int) -> Link:
-    """From seconds of the whole exchange, of one without rows, and of those that only one end slows."""
-    sent, received = own - empty, there - empty
-    return Link(sent, received / ranks, whole - max(sent, received))
+def _link(whole: Way, empty: Way, own: Way, there: Way, ranks: int, factor: float) -> Link:
+    """From the whole exchange, one without rows, and those that only one end slows."""
+    latency, outer = (float(way.seconds[0] - way.inside[0]) for way in (empty, there))
+    sent = float(own.seconds[0] - own.inside[0]) - latency
+    received = max(outer - latency, float(there.inside[0]))
+    rest = float(whole.seconds[0]) - max(sent, received)
+    return Link(factor * sent, factor * received / ranks, factor * rest)
 
 
 def _at_context(setting: Setting, context: float) -> Setting:

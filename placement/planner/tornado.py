@@ -139,7 +139,10 @@ def _with_chips(given: Conditions, vary: Callable[[Hardware], Hardware]) -> Cond
 
 def _with_links(given: Conditions, factor: float) -> Conditions:
     return _with_chips(
-        given, lambda chip: replace(chip, link=chip.link * factor, network=chip.network * factor)
+        given,
+        lambda chip: replace(
+            chip, link=chip.link * factor, network=chip.network * factor, reduce=chip.reduce * factor
+        ),
     )
 
 

@@ -11,8 +11,11 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_exchange import Way, m2n_ways, ways_period
 from afserve.placement.planner.perf_experts import (
     Routing,
+    _pack,
+    _pack_runs,
     _replicas,
     active_experts,
     imbalance,
@@ -153,3 +156,46 @@ def test_spare_slots_go_one_by_one_to_the_hottest_replica(
     found = _replicas(popularity, spare, copies)
     assert found.sum() == replicas.sum()
     assert np.sort(popularity / found) == pytest.approx(np.sort(popularity / replicas), abs=1e-12)
+
+
+def test_ranks_whose_cached_tokens_are_evened_out_wait_for_none() -> None:
+    chip, even = load_hardware("h800"), setting("deepseek-v3")
+    uneven = replace(even, workload=replace(even.workload, context_deviation=4096.0), balances_kv=True)
+    found = [float(colocated_stages(s, chip, 1, 1, one(144), one(48)).tpot[0]) for s in (even, uneven)]
+    assert found[0] == found[1]
+
+
+def test_a_broadcast_moves_more_than_rows_to_those_that_need_them() -> None:
+    chip, ranks, experts, rows = load_hardware("h800"), one(32), one(32), one(64)
+    more = {}
+    for model in ("step-3", "deepseek-v3"):
+        some = setting(model)
+        ways = m2n_ways(some, chip, chip, 1, ranks, experts, rows)
+        all_ = m2n_ways(replace(some, broadcasts=True), chip, chip, 1, ranks, experts, rows)
+        for few, every in zip(ways, all_, strict=True):
+            assert every.seconds > few.seconds and every.inside > few.inside > 0
+        more[model] = float(all_[0].inside[0] / ways[0].inside[0])
+    assert more["deepseek-v3"] < more["step-3"], "top 8 of 32 devices need more of a host's than top 3"
+
+
+def test_hosts_own_links_are_a_station_of_their_own() -> None:
+    """Where the network is the longest station, what fans out behind it does not lengthen it; a round trip has both."""
+    network, inside, none = one(100e-6), one(60e-6), one(0.0)
+    way, rest = Way(network + inside, inside), one(10e-6)
+    assert ways_period(rest, rest, (way, way), 4)[0] == pytest.approx(400e-6)
+    assert ways_period(rest, rest, (way, way), 1)[0] == pytest.approx(2 * 160e-6 + 20e-6)
+    assert ways_period(rest, rest, (Way(network, none),) * 2, 4)[0] == pytest.approx(400e-6)
+    assert ways_period(rest, rest, (Way(inside + network, network),) * 2, 4)[0] == pytest.approx(400e-6)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 60)), min_size=1, max_size=20),
+    groups=st.integers(1, 30),
+    spare=st.integers(0, 3),
+)
+def test_many_loads_are_packed_as_if_one_by_one(
+    sizes: list[tuple[float, int]], groups: int, spare: int
+) -> None:
+    loads = np.repeat([size for size, _ in sizes], [count for _, count in sizes])
+    slots = -(-len(loads) // groups) + spare
+    assert _pack_runs(loads, groups, slots) == pytest.approx(_pack(loads, groups, slots), rel=1e-9, abs=1e-12)
