@@ -73,6 +73,9 @@ def test_bad_files(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object was expected, found list"):
         load_spec(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "model_type": "olmoe"}')
+    with pytest.raises(CheckpointError, match=r"config\.json: 'model_type' is there twice"):
+        load_spec(tmp_path)
 
 
 def test_old_style_rope_fields(v3):
