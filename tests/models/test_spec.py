@@ -91,6 +91,19 @@ def test_old_style_rope_fields(v3):
     assert (rope.kind, rope.theta, rope.factor, rope.beta_fast) == ("yarn", 5e5, 40.0, 16.0)
 
 
+def test_a_rope_that_is_said_in_two_ways_is_refused_unless_both_say_the_same(v3):
+    """Model cards tell people to add `rope_scaling`; beside `rope_parameters` it would do nothing."""
+    v3["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e5}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for added, said in ((yarn, "rope_type"), ({"rope_type": "default", "rope_theta": 1e4}, "rope_theta")):
+        with pytest.raises(
+            CheckpointError, match=f"rope_scaling: its '{said}' is not that of rope_parameters"
+        ):
+            spec_from_config({**v3, "rope_scaling": added})
+    same = spec_from_config({**v3, "rope_scaling": {"rope_type": "default", "rope_theta": 5e5}})
+    assert same == spec_from_config(v3)
+
+
 def test_cut_keeps_a_moe_layer(v3):
     spec = spec_from_config(v3)
     assert spec.cut(2).moe_layer_ids == (1,)
