@@ -125,6 +125,8 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         )
     if kind not in ("linear", "yarn"):
         return RopeSpec(kind, theta, dim, interleaved)
+    if not inner.has("factor") and (kind == "linear" or not inner.has("original_max_position_embeddings")):
+        raise inner.error(f"factor: missing, for rope_type {kind!r}", "factor")
     longest = fields.integer("max_position_embeddings")
     original = inner.integer("original_max_position_embeddings", default=longest)
     return RopeSpec(

@@ -50,6 +50,12 @@ def test_family_names_unsupported(v3):
             "rope_type 'longrope' with other short_factor and long_factor is not supported",
         ),
         ("rope_parameters", 3, "rope_parameters: 3 is not an object"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters: factor: missing, for rope_type 'yarn'"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "original_max_position_embeddings": 9},
+            "rope_parameters: factor: missing, for rope_type 'linear'",
+        ),
         ("quantization_config", {"quant_method": "quip"}, "method 'quip' is not supported"),
         ("quantization_config", {"quant_method": "fp8"}, "weight_block_size: None is not two sizes"),
         ("norm_topk_prob", "yes", "norm_topk_prob: 'yes' is not true or false"),
