@@ -1,5 +1,6 @@
 """Typed access to a Hugging Face `config.json`, with errors that name the file, the field, the value and its range."""
 
+import json
 from collections.abc import Mapping
 
 from afserve.config_ranges import MOST_TOKEN_IDS, RANGES, Range
@@ -52,6 +53,14 @@ class ConfigFields:
         if not isinstance(value, bool):
             raise self.refuse(name, "is not true or false")
         return value
+
+    def only(self, name: str, *known: object) -> None:
+        """Refuses a variant that is not computed: any value but these, where there is one."""
+        value = self.config.get(name)
+        if value is not None and not any(type(value) is type(one) and value == one for one in known):
+            raise self.refuse(
+                name, f"is not supported; supported: {', '.join(json.dumps(one) for one in known)}"
+            )
 
     def section(self, name: str) -> Config:
         value = self.config.get(name)

@@ -15,6 +15,7 @@ from afserve.cli.models_file import models_of
 from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
+from afserve.launch.companions import check_companions
 from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.server.settings import Listening, ServerSettings
@@ -57,6 +58,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     if target is not None:
         write(str(target), written([one for group in GROUPS for one in settings_of(group)], values))
         return
+    check_companions(asked)
     with ExitStack() as until_end:
         processes = [
             until_end.enter_context(

@@ -89,8 +89,8 @@ class Admission:
         if wanted.tpot is not None and self.tpot > wanted.tpot and self._requests.running:
             self._refuse(
                 "tpot",
-                f"a token takes {1e3 * self.tpot:.0f} ms at the present load, asked for were "
-                f"{1e3 * wanted.tpot:.0f} ms",
+                f"a token takes {1e3 * self.tpot:.3g} ms at the present load, asked for were "
+                f"{1e3 * wanted.tpot:.3g} ms",
                 _LEAST_RETRY,
             )
 

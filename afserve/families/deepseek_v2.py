@@ -10,10 +10,10 @@ from afserve.spec_parts import LayerSpec, MoeSpec
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     attention = mla(fields, interleaved=True)
-    method = fields.config.get("topk_method") or "greedy"
-    if method not in ("greedy", "group_limited_greedy"):
-        raise fields.refuse("topk_method", "is not supported; supported: greedy, group_limited_greedy")
-    grouped = method == "group_limited_greedy"
+    fields.only("scoring_func", "softmax")
+    fields.only("norm_topk_prob", False)
+    fields.only("topk_method", "greedy", "group_limited_greedy")
+    grouped = fields.config.get("topk_method") == "group_limited_greedy"
     moe = MoeSpec(
         experts=fields.integer("n_routed_experts", "num_experts", "num_local_experts"),
         top_k=fields.integer("num_experts_per_tok"),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import ROPE_DIVISOR
+from afserve.errors import shown
 from afserve.spec_parts import AttentionSpec, RopeSpec
 
 QkNorm = Literal["", "head", "width", "late", "unit"]
@@ -101,6 +102,7 @@ def mla(fields: ConfigFields, *, interleaved: bool) -> AttentionSpec:
 def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> RopeSpec:
     """Of `rope_parameters`, or of `rope_scaling` and `rope_theta` in older files. Any `rope_type` is a kind."""
     raw = {**fields.section("rope_scaling"), **fields.section("rope_parameters")}
+    _check_rope_once(fields)
     inner = fields.inner({k: v for k, v in raw.items() if v is not None}, "rope_parameters")
     kind = str(inner.config.get("rope_type", inner.config.get("type", "default")))
     theta = inner.number("rope_theta", default=fields.number("rope_theta", default=theta))
@@ -123,6 +125,8 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         )
     if kind not in ("linear", "yarn"):
         return RopeSpec(kind, theta, dim, interleaved)
+    if not inner.has("factor") and (kind == "linear" or not inner.has("original_max_position_embeddings")):
+        raise inner.error(f"factor: missing, for rope_type {kind!r}", "factor")
     longest = fields.integer("max_position_embeddings")
     original = inner.integer("original_max_position_embeddings", default=longest)
     return RopeSpec(
@@ -139,6 +143,21 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         mscale_all_dim=inner.number("mscale_all_dim", default=0.0),
         truncate=inner.flag("truncate", True),
     )
+
+
+def _check_rope_once(fields: ConfigFields) -> None:
+    """A file may say it in both ways, as long as it says the same: somebody who adds one of them means that one."""
+    older, newer = fields.section("rope_scaling"), fields.section("rope_parameters")
+    if not older or not newer:
+        return
+    kinds = [part.get("rope_type", part.get("type", "default")) for part in (older, newer)]
+    both = [name for name in older if name in newer and older[name] != newer[name]]
+    if kinds[0] != kinds[1] or both:
+        what = "rope_type" if kinds[0] != kinds[1] else both[0]
+        raise fields.error(
+            f"rope_scaling: its {shown(what)} is not that of rope_parameters; take one of the two out",
+            "rope_scaling",
+        )
 
 
 def alternating(fields: ConfigFields, first: str, second: str) -> tuple[str, ...]:

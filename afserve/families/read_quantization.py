@@ -181,7 +181,7 @@ def _group(fields: ConfigFields) -> int | None:
     if size == -1:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or not _BLOCK.holds(size):
-        raise fields.refuse("group_size", f"is not -1, and no whole number {_BLOCK}")
+        raise fields.refuse("group_size", f"is neither -1 nor {_BLOCK}")
     return size
 
 

@@ -67,7 +67,7 @@ def load_spec(folder: str | Path) -> ModelSpec:
     path = Path(folder) / "config.json"
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; a model is a folder with a config.json")
-    return spec_from_config(read_object(path), where=str(path))
+    return spec_from_config(read_object(path, once=True), where=str(path))
 
 
 def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:

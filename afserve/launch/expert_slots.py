@@ -37,11 +37,26 @@ def without_spare(experts: int, nodes: int, wishes: Wishes) -> ExpertSlots:
             f"give --experts {copies}, or fewer copies",
             param="expert_copies",
         )
-    in_range("--redundant-experts", redundant, 0, experts * (nodes - copies))
+    _check_redundant(redundant, experts, nodes, copies)
     used = -(-(experts * copies + redundant) // nodes)
     if copies > 1:
         used = max(used, least_slots(experts, copies, nodes, wishes.expert_hosts))
     return ExpertSlots(used, moving=1 if wishes.rebalance else 0)
+
+
+def least_nodes(experts: int, wishes: Wishes) -> int:
+    """As many expert nodes as the copies need that were asked for: a node holds each expert at most once."""
+    return max(1, wishes.expert_copies) + -(-max(0, wishes.redundant_experts) // experts)
+
+
+def _check_redundant(redundant: int, experts: int, nodes: int, copies: int) -> None:
+    most = experts * (nodes - copies)
+    if not 0 <= redundant <= most:
+        raise ConfigError(
+            f"--redundant-experts: {redundant} is outside [0, {most}]: a node holds each of the {experts} experts at "
+            f"most once, and --experts is {nodes}",
+            param="redundant_experts",
+        )
 
 
 def spare_for_recovery(experts: int, nodes: int, slots: ExpertSlots, wishes: Wishes, affordable: int) -> int:
@@ -52,13 +67,23 @@ def spare_for_recovery(experts: int, nodes: int, slots: ExpertSlots, wishes: Wis
     if not nodes:
         return 0
     if wishes.spare_slots is not None:
-        in_range("--spare-slots", wishes.spare_slots, 0, max(0, experts - slots.used))
+        _check_spare(wishes.spare_slots, experts, slots.used)
         return wishes.spare_slots
     left = nodes - 1
     if not left or wishes.on_loss == END:
         return 0
     wanted = -(-experts * min(wishes.expert_copies, left) // left) - slots.used
     return max(0, min(wanted, affordable))
+
+
+def _check_spare(spare: int, experts: int, used: int) -> None:
+    most = max(0, experts - used)
+    if not 0 <= spare <= most:
+        raise ConfigError(
+            f"--spare-slots: {spare} is outside [0, {most}]: {used} slots of each node hold experts, of which a layer "
+            f"has {experts}",
+            param="spare_slots",
+        )
 
 
 def first_placement(layers: int, experts: int, nodes: int, slots: ExpertSlots, wishes: Wishes) -> Placement:

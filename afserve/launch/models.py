@@ -5,6 +5,7 @@ A name of configs/models is a shape without weights, which `--load-format dummy`
 """
 
 import json
+import logging
 import os
 import re
 import tomllib
@@ -20,7 +21,9 @@ from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
+_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json")
 _LONGEST_SAID = 300  # characters
+log = logging.getLogger("afserve.launch")
 Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its folder
 
 
@@ -32,6 +35,19 @@ class FoundModel:
     folder: Path
     tokenizer: Path
     weights: bool
+
+    def warn_of_tokenizer(self) -> None:
+        """Says that texts go through a tokenizer that the model was not trained with, where they do."""
+        if not self.weights or self.tokenizer == self.folder:
+            return
+        others = [name for name in _OTHER_TOKENIZERS if (self.folder / name).is_file()]
+        log.warning(
+            "%s has no tokenizer.json%s: texts are read and written with that of %s, which is noise unless weights are "
+            "random; put the model's tokenizer.json there, or ask with token ids",
+            self.folder,
+            f" ({others[0]} is not read)" if others else "",
+            self.tokenizer.name,
+        )
 
 
 def find_model(

@@ -6,7 +6,8 @@ Of nodes on GPUs it is the GPU's memory, which `topology` then takes for the mac
 from dataclasses import dataclass
 
 from afserve.config import ModelSource
-from afserve.launch.footprint import NODE_OVERHEAD, kept_dtype, role_bytes, usable
+from afserve.errors import DoesNotFitError
+from afserve.launch.footprint import NODE_OVERHEAD, gib, kept_dtype, role_bytes, usable
 from afserve.launch.machine import Machine
 from afserve.launch.wishes import Share, Wishes
 from afserve.spec import ModelSpec
@@ -41,3 +42,14 @@ def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:
 def room_of_one(machine: Machine, share: Share, weights: NodeWeights) -> int:
     """Of one attention node."""
     return left_by(machine, share, weights) // share.attention
+
+
+def check_processes(machine: Machine, shares: tuple[Share, ...]) -> None:
+    """Raises DoesNotFitError where this machine's nodes are too many, whatever the model is."""
+    most = usable(machine) // NODE_OVERHEAD
+    nodes = max((share.total for share in shares if share.here), default=0)
+    if nodes > max(2, most):
+        raise DoesNotFitError(
+            f"{nodes} nodes on this machine: each takes {gib(NODE_OVERHEAD)} for its process alone, and "
+            f"{gib(machine.memory)} are free; at most {most} fit"
+        )

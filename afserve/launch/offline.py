@@ -72,6 +72,8 @@ class OfflineRun:
         """Returns when every node serves. Whether it does or raises, `stop` ends what was started."""
         asked = self._asked
         found = find_model(asked.model, self._processes.folder)
+        if asked.source.load_format == "safetensors":
+            found.warn_of_tokenizer()
         source = replace(asked.source, path=str(found.folder), name=found.name)
         check_device(asked.wishes.engine.device)
         balance = balance_rules(asked.rebalance, asked.wishes.redundant_experts)

@@ -44,6 +44,8 @@ def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> Pla
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
     topology = topology.told(flags.run.log_level, settings.log_format, settings.otlp_endpoint or "")
+    if flags.source.load_format == "safetensors":
+        found.warn_of_tokenizer()
     names = flags.listening.names(found.name)
     return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, launcher)
 

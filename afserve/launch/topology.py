@@ -11,7 +11,13 @@ from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, EngineSetti
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import MOST_NODES, Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
-from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
+from afserve.launch.expert_slots import (
+    ExpertSlots,
+    first_placement,
+    least_nodes,
+    spare_for_recovery,
+    without_spare,
+)
 from afserve.launch.footprint import (
     GIB,
     NODE_OVERHEAD,
@@ -26,7 +32,7 @@ from afserve.launch.gpus import Gpus
 from afserve.launch.host_kv import check_host_kv
 from afserve.launch.kv_blocks import block_size, per_token
 from afserve.launch.machine import Machine
-from afserve.launch.node_memory import NodeWeights, left_by, node_weights, room_of_one
+from afserve.launch.node_memory import NodeWeights, check_processes, left_by, node_weights, room_of_one
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.settings import in_range
@@ -181,11 +187,11 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     if wishes.colocated:
         return Share(attention, 0)
     most = min(spec.experts, 8)
-    experts = wishes.experts or max(1, min(gpus - attention if gpus else machine.cores // 4, most))
+    least = min(spec.experts, least_nodes(spec.experts, wishes))
+    experts = wishes.experts or max(least, min(gpus - attention if gpus else machine.cores // 4, most))
     if wishes.experts is None:
-        picked["experts"] = f"{experts}, " + (
-            f"of {gpus} GPUs" if gpus else f"one per 4 of {_cores(machine)}"
-        )
+        reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {_cores(machine)}"
+        picked["experts"] = f"{experts}, " + ("for the copies" if experts == least > 1 else reason)
     if experts > spec.experts:
         raise ConfigError(
             f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
@@ -350,6 +356,8 @@ def _kv(
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(tokens * each)} of {gib(machine.memory)} free"
         )
+    if tokens < block and wishes.kv_tokens is not None:
+        raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens", param="kv_tokens")
     tokens = tokens // block * block
     used = max(0, tokens) * each
     full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
@@ -361,6 +369,7 @@ def _kv(
             f"{gib(machine.memory)} that are free; at most {most} fit"
         )
     if tokens < block or full:
+        check_processes(machine, shares)
         needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
     if wishes.max_model_len is None and longest > tokens:

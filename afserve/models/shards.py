@@ -6,8 +6,9 @@ says of itself is checked against its size before it is used. What the tensors a
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from afserve.errors import CheckpointError, shown
@@ -17,6 +18,14 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_HEADER = 100_000_000  # the safetensors library's own limit
 _LENGTH = 8
+_BITS = {  # of a number, by the names that the safetensors library has
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
     index = folder / INDEX
     if not index.is_file():
         return None
-    weight_map = read_object(index, LIST_BYTES).get("weight_map")
+    weight_map = read_object(index, LIST_BYTES, once=True).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(
             f"{index}: not a safetensors index: weight_map: {shown(weight_map)} is not an object"
@@ -80,12 +89,13 @@ class ShardFile:
             text = self.read(length, _LENGTH).decode()
         except UnicodeDecodeError as error:
             raise self._broken("its header is not UTF-8 text") from error
-        header = parse(text, f"{self.path}: the header")
+        header = parse(text, f"{self.path}: the header", once=True)
         if not isinstance(header, dict):
             raise self._broken(f"its header is {shown(header)}")
         rows = [
             self._stored(n, entry, _LENGTH + length) for n, entry in header.items() if n != "__metadata__"
         ]
+        self._check_apart(rows)
         return sorted(rows, key=lambda row: row.name)
 
     def read(self, count: int, offset: int) -> bytes:
@@ -120,10 +130,38 @@ class ShardFile:
         begin, end = offsets
         if not begin <= end <= space:
             raise self._broken(f"tensor {shown(name)} lies at {shown(offsets)} of {space:,} bytes")
+        bits = _BITS.get(dtype)
+        if bits is None:
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)} has dtype {shown(dtype)}, which is not known"
+            )
+        if _count(shape, space * 8) * bits != (end - begin) * 8:
+            raise self._broken(
+                f"tensor {shown(name)}: {end - begin:,} bytes are not {dtype} {shown(list(shape))}"
+            )
         return Stored(name, dtype, shape, first + begin, first + end)
+
+    def _check_apart(self, rows: Sequence[Stored]) -> None:
+        """No two tensors in the same bytes."""
+        placed = sorted((row for row in rows if row.begin < row.end), key=lambda row: row.begin)
+        for one, next_one in pairwise(placed):
+            if next_one.begin < one.end:
+                raise self._broken(
+                    f"tensors {shown(one.name)} and {shown(next_one.name)} lie in the same bytes"
+                )
 
     def _broken(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: not a whole safetensors file: {why}; download it again")
+
+
+def _count(shape: tuple[int, ...], most: int) -> int:
+    """How many numbers it has, or some number above `most`: a shape that lies costs no long multiplication."""
+    count = 0 if 0 in shape else 1
+    for extent in shape:
+        count *= extent
+        if count > most:
+            break
+    return count
 
 
 def _whole_numbers(value: object) -> tuple[int, ...] | None:

@@ -100,6 +100,11 @@ class File:
     def cut(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 
+    @property
+    def is_removed(self) -> bool:
+        """It has no name any more: what is written is gone with this process."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def free_bytes(self) -> int:
         """What its file system has left for this user."""
         found = os.fstatvfs(self._descriptor)

@@ -139,6 +139,8 @@ class DiskStore:
         size = self.kind.block_bytes
         view, done = memoryview(payload).cast("B"), 0
         assert len(view) == len(names) * size, f"{len(view)} bytes for {len(names)} blocks of {size}"
+        if self._lane.data.is_removed or self._lane.index.is_removed:
+            raise OSError("its files were removed")
         while done < len(names):
             slots = self._take(len(names) - done)
             blocks = [view[(done + i) * size : (done + i + 1) * size] for i in range(len(slots))]

@@ -21,6 +21,7 @@ from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Kind, Layout
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
 from afserve.comm.transports.handshake import answer, ask, hear
+from afserve.comm.transports.in_time import Late, in_time
 from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
 from afserve.comm.transports.tcp import DialledStream, TcpTransport
 from afserve.errors import ProtocolError, RendezvousError
@@ -220,7 +221,12 @@ def _join(
 
 def _dial(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
     try:
-        return socket.create_connection((meeting.host, int(meeting.store.get(_DOOR))), timeout)
+        door = in_time(timeout, lambda: meeting.store.get(_DOOR))
+        return socket.create_connection((meeting.host, int(door)), timeout)
+    except Late as error:
+        raise RendezvousError(
+            f"{peer} said nothing for {timeout:g} s after it was reached; is it stopped?"
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise RendezvousError(
             f"{peer}: its store at {meeting.host}:{meeting.port} is no expert node's"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from afserve.comm.transports.in_time import in_time
 from afserve.errors import ConfigError, RendezvousError
 
 EXPERT_RANK, ATTENTION_RANK = 0, 1
@@ -49,14 +50,16 @@ def join_store(host: str, port: int, peer: str, timeout: float) -> Meeting:
     try:
         with socket.create_connection((host, port), timeout) as probe:
             mine = probe.getsockname()[0]
-        store = TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-        )
+        store = in_time(timeout, lambda: _store_client(host, port, timeout))
     except (OSError, RuntimeError) as error:
         raise RendezvousError(
             f"{peer}: nobody answers at {host}:{port} within {timeout:g} s; is it running, and reachable from here?"
         ) from error
     return Meeting(store, host, port, mine)
+
+
+def _store_client(host: str, port: int, timeout: float) -> Store:
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout))
 
 
 def check_device(device: torch.device) -> None:
@@ -88,8 +91,8 @@ class Pair:
             combine = _nccl(PrefixStore(f"{name}/combine", meeting.store), rank, timeout, device)
             self._out, self._into = (combine, dispatch) if rank == EXPERT_RANK else (dispatch, combine)
         else:
-            device_here = gloo_device(meeting.mine)
-            self._out = self._into = open_gloo(PrefixStore(name, meeting.store), rank, timeout, device_here)
+            device_here, store = gloo_device(meeting.mine), PrefixStore(name, meeting.store)
+            self._out = self._into = in_time(timeout, lambda: open_gloo(store, rank, timeout, device_here))
 
     def bind(self, inboxes: object, outboxes: object) -> None:
         """Mailboxes stay where they are."""

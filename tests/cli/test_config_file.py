@@ -66,3 +66,17 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
     (tmp_path / "up.toml").write_text("mine")
     assert run(["up", "--write-config", str(tmp_path / "up.toml")]) == 2
     assert "give a new name" in capsys.readouterr().err and (tmp_path / "up.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--kv-ssd-size", "1GiB"], "--kv-ssd-size: does nothing without --kv-ssd; add that, or drop it"),
+        (["--ray-wait", "5"], "--ray-wait: does nothing without --ray"),
+        (["--node-memory", "3"], "--node-memory: does nothing without --elsewhere"),
+        (["--ssh-command", "ssh -v"], "--ssh-command: does nothing without --ssh"),
+    ],
+)
+def test_an_option_that_does_nothing_without_another_one_is_refused(flags, said, capsys):
+    assert run(["up", *flags]) == 2
+    assert said in capsys.readouterr().err

@@ -194,6 +194,18 @@ def test_a_full_disk_makes_the_ring_smaller(tmp_path, monkeypatch, failing):
     again.close()
 
 
+@pytest.mark.parametrize("name", ["data", "index"])
+def test_files_that_were_removed_are_not_written_to(name, tmp_path):
+    """They would take room until the process ends, and nobody would find them again."""
+    store = opened(tmp_path)
+    keep(store, names(1))
+    (store.folder / name).unlink()
+    with pytest.raises(OSError, match="its files were removed"):
+        keep(store, names(2))
+    assert read(store, names(1)) == names(1)
+    store.close()
+
+
 def test_a_disk_without_room_at_all_says_so(tmp_path):
     store = opened(tmp_path, spared=1 << 60)
     with pytest.raises(OSError, match="MiB are free"):

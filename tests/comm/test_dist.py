@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ from afserve.comm.transport import Box, Header, Kind
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 
 if "dist" in connect.kinds():
-    from afserve.comm.transports import dist
+    from afserve.comm.transports import dist, groups
     from afserve.comm.transports.pair_stream import Carriage
 
 pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
@@ -89,6 +90,48 @@ def test_a_killed_expert_node_is_named(start):
     with pytest.raises(PeerLost):
         send(end, BOX, 1, 1)
     end.close()
+
+
+def dial_stopped(pipe):
+    """An attention node that dials nodes which are stopped, and ends."""
+    while address := pipe.recv():
+        try:
+            connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
+        except RendezvousError as error:
+            pipe.send(str(error))
+
+
+@pytest.mark.process
+def test_a_stopped_expert_node_is_named_in_time_and_holds_no_process(start):
+    """Its kernel takes connections, and then nobody says anything."""
+    expert, theirs = start(echo)
+    assert theirs.poll(60)
+    address = theirs.recv()
+    dialler, mine = start(dial_stopped)
+    os.kill(expert.pid, signal.SIGSTOP)
+    for _ in range(2):
+        mine.send(address)
+        assert mine.poll(60), "it waits for ever"
+        assert re.match("expert-0: nobody answers at .* within 1 s; is it running", mine.recv())
+    mine.send("")
+    dialler.join(20)
+    assert dialler.exitcode == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("call", ["door", "pair"])
+def test_a_node_that_stops_while_it_is_joined_is_named_in_time(start, call):
+    expert, theirs = start(echo)
+    assert theirs.poll(60)
+    host, port = theirs.recv().split(":")[1:]
+    meeting = groups.join_store(host, int(port), "expert-0", 10.0)
+    os.kill(expert.pid, signal.SIGSTOP)
+    if call == "door":
+        with pytest.raises(RendezvousError, match="expert-0 said nothing for 1 s"):
+            dist._dial(meeting, "expert-0", 1.0)
+    else:
+        with pytest.raises(RuntimeError, match="no answer within 1 s"):
+            groups.Pair(meeting, "pair", 1, 1.0, torch.device("cpu"))
 
 
 @pytest.mark.process

@@ -45,6 +45,32 @@ def test_published_models_are_read_and_planned(name, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "field", "value", "known"),
+    [
+        ("deepseek-v3", "scoring_func", "softmax", '"sigmoid"'),
+        ("kimi-k2", "topk_method", "greedy", '"noaux_tc"'),
+        ("deepseek-r1", "moe_layer_freq", 2, "1"),
+        ("deepseek-r1", "moe_layer_freq", True, "1"),
+        ("deepseek-v2", "scoring_func", "sigmoid", '"softmax"'),
+        ("deepseek-v2", "norm_topk_prob", True, "false"),
+        ("deepseek-v2", "topk_method", ["greedy"], '"greedy", "group_limited_greedy"'),
+        ("glm-4.5", "scoring_func", "tanh", '"sigmoid"'),
+        ("minimax-m2", "scoring_func", "softmax", '"sigmoid"'),
+        ("minimax-m2", "use_qk_norm", False, "true"),
+        ("hunyuan-a13b", "use_cla", True, "false"),
+        ("hunyuan-a13b", "use_qk_norm", False, "true"),
+        ("hunyuan-a13b", "use_mixed_mlp_moe", False, "true"),
+    ],
+)
+def test_a_variant_that_no_kernel_computes_is_refused_by_its_field(name, field, value, known):
+    """transformers passes these fields over; who sets them means other arithmetic."""
+    with pytest.raises(CheckpointError) as refused:
+        spec_from_config({**MODELS[name], field: value})
+    said = refused.value.message
+    assert said == f"config.json: {field}: {value!r} is not supported; supported: {known}"
+
+
+@pytest.mark.parametrize(
     ("name", "experts", "heads", "groups"), [("kimi-k2", 384, 64, 1), ("deepseek-r1", 256, 128, 8)]
 )
 def test_models_with_the_layout_of_deepseek_v3(name, experts, heads, groups):

@@ -78,6 +78,8 @@ def test_what_the_user_fixed_is_not_explained():
         (Wishes(attention=0), "--attention: 0 is outside"),
         (Wishes(max_model_len=1 << 20), "--max-model-len"),
         (Wishes(kv_tokens=64, max_model_len=100), "--kv-tokens: 64"),
+        (Wishes(kv_tokens=3), "--kv-tokens: 3 is less than a block of 16 tokens"),
+        (Wishes(kv_tokens=-1), "--kv-tokens: -1 is less than a block of 16 tokens"),
         (Wishes(threads=0), "--threads: 0"),
         (
             Wishes(colocated=True, engine=EngineSettings(wire_dtype="fp8")),

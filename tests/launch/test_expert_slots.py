@@ -18,6 +18,7 @@ from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Share, Wishes
+from afserve.member import Role
 from afserve.placement.placement import FREE
 
 GIB = 1 << 30
@@ -82,6 +83,11 @@ def test_copies_stand_on_different_hosts_and_slots_grow_as_that_needs():
             {"experts": 2, "expert_copies": 2, "redundant_experts": 1},
             "--redundant-experts: 1 is outside [0, 0]",
         ),
+        (
+            {"experts": 1, "redundant_experts": 8},
+            "--redundant-experts: 8 is outside [0, 0]: a node holds each of the 32 experts at most once",
+        ),
+        ({"redundant_experts": 40_000}, "is outside [0, 992]"),
         ({"experts": 2, "spare_slots": 17}, "--spare-slots: 17 is outside [0, 16]"),
         ({"experts": 2, "spare_slots": -1}, "--spare-slots: -1 is outside [0, 16]"),
         ({"colocated": True, "expert_copies": 2}, "--expert-copies 2: a colocated run has all experts"),
@@ -95,6 +101,33 @@ def test_what_nodes_or_slots_cannot_hold_is_refused_by_name(wishes, said):
     with pytest.raises(ConfigError) as refused:
         chosen(**wishes)
     assert said in refused.value.message and "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("wishes", "nodes"),
+    [
+        ({}, 1),
+        ({"redundant_experts": 8}, 2),
+        ({"redundant_experts": 33}, 3),
+        ({"expert_copies": 3}, 3),
+        ({"expert_copies": 2, "redundant_experts": 32}, 3),
+    ],
+)
+def test_as_many_expert_nodes_are_picked_as_the_copies_need(wishes, nodes):
+    """`afserve up --redundant-experts 8` is a command of the README, which has to work on two cores too."""
+    topology = chosen(**wishes)
+    assert topology.deployment.count(Role.EXPERT) == nodes
+    assert topology.picked["experts"] == f"{nodes}, " + (
+        "for the copies" if wishes else "one per 4 of 2 cores"
+    )
+
+
+def test_too_many_nodes_are_not_blamed_on_the_model():
+    with pytest.raises(
+        DoesNotFitError, match=r"602 nodes on this machine: each takes .* at most 28 fit"
+    ) as refused:
+        choose(NANO, SOURCE, Machine(2, 8 * GIB, 16 * GIB), Wishes(attention=600, experts=2))
+    assert "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize(

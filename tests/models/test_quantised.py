@@ -64,7 +64,7 @@ def test_codes_are_handed_out_as_they_are_stored():
         ({"quant_method": "bitsandbytes"}, "method 'bitsandbytes' is not supported; supported: fp8 with"),
         ({}, None),
         ({**GPTQ, "bits": 3}, "bits: 3 is not supported; supported: 4 or 8"),
-        ({**GPTQ, "group_size": 0}, "group_size: 0 is not -1, and no whole number"),
+        ({**GPTQ, "group_size": 0}, "group_size: 0 is neither -1 nor a whole number in"),
         ({**GPTQ, "group_size": None}, "group_size: None"),
         ({**GPTQ, "desc_act": "no"}, "desc_act: 'no' is not true or false"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported"),

@@ -50,6 +50,12 @@ def test_family_names_unsupported(v3):
             "rope_type 'longrope' with other short_factor and long_factor is not supported",
         ),
         ("rope_parameters", 3, "rope_parameters: 3 is not an object"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters: factor: missing, for rope_type 'yarn'"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "original_max_position_embeddings": 9},
+            "rope_parameters: factor: missing, for rope_type 'linear'",
+        ),
         ("quantization_config", {"quant_method": "quip"}, "method 'quip' is not supported"),
         ("quantization_config", {"quant_method": "fp8"}, "weight_block_size: None is not two sizes"),
         ("norm_topk_prob", "yes", "norm_topk_prob: 'yes' is not true or false"),
@@ -73,6 +79,9 @@ def test_bad_files(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object was expected, found list"):
         load_spec(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "model_type": "olmoe"}')
+    with pytest.raises(CheckpointError, match=r"config\.json: 'model_type' is there twice"):
+        load_spec(tmp_path)
 
 
 def test_old_style_rope_fields(v3):
@@ -86,6 +95,19 @@ def test_old_style_rope_fields(v3):
     }
     rope = spec_from_config(v3).layer(0).attention.rope
     assert (rope.kind, rope.theta, rope.factor, rope.beta_fast) == ("yarn", 5e5, 40.0, 16.0)
+
+
+def test_a_rope_that_is_said_in_two_ways_is_refused_unless_both_say_the_same(v3):
+    """Model cards tell people to add `rope_scaling`; beside `rope_parameters` it would do nothing."""
+    v3["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e5}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for added, said in ((yarn, "rope_type"), ({"rope_type": "default", "rope_theta": 1e4}, "rope_theta")):
+        with pytest.raises(
+            CheckpointError, match=f"rope_scaling: its '{said}' is not that of rope_parameters"
+        ):
+            spec_from_config({**v3, "rope_scaling": added})
+    same = spec_from_config({**v3, "rope_scaling": {"rope_type": "default", "rope_theta": 5e5}})
+    assert same == spec_from_config(v3)
 
 
 def test_cut_keeps_a_moe_layer(v3):

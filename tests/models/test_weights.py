@@ -168,10 +168,24 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path):
         checkpoint.tensor("x", (4096,), torch.float32)
 
 
-def test_a_tensor_whose_shape_is_not_its_size_is_refused(tmp_path):
-    header = b'{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}'
-    (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(CheckpointError, match="8 bytes are not F32"):
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ('{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', r"'x': 8 bytes are not F32 \[3\]"),
+        ('{"x":{"dtype":"F5","shape":[1],"data_offsets":[0,8]}}', "'x' has dtype 'F5', which is not known"),
+        (
+            '{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
+            "the header: 'x' is there twice",
+        ),
+        (
+            '{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"y":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+            "tensors 'x' and 'y' lie in the same bytes",
+        ),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused_by_tensor(header, said, tmp_path):
+    (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    with pytest.raises(CheckpointError, match=said):
         ReadFiles(tmp_path).tensor(SINGLE, "x")
 
 
@@ -185,7 +199,14 @@ def test_no_descriptor_outlives_the_files_that_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"x": "../x.safetensors"}}']
+    "text",
+    [
+        "{",
+        "[]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"x": "../x.safetensors"}}',
+        '{"weight_map": {"x": "a.safetensors", "x": "b.safetensors"}}',
+    ],
 )
 def test_bad_index(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
