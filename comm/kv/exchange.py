@@ -4,6 +4,7 @@
 are read and written beside it (`socket_wires`). It knows no requests but their numbers.
 """
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from afserve.comm.kv.split import Member, Split
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
-LOOKS = 64  # that find nothing, then who lingers waits like everybody: some 200 us
+LOOKS = 400  # that find nothing, then who lingers waits like everybody: some 2 ms, for to be woken may take as long
 OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
 
 
@@ -174,7 +175,11 @@ class Exchange:
         while self._wires.kept and looks < LOOKS and self._moves:
             if self._clock.now() >= until:
                 return
-            looks = 0 if self._take_some(until, keep=True) else looks + 1
+            if self._take_some(until, keep=True):
+                looks = 0
+            else:
+                looks += 1
+                os.sched_yield()  # the other end may be on this core
         self._take_some(until, keep=False)
 
     @property
