@@ -216,8 +216,10 @@ def kernels() -> str:
         for r in sorted(found, key=lambda r: (r["threads"], r["us_best"] if r["op"] == "small_ops" else 0))
         if r["op"] == "small_ops"
     )
+    days = sorted({str(r["date"]) for r in found})
+    runs = f"Rows are of {' and '.join(days)}, each against its own run's limits. " if len(days) > 1 else ""
     return (
-        f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels`. Limits in the same run, a plain read and "
+        f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels`. {runs}Limits of the newest runs, a plain read and "
         f'`torch.mm`: {reads}. "Of the read" counts 16 bits for a bf16 weight, of which 12 are read, and 8 for int8. Aims: 0.80 of the '
         "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. Of a layer's time, all work beside products and "
         f"attention takes {small} (aim: under 15 %).\n\n"

@@ -12,17 +12,20 @@ namespace {
 template <class E>
 void merge_row(const Isa& isa, const Attention<E>& a, int head, const float* partials, size_t step, int count, float* row,
                E* out) {
+  constexpr int together = 16;  // factors that take the time of one
   int columns = a.values.size;
-  float top = -INFINITY, total = 0;
+  float top = -INFINITY, total = 0, factor[together];
   for (int i = 0; i < count; i++) top = std::max(top, partials[i * step]);
   std::fill(row, row + columns, 0.0f);
-  for (int i = 0; i < count; i++) {
-    const float* part = partials + i * step;
-    if (part[1] == 0.0f) continue;
-    float factor[1] = {part[0]};
-    isa.exp_all(factor, top, 1);
-    total += part[1] * factor[0];
-    isa.add_scaled(row, row, part + 2, factor[0], columns);
+  for (int first = 0; first < count; first += together) {
+    for (int i = 0; i < together; i++) factor[i] = first + i < count ? partials[(first + i) * step] : top;
+    isa.exp_all(factor, top, together);
+    for (int i = first; i < std::min(count, first + together); i++) {
+      const float* part = partials + i * step;
+      if (part[1] == 0.0f) continue;
+      total += part[1] * factor[i - first];
+      isa.add_scaled(row, row, part + 2, factor[i - first], columns);
+    }
   }
   isa.scale_row(row, 1.0f / a.with_sink(total, head, top), columns);
   for (int c = 0; c < columns; c += PANEL)

@@ -172,6 +172,7 @@ class TilesWorker {
     lowest_ = std::max(task.first, lowest_key(task.position, a_.window));
     start(task, next);
     for (int g = 0; g < task.groups; g++) begin(heads_[g], task, task.group + g);
+    last_ = &task;
     int heads = one_by_one_ ? task.groups : 1;
     for (int key = task.first / window_ * window_; key < task.last; key += window_) {
       if (key + window_ <= lowest_) continue;
@@ -203,6 +204,19 @@ class TilesWorker {
   void begin(Head& head, const Task& task, int group) {
     const Space& s = head.space;
     head.softmax.step = head.softmax.sum_step = size_t(padded_) * PANEL;
+    if (!same_rows(task)) take_queries(s, task, group);
+    std::fill(s.top, s.top + rows_, -INFINITY);
+    std::fill(s.total, s.total + rows_ * 16, 0.0f);
+    memset(s.sums, 0, size_t(padded_) * PANEL * s.panels * sizeof(float));
+  }
+
+  // Whether the task before had these rows, with other keys.
+  bool same_rows(const Task& task) const {
+    const Task* last = last_;
+    return last && last->token == task.token && last->tokens == task.tokens && last->group == task.group;
+  }
+
+  void take_queries(const Space& s, const Task& task, int group) {
     size_t wide = size_t(s.key_blocks) * BLOCK;
     for (int r = 0; r < rows_; r++) {
       const E* q = a_.q + (task.token + r / share_) * a_.q_token + (size_t(group) * share_ + r % share_) * a_.q_head;
@@ -217,9 +231,6 @@ class TilesWorker {
       memcpy(to, q, a_.keys.size * sizeof(E));
       memset(to + a_.keys.size, 0, (wide - a_.keys.size) * sizeof(E));
     }
-    std::fill(s.top, s.top + rows_, -INFINITY);
-    std::fill(s.total, s.total + rows_ * 16, 0.0f);
-    memset(s.sums, 0, size_t(padded_) * PANEL * s.panels * sizeof(float));
   }
 
   // Whether every row sees every key of the window; which each does, where not.
@@ -378,6 +389,7 @@ class TilesWorker {
   const bool one_by_one_;  // a window is a tile
   std::vector<Head> heads_;
   Cursor<E> here_, ahead_;
+  const Task* last_ = nullptr;  // whose queries are at hand
   int rows_ = 0, padded_ = 0;
   bool by_words_ = false;                   // queries' words lie in turn
   int lowest_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many

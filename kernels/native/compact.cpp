@@ -51,12 +51,11 @@ void CompactPanel::multiply(const Isa& isa, const char* at, const bf16* a, size_
   const uint8_t* units = high + COMPACT_HEAD;
   const Patch *patch = patches_.data(), *end = patch + patches_.size();
   if (isa.compact_few_rows && isa.compact_few_rows(a, stride, rows, units, high, blocks, patch, end, sum, after)) return;
-  // What is expanded stays in the nearest cache. With few rows it is most of the work, and asks for what is after it
+  // What is expanded stays in a near cache. With few rows it is most of the work, and asks for what is after it
   // itself; with many, the product has the time.
-  constexpr int MOST = 4;
-  alignas(64) bf16 wide[MOST * PANEL_BLOCK];
+  alignas(64) bf16 wide[MOST_EXPANDED * PANEL_BLOCK];
   bool few = rows <= 2 * ROW_GROUP;
-  int chunk = rows <= ROW_GROUP ? 2 : MOST;
+  int chunk = rows <= ROW_GROUP ? 2 : few ? 4 : isa.expand_blocks;
   for (int b = 0; b < blocks; b += chunk) {
     int n = std::min(chunk, blocks - b);
     uint32_t first = uint32_t(b) * PANEL_BLOCK, last = first + uint32_t(n) * PANEL_BLOCK;
@@ -64,7 +63,7 @@ void CompactPanel::multiply(const Isa& isa, const char* at, const bf16* a, size_
     const char* ahead = b + n < blocks ? reinterpret_cast<const char*>(units) : after;
     isa.expand(units - size_t(n) * BLOCK_UNITS * UNIT_BYTES, n * BLOCK_UNITS, high, wide, few ? ahead : nullptr);
     for (; patch != end && patch->place < last; ++patch) wide[patch->place - first] = patch->value;
-    Next next{ahead, few ? 0 : MOST * BLOCK_UNITS * UNIT_BYTES / 64};
+    Next next{ahead, few ? 0 : chunk * BLOCK_UNITS * UNIT_BYTES / 64};
     isa.b.gemm(a + b * BLOCK, stride, rows, wide, n, sum, b > 0, next);
   }
 }

@@ -14,8 +14,9 @@ INLINE __m512bh pair_at(const bf16* x) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
+// `next`, unless null, is asked for a line a pair; else the panel's own lines, which come from memory then.
 template <int R>
-void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float* sum, bool add) {
+void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float* sum, bool add, const char* next) {
   __m512 total[R][4];
   for (int r = 0; r < R; r++)
     for (int t = 0; t < 4; t++)
@@ -23,10 +24,12 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
   for (int b = 0; b < blocks; b++, a += BLOCK, panel += PANEL_BLOCK) {
     for (int p = 0; p < BLOCK / 2; p++) {
       __m512bh w[4];
-      for (int t = 0; t < 4; t++) {
-        w[t] = (__m512bh)_mm512_loadu_si512(panel + t * TILE + p * 32);
-        _mm_prefetch((const char*)(panel + PANEL_BLOCK / 2 + (p * 4 + t) * 32), _MM_HINT_T0);
-      }
+      for (int t = 0; t < 4; t++) w[t] = (__m512bh)_mm512_loadu_si512(panel + t * TILE + p * 32);
+      if (next)
+        _mm_prefetch(next + (b * BLOCK / 2 + p) * 64, _MM_HINT_T1);
+      else
+        for (int t = 0; t < 4; t++)
+          _mm_prefetch((const char*)(panel + PANEL_BLOCK / 2 + (p * 4 + t) * 32), _MM_HINT_T0);
       for (int r = 0; r < R; r++) {
         __m512bh x = pair_at(a + r * stride + 2 * p);
         for (int t = 0; t < 4; t++) total[r][t] = _mm512_dpbf16_ps(total[r][t], x, w[t]);
@@ -125,14 +128,19 @@ void add_values_dp(const bf16* weights, size_t stride, int rows, const bf16* con
   });
 }
 
-void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add, Next) {
-  for (; rows >= 6; rows -= 6, a += 6 * stride, sum += 6 * PANEL) rows_dp<6>(a, stride, panel, blocks, sum, add);
+// With many rows the first groups ask for what is next, each for so many lines as it has the time for.
+void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add, Next next) {
+  const char *ask = next.lines && rows > 2 * ROW_GROUP ? next.data : nullptr, *end = next.data + next.lines * 64;
+  for (; rows >= 6; rows -= 6, a += 6 * stride, sum += 6 * PANEL) {
+    rows_dp<6>(a, stride, panel, blocks, sum, add, ask);
+    if (ask && ask < end) ask += blocks * BLOCK / 2 * 64;
+  }
   switch (rows) {
-    case 1: return rows_dp<1>(a, stride, panel, blocks, sum, add);
-    case 2: return rows_dp<2>(a, stride, panel, blocks, sum, add);
-    case 3: return rows_dp<3>(a, stride, panel, blocks, sum, add);
-    case 4: return rows_dp<4>(a, stride, panel, blocks, sum, add);
-    case 5: return rows_dp<5>(a, stride, panel, blocks, sum, add);
+    case 1: return rows_dp<1>(a, stride, panel, blocks, sum, add, ask);
+    case 2: return rows_dp<2>(a, stride, panel, blocks, sum, add, ask);
+    case 3: return rows_dp<3>(a, stride, panel, blocks, sum, add, ask);
+    case 4: return rows_dp<4>(a, stride, panel, blocks, sum, add, ask);
+    case 5: return rows_dp<5>(a, stride, panel, blocks, sum, add, ask);
   }
 }
 

@@ -13,6 +13,7 @@ constexpr int BLOCK = 32;        // inputs of a block
 constexpr int TILE = 512;        // elements of a tile
 constexpr int ROW_GROUP = 16;    // rows of a product are read and written in whole groups
 constexpr int PANEL_BLOCK = 4 * TILE;  // elements of one block of a panel
+constexpr int MOST_EXPANDED = 16;      // blocks, 64 KiB of bf16
 
 // Cache lines that a product may ask for while it runs, because what follows it will read them. A hint.
 struct Next {
@@ -150,6 +151,9 @@ struct Isa {
   void (*gemm_words)(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next);
   // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
   int word_rows;
+  // Blocks of a compact panel (compact.h) that are expanded at a time for more than 32 rows, at most MOST_EXPANDED: few
+  // stay in the nearest cache; with many, sums leave registers seldom.
+  int expand_blocks = 4;
 
   template <class E>
   const Loops<E>& of() const;

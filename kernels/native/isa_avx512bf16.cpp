@@ -35,7 +35,11 @@ Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
 }  // namespace
 
 const Isa* avx512bf16_isa() {
-  static const Isa isa = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), INT_MAX);
+  static const Isa isa = [] {
+    Isa made = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), INT_MAX);
+    made.expand_blocks = MOST_EXPANDED;  // from the second cache 226 GFLOP/s, 4 at a time 221 (Zen 4, 3.7 GHz, 64 rows)
+    return made;
+  }();
   return &isa;
 }
 

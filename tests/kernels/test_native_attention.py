@@ -290,6 +290,21 @@ def test_a_token_gets_the_same_bits_in_a_prefill_alone_and_with_threads(
         assert torch.equal(one.attend_gqa(q[p : p + 1], k, v, alone, 0.125, window), whole[p : p + 1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tiles", [False, True])
+def test_many_splits_are_close_to_float64(ops: Ops, dtype: torch.dtype, tiles: bool) -> None:
+    """18 splits of 512 keys, some of which weigh nothing beside others."""
+    batch, blocks = paged([(2, 8800)], 16)
+    k = filled((blocks, 1, 16, 32), dtype, 1, batch.block_table_SB)
+    v = filled((blocks, 1, 16, 32), dtype, 2, batch.block_table_SB)
+    q = (4 * torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(3))).to(dtype)
+    wanted = exact(q, k, v, batch, 0.5, None)
+    k, v = in_tiles(k, v) if tiles else (k, v)
+    out = ops.attend_gqa(q, k, v, batch, 0.5)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=1e-2)
+
+
 def test_a_block_that_does_not_exist_is_refused(ops: Ops) -> None:
     batch, blocks = paged([(1, 40)], 16)
     batch.block_table_SB[0, 1] = blocks
