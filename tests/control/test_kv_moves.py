@@ -75,7 +75,7 @@ class Exchange:
         self.offers.append((address, len(names)))
         return len(self.offers)
 
-    def turn(self, seconds):
+    def turn(self, seconds, *, lingers):
         return
 
     def stats(self):
