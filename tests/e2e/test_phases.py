@@ -93,6 +93,7 @@ def split(run):
 async def split_one(run, client, number):
     """(stream, what was asked, seconds until all of it was there): asks for the first token sooner than one node has
     it, until a prompt is split."""
+
     async def alone():
         began = asyncio.get_running_loop().time()
         await Stream(client, numbered(number, max_tokens=1, cache_salt=f"{number}")).read()
