@@ -38,20 +38,6 @@ def ways_period(attention: Array, experts: Array, ways: tuple[Way, Way], micro_b
     return np.asarray(larger(stations, attention + experts + there.seconds + back.seconds))
 
 
-def m2n_transfer(
-    setting: Setting,
-    attention_chip: Hardware,
-    expert_chip: Hardware,
-    tensor_parallel: int,
-    ranks: Array,
-    expert_devices: Array,
-    rows: Array,
-) -> tuple[Array, Array]:
-    """(dispatch, combine) seconds of one layer; `rows` per rank."""
-    there, back = m2n_ways(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices, rows)
-    return there.seconds, back.seconds
-
-
 def m2n_ways(
     setting: Setting,
     attention_chip: Hardware,

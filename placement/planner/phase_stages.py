@@ -16,7 +16,7 @@ import numpy as np
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.pipeline import layer_period, step_seconds
-from afserve.placement.planner.perf_exchange import all_to_all, m2n_transfer
+from afserve.placement.planner.perf_exchange import all_to_all, m2n_ways
 from afserve.placement.planner.perf_ffn import (
     COMBINE_BYTES,
     DISPATCH_BYTES,
@@ -186,8 +186,8 @@ class Apart(_Sharing):
             return float(there[0]), float(back[0])
 
         def m2n(rows: float) -> tuple[float, float]:
-            pair = m2n_transfer(setting, chip, chip, degree, ranks, devices, np.array([rows]))
-            return float(pair[0][0]), float(pair[1][0])
+            there, back = m2n_ways(setting, chip, chip, degree, ranks, devices, np.array([rows]))
+            return float(there.seconds[0]), float(back.seconds[0])
 
         return _line(near if self.one_host else m2n)
 
@@ -309,8 +309,8 @@ def wires(tables: Tables, devices: int) -> tuple[Wire, ...]:
     away = 1 - 1 / -(-devices // max(chip.devices, 1))
 
     def by_host(rows: float) -> tuple[float, float]:
-        pair = m2n_transfer(setting, chip, chip, 1, count, count, np.array([rows]))
-        return float(pair[0][0]), float(pair[1][0])
+        there, back = m2n_ways(setting, chip, chip, 1, count, count, np.array([rows]))
+        return float(there.seconds[0]), float(back.seconds[0])
 
     def by_device(rows: float) -> tuple[float, float]:
         pair = all_to_all(setting, chip, count, np.array([rows]))
