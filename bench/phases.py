@@ -6,7 +6,8 @@ Nothing is measured of this machine: a stage only moves the clock forward, so th
 expert node is the engine's; attention nodes answer after their stage. `whole messages`: prompts' are one call each, as
 of an expert node without pieces. Prompts are compared with the same prefill nodes without decode nodes. Where experts
 are read, a call reads each one that its rows chose: `of rows` cuts there between rows, and reads nearly all of them
-again with each piece.
+again with each piece. On a device, which is scripted too, calls are launched and done later, and blocks of 26 us end by
+themselves: the engine has a queue for decoding and one for prompts there. `one queue`: calls are done as launched.
 """
 
 import argparse
@@ -28,10 +29,12 @@ from afserve.engine.pieces import PieceSize
 from afserve.member import AttentionPhase
 from afserve.placement.placement import Placement
 from bench.origin import ROOT, origin
+from bench.scripted_device import ScriptedDevice, ScriptedStage
 
 HIDDEN, LAYERS = 8, 16
 TOP_K = 4  # where there are so many experts
 JITTER = 0.1  # of a stage: without any, loops fall into step
+LAUNCH = 20e-6  # seconds of the host to launch a call's kernels
 TURN = 5e-6  # seconds of a poll that finds nothing
 
 
@@ -47,7 +50,8 @@ class Node:
 @dataclass(frozen=True)
 class Case:
     """`call` and `row` are what the experts take, in seconds, and `read` for each expert that a call's rows chose, of
-    `experts`. `period` is how long is counted, after `warm`. `cut` replaces what says how long a piece is."""
+    `experts`. A device ends blocks of `block` seconds; 0 is a host. `period` is how long is counted, after `warm`.
+    `cut` replaces what says how long a piece is."""
 
     name: str
     decode: tuple[Node, ...]
@@ -57,6 +61,8 @@ class Case:
     cut: type[PieceSize] = PieceSize
     experts: int = 1
     read: float = 0.0
+    block: float = 0.0
+    one_queue: bool = False
     warm: float = 0.3
     period: float = 3.0
 
@@ -81,15 +87,22 @@ class OfRows(PieceSize):
 
 
 class Bank:
-    def __init__(self, clock: FakeClock, case: Case) -> None:
-        self._clock, self._case = clock, case
+    def __init__(self, clock: FakeClock, case: Case, device: ScriptedDevice | None) -> None:
+        self._clock, self._case, self._device = clock, case, device
 
     def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False) -> None:
         used_RK = slot_RK >= 0
         rows = float(used_RK.float().mean(1).sum())
         read = len(slot_RK[used_RK].unique()) if self._case.read else 0
-        self._clock.advance(self._case.call + self._case.row * rows + self._case.read * read)
+        self._take(self._case.call + self._case.row * rows + self._case.read * read)
         out_RH.copy_(x_RH)
+
+    def _take(self, seconds: float) -> None:
+        if self._device is None:
+            self._clock.advance(seconds)
+            return
+        self._clock.advance(LAUNCH)
+        self._device.launch(seconds)
 
 
 @dataclass
@@ -112,10 +125,11 @@ class Loop:
     def turn(self, now: float, answered: dict[tuple[int, int], float]) -> None:
         """Take the answer where it is there, dispatch where the stage is over. Stages of micro-batches overlap.
 
-        `answered` has when each loop's last message was: the node may have computed something else since."""
+        `answered` has when each loop's last message was, unless a device answers: the node may have computed something
+        else since."""
         if self.ticket is not None and self.link.ready(self.ticket):
             self.link.combine(self.ticket)
-            at = answered[self.index, self.micro_batch]
+            at = answered.get((self.index, self.micro_batch), now)
             self.ticket, self.due = None, at + self.node.stage * self.dice.uniform(1 - JITTER, 1 + JITTER)
             self.answers.append(at)
             self.layer = (self.layer + 1) % LAYERS
@@ -156,9 +170,14 @@ def run(case: Case) -> dict[str, object]:
     answered: dict[tuple[int, int], float] = {}
 
     def watch(layer: int, group: Sequence[Arrival], start: float, done: float) -> None:
-        answered.update({(arrival.box.attention, arrival.box.micro_batch): done for arrival in group})
+        if device is None:
+            answered.update({(arrival.box.attention, arrival.box.micro_batch): done for arrival in group})
 
-    expert = ExpertNode(ExpertPort(end), Bank(clock, case), clock=clock, phases=phases, watch=watch)
+    device = ScriptedDevice(clock, case.block, case.one_queue) if case.block else None
+    port = ExpertPort(end, stage=ScriptedStage(device) if device else None)
+    expert = ExpertNode(
+        port, Bank(clock, case, device), clock=clock, phases=phases, watch=watch, device=device
+    )
     expert._pieces = case.cut()
     loops = list(loops_of(nodes, layout, address, clock))
     until = clock.now() + case.warm + case.period
@@ -185,7 +204,7 @@ def run(case: Case) -> dict[str, object]:
         "token_ms": round(1e3 * gaps[len(gaps) // 2], 3) if gaps else None,
         "token_p99_ms": round(1e3 * gaps[int(0.99 * len(gaps))], 3) if gaps else None,
         "prompt_tok_s": round(rows / LAYERS / case.period),
-        "busy": round(stats.busy_seconds / (case.warm + case.period), 3),
+        "busy": round((device.taken if device else stats.busy_seconds) / (case.warm + case.period), 3),
         "pieces": stats.prompt_pieces,
     }
 
@@ -217,6 +236,9 @@ READING = {
     "experts": 32,
     "read": 20e-6,
 }  # as where experts are larger than caches
+# An H200 with 24 of DeepSeek-V3's experts in FP8, by its memory and its peak.
+DEVICE = {"call": 264e-6, "row": 0.1e-6, "block": 26e-6}
+FAST, CHUNKS = (Node(rows=128, stage=1e-3),), (Node(rows=4096, stage=6e-3),)
 FEW, SLOW = (Node(rows=4, stage=2e-3),), (Node(rows=512, stage=5e-3),)
 
 
@@ -224,6 +246,10 @@ def cases() -> Iterator[Case]:
     yield from beside(DECODE, PREFILL, (1, 2, 4), Case("", ()), {"whole messages": WholeMessages})
     reading = Case(", experts read", (), **READING)
     yield from beside(FEW, SLOW, (1, 2), reading, {"of rows": OfRows, "whole messages": WholeMessages})
+    for case in beside(FAST, CHUNKS, (1, 2), Case(", device", (), **DEVICE), {}):
+        yield case
+        if case.decode and case.prefill:
+            yield replace(case, name=f"{case.name}, one queue", one_queue=True)
 
 
 def beside(

@@ -10,6 +10,7 @@ Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 colum
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -305,6 +306,15 @@ class Exchanging(Protocol):
 
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         """Messages went through an exchange on these boxes: the numbers of the last ones."""
+        ...
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """What a transport may offer beside the contract where a device waits for payloads by itself."""
+
+    def take_in(self, attention: int, queue: Callable[[], AbstractContextManager[None]]) -> None:
+        """From now on the device waits for what an attention node sends inside `queue`, so that no other queue does."""
         ...
 
 

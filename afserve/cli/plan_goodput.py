@@ -67,7 +67,8 @@ def goodputs(question: "Question") -> tuple[Goodput, ...]:
     """Of each kind of layout, on all devices of the pool, most first."""
     from afserve.config import EngineSettings
     from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
-    from afserve.placement.planner.phase_stages import Pieces
+    from afserve.placement.planner.cluster_file import on_cpu
+    from afserve.placement.planner.phase_stages import Pieces, pieces_on_gpu
     from afserve.placement.planner.search_phases import KINDS, Load, Pool, search
     from afserve.placement.planner.simulate_phases import Asked, Targets
 
@@ -75,7 +76,11 @@ def goodputs(question: "Question") -> tuple[Goodput, ...]:
     together = zip(work.arrival[:REQUESTS], work.prompt[:REQUESTS], work.answer[:REQUESTS], strict=True)
     asked = [Asked(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
     load = Load(asked, Targets(question.targets.ttft, question.targets.tpot))
-    pieces = Pieces(PIECE_SECONDS, OVERHEAD, EngineSettings().prompt_share)
+    floor, setting = EngineSettings().prompt_share, question.setting
+    if on_cpu(offered.chip.name):
+        pieces = Pieces(PIECE_SECONDS, OVERHEAD, floor)
+    else:
+        pieces = pieces_on_gpu(offered.chip, setting.shape.hidden, setting.precision.experts, floor)
     pool = Pool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
     found = [Goodput(kind, next(iter(search(kind, pool, load, pieces).values()), None)) for kind in KINDS]
     return tuple(sorted(found, key=lambda one: -one.rate))

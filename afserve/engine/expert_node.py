@@ -4,24 +4,25 @@ Correctness never depends on grouping: rows of one layer that are there together
 `SoftBarrier` says how long to hold them for more. Messages of prompts are computed in pieces while others decode:
 decode comes first at every piece. They are not held, but those of one layer that wait share a call where calls are what
 costs. Where that is the reading of experts, a piece is some experts with all rows of theirs, else some rows with all
-their experts. It knows no requests and no network.
+their experts. A device cuts by itself: prompts have a queue there that decoding goes before (`device_queues.py`). It
+knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from contextlib import AbstractContextManager, nullcontext
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
+from afserve.engine.device_queues import Device, DeviceQueues
 from afserve.engine.meter import ExpertWatch
+from afserve.engine.one_call import Part, forward, tensors
 from afserve.engine.pieces import PieceSize, PromptShare
-from afserve.engine.prompt_batch import Prompt, PromptBatch
+from afserve.engine.prompt_batch import Prompt, PromptBatch, WaitingPrompts
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
@@ -31,12 +32,10 @@ from afserve.trace import Slice, Trace
 # Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.
 _LONG_ROWS = 128
 _AT_ONCE = 0.02  # seconds that messages are answered without a look at anything else
+_GLANCE = 50e-6  # seconds between two looks at a device's queues
 _DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 Watch = Callable[[int, Sequence[Arrival], float, float], None]
-
-
-_Part = tuple[Arrival, Tensor, slice]  # a message, its answer, and which of its rows
 
 
 class ExpertNode:
@@ -58,9 +57,11 @@ class ExpertNode:
         phases: Mapping[int, AttentionPhase] | None = None,
         step_rows: Callable[[AttentionPhase], int] | None = None,
         prompt_share: float = 1 / 16,
+        device: Device | None = None,
     ) -> None:
         """`phases` has the attention nodes that do not do both, by index; `step_rows` what a message of a phase has at
-        most. `prompt_share` of the time goes to prompts that wait, at least."""
+        most. `prompt_share` of the time goes to prompts that wait, at least. `device`: what the bank launches on, where
+        its calls are not over when they return."""
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
@@ -71,9 +72,10 @@ class ExpertNode:
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
-        self._prompts: dict[Box, Prompt] = {}  # the one that has waited longest first
-        self._batch: PromptBatch | None = None  # of which some experts are computed
+        self._prompts = WaitingPrompts()
+        self._queues = None if device is None else DeviceQueues(device, self._clock, prompt_share)
         self._step_rows = step_rows
+        self._phases: dict[int, AttentionPhase] = {}
         self.in_phases(phases or {})
         self._pieces, self._share = PieceSize(), PromptShare(prompt_share)
         self._decoded = float("-inf")  # when the last decode message came
@@ -107,15 +109,25 @@ class ExpertNode:
 
     def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None:
         """From now on; as the constructor's. Mailboxes keep memory for what a node sends in its phase."""
+        for attention in {*self._phases, *phases}:
+            self._take_in(attention, phases.get(attention, AttentionPhase.BOTH))
         self._phases = dict(phases)
         for attention, phase in phases.items():
             if self._step_rows is not None:
                 self._port.limit(attention, self._step_rows(phase))
         self._prefilling = {node for node, phase in phases.items() if phase is AttentionPhase.PREFILL}
 
+    def _take_in(self, attention: int, phase: AttentionPhase) -> None:
+        """The queue of a device in which it waits for what the node sends."""
+        if self._queues is not None:
+            prefills = phase is AttentionPhase.PREFILL
+            self._port.take_in(attention, self._queues.device.prompts if prefills else nullcontext)
+
     def poll(self) -> int:
         """Answer what is there and due; never blocks. Returns the number of messages answered and of pieces computed
         of longer ones."""
+        if self._queues is not None:
+            return self._poll_device(self._queues)
         if self._prompts and self._share.is_due:
             return self._compute_piece()
         answered = self._poll_short()
@@ -128,18 +140,47 @@ class ExpertNode:
         return answered + self._compute_piece()
 
     def _poll_short(self) -> int:
+        now = self._take()
+        return self._compute_due(now) if self._held else 0
+
+    def _take(self) -> float:
+        """What has arrived; the time, where something is there to be computed."""
         self._flush()
         arrivals = self._port.poll()
         now = self._clock.now() if arrivals or self._held else 0.0
         for arrival in arrivals:
             self._admit(arrival, now)
-        return self._compute_due(now) if self._held else 0
+        return now
+
+    def _poll_device(self, queues: DeviceQueues) -> int:
+        """Prompts are launched as soon as there is room in their queue, so that decoding is behind no message."""
+        queues.look()
+        now, launched = self._take(), 0
+        if self._held and not queues.is_due:
+            launched = self._compute_due(now)
+        if self._prompts and not queues.full:
+            launched += self._launch(queues, self._prompts.sharing(math.inf))
+        return launched
+
+    def _launch(self, queues: DeviceQueues, group: Sequence[Prompt]) -> int:
+        """Messages of one layer, in one call."""
+        start, arrivals = self._clock.now(), [prompt.arrival for prompt in group]
+        layer, rows = arrivals[0].header.layer, sum(prompt.left for prompt in group)
+        parts = [(prompt.arrival, prompt.reply_RH, slice(None)) for prompt in group]
+        with queues.prompts([arrival.box for arrival in arrivals], *tensors(parts)):
+            forward(self._bank, layer, parts)
+            for prompt in group:
+                prompt.done += prompt.left
+            self._piece(layer, arrivals, rows, start, self._clock.now())
+        return len(group)
 
     def wait(self, timeout: float) -> None:
         """Park until something arrives or is due. An attention node that is gone is forgotten.
 
         What one attention node sends alone is answered meanwhile, where nothing else is to be thought of."""
-        if self._prompts:
+        if self._queues is not None and (self._queues.busy or self._prompts):
+            timeout = min(timeout, _GLANCE)
+        elif self._prompts:
             timeout = 0.0
         elif self._held:
             timeout = min(timeout, max(0.0, self._due - self._clock.now()))
@@ -199,11 +240,9 @@ class ExpertNode:
             self._port.refuse(box, reason + f"{box.expert_node} holds epoch {known}")
             return
         self._held.pop(box, None)
-        self._prompts.pop(box, None)
-        if self._batch is not None and self._batch.holds(box):
-            self._batch = None
-        if self._is_prompt(arrival):
-            self._prompts[box] = Prompt(arrival, self._port.reply(arrival))
+        self._prompts.drop(box)
+        if self._is_prompt(arrival) or (self._queues is not None and self._queues.holds(box)):
+            self._prompts.add(Prompt(arrival, self._port.reply(arrival)))
         else:
             self._held[box] = arrival
             self._since.setdefault(header.layer, now)
@@ -238,10 +277,10 @@ class ExpertNode:
         start = self._clock.now()
         if beside := start - self._decoded < _DECODING:
             self._pieces.beside(self._barrier.usual_gap(self._prefilling))
-        if self._batch is None and beside and self._pieces.whole_experts:
-            self._batch = self._begun()
-        if self._batch is not None:
-            self._compute_experts(self._batch, start, beside=beside)
+        if self._prompts.batch is None and beside and self._pieces.whole_experts:
+            self._prompts.batch = self._begun()
+        if self._prompts.batch is not None:
+            self._compute_experts(self._prompts.batch, start, beside=beside)
         else:
             self._compute_rows(start, beside=beside)
         if not self._prompts:
@@ -251,7 +290,7 @@ class ExpertNode:
     def _begun(self) -> PromptBatch | None:
         """All messages of the layer, for each read of an expert serves them all. None on a device, which would have to
         be asked for the experts of its rows."""
-        group = self._sharing(math.inf)
+        group = self._prompts.sharing(math.inf)
         if group[0].arrival.x_RH.device.type != "cpu":
             return None
         batch = PromptBatch(group)
@@ -268,14 +307,14 @@ class ExpertNode:
         done = self._clock.now()
         batch.seconds += done - start
         if not batch.left:
-            self._batch = None
+            self._prompts.batch = None
             batch.finish()
             self._pieces.ran(batch.rows, batch.seconds)
         arrivals = [prompt.arrival for prompt in batch.prompts]
         self._piece(batch.layer, arrivals, 0 if batch.left else batch.rows, start, done)
 
     def _compute_rows(self, start: float, *, beside: bool) -> None:
-        group = self._sharing(self._pieces.enough(beside=beside))
+        group = self._prompts.sharing(self._pieces.enough(beside=beside))
         layer = group[0].arrival.header.layer
         left = sum(prompt.left for prompt in group)
         if beside:
@@ -286,7 +325,7 @@ class ExpertNode:
             if prompt.done > first:
                 parts.append((prompt.arrival, prompt.reply_RH, slice(first, prompt.done)))
             left -= prompt.done - first
-        self._forward(layer, parts)
+        forward(self._bank, layer, parts)
         done = self._clock.now()
         rows = sum(part.stop - part.start for _, _, part in parts)
         self._pieces.ran(rows, done - start)
@@ -294,58 +333,31 @@ class ExpertNode:
 
     def _piece(self, layer: int, group: Sequence[Arrival], rows: int, start: float, done: float) -> None:
         """One was computed, and so many rows with it; messages that are whole now are answered."""
-        for box in [arrival.box for arrival in group]:
-            prompt = self._prompts.get(box)
-            if prompt is not None and not prompt.left:
-                del self._prompts[box]
-                self._answer(prompt.arrival)
+        for arrival in self._prompts.ended(arrival.box for arrival in group):
+            self._answer(arrival, prompt=True)
         self._prompt_pieces += 1
         self._prompt_seconds += done - start
         self._count(layer, group, rows, start, done, prompt=True)
 
-    def _sharing(self, enough: float) -> list[Prompt]:
-        """The prompt's message that has waited longest, and next ones at its layer until they have `enough` rows."""
-        oldest = next(iter(self._prompts.values()))
-        group, rows = [oldest], oldest.left
-        for prompt in self._prompts.values():
-            if rows >= enough:
-                break
-            if prompt is not oldest and prompt.arrival.header.layer == oldest.arrival.header.layer:
-                group.append(prompt)
-                rows += prompt.left
-        return group
-
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
         start = self._clock.now()
-        self._forward(layer, [(arrival, self._port.reply(arrival), slice(None)) for arrival in group])
-        done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
-        for arrival in group:
-            self._answer(arrival)
+        parts = [(arrival, self._port.reply(arrival), slice(None)) for arrival in group]
+        with self._decoding(parts):
+            forward(self._bank, layer, parts)
+            done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
+            for arrival in group:
+                self._answer(arrival)
         rows = sum(arrival.header.rows for arrival in group)
         self._pieces.ran(rows, done - start)
         self._count(layer, group, rows, start, done)
 
-    def _forward(self, layer: int, parts: Sequence[_Part]) -> None:
-        """One call for all of them."""
-        if len(parts) == 1:
-            (only, reply_RH, part) = parts[0]
-            self._bank.forward(
-                layer, only.x_RH[part], only.slot_RK[part], only.weight_RK[part], reply_RH[part]
-            )
-            return
-        x_RH = torch.cat([arrival.x_RH[part] for arrival, _, part in parts])
-        slot_RK = torch.cat([arrival.slot_RK[part] for arrival, _, part in parts])
-        weight_RK = torch.cat([arrival.weight_RK[part] for arrival, _, part in parts])
-        out_RH = torch.empty(x_RH.shape, dtype=parts[0][1].dtype, device=x_RH.device)
-        self._bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH)
-        replies = [reply_RH[part] for _, reply_RH, part in parts]
-        for reply_RH, part_RH in zip(replies, out_RH.split([len(reply) for reply in replies]), strict=True):
-            reply_RH.copy_(part_RH)
+    def _decoding(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
+        return nullcontext() if self._queues is None else self._queues.decoding(*tensors(parts))
 
-    def _answer(self, arrival: Arrival) -> None:
+    def _answer(self, arrival: Arrival, *, prompt: bool = False) -> None:
         self._held.pop(arrival.box, None)
         try:
-            self._port.send(arrival)
+            self._port.send(arrival, late=prompt)
         except PeerLost as lost:
             self._forget(lost)
 
@@ -383,6 +395,4 @@ class ExpertNode:
         gone = lost.peer.index
         self._barrier.forget(gone)
         self._held = {box: arrival for box, arrival in self._held.items() if box.attention != gone}
-        self._prompts = {box: prompt for box, prompt in self._prompts.items() if box.attention != gone}
-        if self._batch is not None and any(p.arrival.box.attention == gone for p in self._batch.prompts):
-            self._batch = None
+        self._prompts.forget(gone)

@@ -17,6 +17,7 @@ from afserve.comm.transport import HOST, Layout, Transport
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.migrate import fills
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -95,6 +96,7 @@ class LocalCluster:
                     epoch=plan.epoch,
                     step_rows=config.step_rows,
                     prompt_share=config.prompt_share,
+                    device=queues_of(expert_ops.device),
                 )
             )
             banks.append(bank)
@@ -173,7 +175,10 @@ class LocalCluster:
             device=self._between,
         )
         node = ExpertNode(
-            ExpertPort(end, device=self._expert_device), self.banks[index], epoch=self._epochs[0]
+            ExpertPort(end, device=self._expert_device),
+            self.banks[index],
+            epoch=self._epochs[0],
+            device=queues_of(self._expert_device),
         )
         for epoch in self._epochs[1:]:
             node.accept(epoch)

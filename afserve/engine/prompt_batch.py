@@ -1,4 +1,4 @@
-"""Rows of prompts at one layer that are computed some experts at a time, so that each expert's weights are read once.
+"""Rows of prompts that wait, and those of one layer that are computed some experts at a time: each is read once.
 
 An expert node may compute other things in between. Sums stay in float32 until the last expert, and parts are added in
 the order of slots, as one call for all experts adds them: the same bits. It knows no clock and no port.
@@ -6,7 +6,7 @@ the order of slots, as one call for all experts adds them: the same bits. It kno
 Shapes: R rows, H hidden size, K top-k.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,52 @@ class PromptBatch:
             prompt.reply_RH[prompt.done : prompt.done + taken].copy_(self._sum_RH[at : at + taken])
             prompt.done += taken
             at += taken
+
+
+class WaitingPrompts:
+    """Messages of prompts that are not answered yet, the one that has waited longest first; `batch`: those of which
+    some experts are computed."""
+
+    def __init__(self) -> None:
+        self._by_box: dict[Box, Prompt] = {}
+        self.batch: PromptBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_box)
+
+    def __contains__(self, box: object) -> bool:
+        return box in self._by_box
+
+    def add(self, prompt: Prompt) -> None:
+        self._by_box[prompt.arrival.box] = prompt
+
+    def drop(self, box: Box) -> None:
+        """Its attention node has asked for something else, if it had asked for anything."""
+        self._by_box.pop(box, None)
+        if self.batch is not None and self.batch.holds(box):
+            self.batch = None
+
+    def forget(self, attention: int) -> None:
+        """Nobody waits for what this attention node has asked for."""
+        for box in [box for box in self._by_box if box.attention == attention]:
+            self.drop(box)
+
+    def sharing(self, enough: float) -> list[Prompt]:
+        """The one that has waited longest, and next ones at its layer until they have `enough` rows."""
+        oldest = next(iter(self._by_box.values()))
+        group, rows = [oldest], oldest.left
+        for prompt in self._by_box.values():
+            if rows >= enough:
+                break
+            if prompt is not oldest and prompt.arrival.header.layer == oldest.arrival.header.layer:
+                group.append(prompt)
+                rows += prompt.left
+        return group
+
+    def ended(self, boxes: Iterable[Box]) -> list[Arrival]:
+        """Those of `boxes` that are computed whole; they wait no more."""
+        whole = [box for box in boxes if box in self._by_box and not self._by_box[box].left]
+        return [self._by_box.pop(box).arrival for box in whole]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

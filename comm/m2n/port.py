@@ -7,6 +7,7 @@ Shapes: R rows of a message, H hidden size, K top-k.
 
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ from afserve.comm.transport import (
     Kind,
     Layout,
     Limiting,
+    Queueing,
     Transport,
     WireType,
 )
@@ -41,12 +43,17 @@ class Arrival:
     weight_RK: Tensor
 
 
+Queue = Callable[[], AbstractContextManager[None]]
+"""Of a device: what is launched inside the context is in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Leaving:
     """An answer on its way from a device to the host, from where it is posted."""
 
     arrival: Arrival
     copy: Copy
+    late: bool
 
 
 class ExpertPort:
@@ -64,6 +71,7 @@ class ExpertPort:
         self._wire = transport.layout.combine_wire
         self._stage = stage or stage_for(device, transport.device)
         self._replies: dict[Box, Tensor] = {}
+        self._queues: dict[int, Queue] = {}
         self._leaving: deque[_Leaving] = deque()
         self.refused = 0
 
@@ -76,12 +84,19 @@ class ExpertPort:
         if isinstance(self._transport, Limiting):
             self._transport.limit(attention, rows)
 
+    def take_in(self, attention: int, queue: Queue) -> None:
+        """What an attention node sends is brought to the device inside `queue` from now on."""
+        self._queues[attention] = queue
+        if isinstance(self._transport, Queueing):
+            self._transport.take_in(attention, queue)
+
     def poll(self) -> list[Arrival]:
         """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""
         arrivals = []
         for box in self._transport.ready(self._boxes):
             try:
-                arrivals.append(self._take(box))
+                with self._queues.get(box.attention, nullcontext)():
+                    arrivals.append(self._take(box))
             except ProtocolError as error:
                 self.refuse(box, str(error))
         return arrivals
@@ -89,8 +104,9 @@ class ExpertPort:
     def wait(self, timeout: float) -> bool:
         """Park until something arrives or an answer can be posted. Raises PeerLost once for each attention node that
         is gone."""
-        if self._leaving:
-            self._leaving[0].copy.wait()
+        first = next((leaving for leaving in self._leaving if not leaving.late), None)
+        if first is not None:
+            first.copy.wait()
             self.flush()
             return True
         return bool(self._transport.wait(self._boxes, timeout))
@@ -116,8 +132,8 @@ class ExpertPort:
 
     def flush(self) -> None:
         """Post the answers that have come down from the device. Raises PeerLost for one whose asker is gone."""
-        while self._leaving and self._leaving[0].copy.done():
-            leaving = self._leaving.popleft()
+        for leaving in [leaving for leaving in self._leaving if leaving.copy.done()]:
+            self._leaving.remove(leaving)
             (reply_RH,) = leaving.copy.tensors
             self._stage_reply(leaving.arrival).copy_(reply_RH)
             self._transport.post(leaving.arrival.box)
@@ -131,12 +147,13 @@ class ExpertPort:
         self._replies[arrival.box] = reply_RH
         return reply_RH
 
-    def send(self, arrival: Arrival) -> None:
+    def send(self, arrival: Arrival, *, late: bool = False) -> None:
+        """`late`: others that are sent after it may leave the device before it, and nobody blocks on it."""
         if self._stage is None:
             self._transport.post(arrival.box)
             return
-        copy = self._stage.to_host(("reply", arrival.box), self._replies.pop(arrival.box))
-        self._leaving.append(_Leaving(arrival, copy))
+        copy = self._stage.to_host(("reply", arrival.box, late), self._replies.pop(arrival.box))
+        self._leaving.append(_Leaving(arrival, copy, late))
         self.flush()
 
     def refuse(self, box: Box, reason: str) -> None:

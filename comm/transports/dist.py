@@ -8,8 +8,9 @@ travels.
 import select
 import socket
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import cast
 
 import torch
@@ -36,6 +37,7 @@ class DistTransport(TcpTransport):
     def __init__(self, segments: Sequence[RecordSegment], attention: int | None, carriage: Carriage) -> None:
         super().__init__(segments, attention)
         self.carriage = carriage
+        self._queues: dict[int, Callable[[], AbstractContextManager[None]]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -58,10 +60,16 @@ class DistTransport(TcpTransport):
             if self._streams.get(peer) is stream:
                 self._move(peer, stream)
 
+    def take_in(self, attention: int, queue: Callable[[], AbstractContextManager[None]]) -> None:
+        self._queues[attention] = queue
+
     def _let_in(self) -> None:
         super()._let_in()
-        for _, stream in self._pair_streams():
-            stream.open()
+        for peer, stream in self._pair_streams():
+            stream.open(partial(self._queue, peer))
+
+    def _queue(self, peer: int) -> AbstractContextManager[None]:
+        return self._queues.get(peer, nullcontext)()
 
     def _place(self, peer: int, head: memoryview) -> memoryview:
         """Where a record goes. Raises ProtocolError when it, or what it announces, fits nowhere."""

@@ -7,6 +7,7 @@ to 16 MiB follow their header over the connection. It reads a message's header j
 
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,11 +92,14 @@ class PairStream(MessageStream):
         self._pair = pair
         self._inboxes, self._outboxes = inboxes, outboxes
         self._is_open = False
+        self._queue: Callable[[], AbstractContextManager[None]] = nullcontext
         self._due: dict[int, memoryview] = {}
         self._complete: list[memoryview] = []
 
-    def open(self) -> None:
-        """In the thread that uses the mailboxes, before it does, and once nobody else uses them."""
+    def open(self, queue: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """In the thread that uses the mailboxes, before it does, and once nobody else uses them. A device waits for
+        payloads inside `queue`."""
+        self._queue = queue
         if not self._is_open:
             self._is_open = True
             self._pair.bind(self._inboxes, self._outboxes)
@@ -149,7 +153,8 @@ class PairStream(MessageStream):
         tag = next(iter(self._due)) if tag is None else tag
         record, inbox = self._due.pop(tag), self._inboxes[tag]
         try:
-            self._pair.receive(inbox.payload_B[: extent(record)[1]], tag, _REST_SECONDS)
+            with self._queue():
+                self._pair.receive(inbox.payload_B[: extent(record)[1]], tag, _REST_SECONDS)
         except RuntimeError:
             self.end("its connection has ended")
         else:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -371,3 +372,36 @@ def test_two_network_namespaces(two_hosts):
             assert attention.stdout.readline().strip() == "done"
         assert attention.returncode == 0
     assert expert.returncode == 0
+
+
+def test_a_device_waits_for_payloads_inside_the_queue_that_it_was_given():
+    """So that no other queue of the device waits: asked for one attention node, before it comes and after."""
+    inside, log = [], []
+
+    @contextmanager
+    def queue():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    class Watched(groups.Pair):
+        def receive(self, payload_B, tag, limit):
+            log.append(bool(inside))
+            super().receive(payload_B, tag, limit)
+
+    way = Carriage(torch.device("cpu"), inline_most=0, open=Watched)
+    end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
+    end.take_in(1, queue)
+    fronts = [dist.connect({0: address}, a, LAYOUT, 10.0, way) for a in (0, 1)]
+    try:
+        for turn, a in enumerate((0, 1, 1)):
+            box = Box(a, 0, 0)
+            send(fronts[a], box, 10 * turn + 1, 3)
+            arrive(end, box)
+            answer(end, box, end.take(box).header, 9)
+            arrive(fronts[a], box)
+    finally:
+        for front_end in fronts:
+            front_end.close()
+        end.close()
+    assert [seen for seen in log if seen] == [True, True] and False in log

@@ -5,6 +5,8 @@ combine, statistics, sampling. With real contents the same path runs on the CPU 
 (`bench.gpu_first_run`).
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -208,3 +210,43 @@ def test_what_waits_is_counted():
         x.cpu()
         x.to("cpu", non_blocking=True)
         assert sum(watch.waits.values()) == 2
+
+
+class Queues:
+    """As `CudaDevice`: which queue each call was launched in; all is done at once."""
+
+    def __init__(self):
+        self.log = []
+
+    def decoding(self, *tensors):
+        return self._in("decoding", tensors)
+
+    def prompts(self, *tensors):
+        return self._in("prompts", tensors)
+
+    @contextmanager
+    def _in(self, queue, tensors):
+        assert all(x.device == torch.device(DEVICE) for x in tensors)
+        self.log.append(queue)
+        yield
+
+    def mark(self):
+        return self
+
+    def done(self):
+        return True
+
+    def since(self, earlier):
+        return 0.0
+
+
+def test_prompts_have_a_queue_of_their_own_on_a_device(tiny_checkpoint, monkeypatch):
+    queues = Queues()
+    monkeypatch.setattr("afserve.engine.local.queues_of", lambda device: queues)
+    monkeypatch.setattr("afserve.engine.expert_node._LONG_ROWS", 4)
+    with pretended() as watch:
+        cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))
+        submit(cluster, count=1)
+        assert any(event.finish_reason == "length" for event in finish(cluster))
+        assert {"prompts", "decoding"} == set(queues.log) and set(watch.waits) == {TOKEN, MARKS}
+        assert queues.log[-1] == "decoding"

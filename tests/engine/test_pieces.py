@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.engine.expert_node import ExpertNode
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize, PromptShare
+from afserve.engine.prompt_batch import WaitingPrompts
 from afserve.member import AttentionPhase
 from bench.phases import DECODE, Case, Node, run
-from tests.engine.test_expert_node import LAYERS, Rig, TimedBank
+from tests.engine.test_expert_node import LAYERS, Rig, TimedBank, one_message
 
 CALL, ROW = 20e-6, 4e-6  # seconds
 
@@ -253,5 +253,5 @@ def test_prompts_of_several_nodes_are_faster_together_where_calls_cost_much(besi
     """As on GPUs, where a call reads the weights of all experts: 400 us, and 0.2 us a row."""
     flood = Case("dear calls", beside, (Node(512, 2.5e-3, 3),) * 4, call=400e-6, row=0.2e-6, period=0.5)
     together = run(flood)["prompt_tok_s"]
-    monkeypatch.setattr(ExpertNode, "_sharing", lambda node, enough: [next(iter(node._prompts.values()))])
+    monkeypatch.setattr(WaitingPrompts, "sharing", one_message)
     assert together > 1.4 * run(flood)["prompt_tok_s"]

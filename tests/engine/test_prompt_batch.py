@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box, Header, Kind, WireType
-from afserve.engine.expert_node import ExpertNode
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize
-from afserve.engine.prompt_batch import Prompt, PromptBatch
+from afserve.engine.prompt_batch import Prompt, PromptBatch, WaitingPrompts
 from afserve.kernels.ops import open_ops
 from bench.phases import FEW, READING, SLOW, Case, OfRows, run
-from tests.engine.test_expert_node import Rig, TimedBank
+from tests.engine.test_expert_node import Rig, TimedBank, one_message
 
 SLOTS, TOP_K, HIDDEN, INNER = 6, 3, 96, 64
 CALL, READ, ROW = 10e-6, 150e-6, 4e-6  # seconds
@@ -189,11 +188,11 @@ def test_messages_of_a_batch_whose_other_node_leaves_are_computed_again():
     made.send(0, 1, rows=150)
     other = made.send(1, 1, rows=140)
     made.node.poll()
-    assert made.node._batch is not None and len(made.node._batch.prompts) == 2
+    assert made.node._prompts.batch is not None and len(made.node._prompts.batch.prompts) == 2
     made.links[0].close()
     for _ in range(3):
         made.node.wait(0.0)
-    assert made.node._batch is None
+    assert made.node._prompts.batch is None
     while not made.links[1].ready(other):
         made.node.poll()
     made.take(1, other, 1)
@@ -204,12 +203,12 @@ def test_a_newer_dispatch_replaces_one_of_which_some_experts_are_done():
     made = rig()
     made.send(0, 1, rows=150)
     made.node.poll()
-    assert made.node._batch is not None
+    assert made.node._prompts.batch is not None
     ticket = made.send(0, 3, rows=130)
     while not made.links[0].ready(ticket):
         made.node.poll()
     made.take(0, ticket, 3)
-    assert not made.node._prompts and made.node._batch is None
+    assert not made.node._prompts and made.node._prompts.batch is None
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -226,7 +225,7 @@ def test_prompts_of_several_nodes_share_each_read_of_an_expert_and_decoding_does
     """Although the rows of one message are enough for a call."""
     flood = Case("reading", FEW, SLOW * 3, period=0.5, **READING)
     together = run(flood)
-    monkeypatch.setattr(ExpertNode, "_sharing", lambda node, enough: [next(iter(node._prompts.values()))])
+    monkeypatch.setattr(WaitingPrompts, "sharing", one_message)
     apart = run(flood)
     assert together["prompt_tok_s"] > 1.1 * apart["prompt_tok_s"]
     assert together["token_p99_ms"] < 1.02 * apart["token_p99_ms"]

@@ -16,6 +16,7 @@ from afserve.placement.planner.phase_stages import (
     Pieces,
     Together,
     longest_wait,
+    pieces_on_gpu,
     together,
 )
 from afserve.placement.planner.phase_tables import Step, Tables, Work, interpolate
@@ -40,19 +41,20 @@ from afserve.placement.planner.simulate_phases import (
     goodput,
     holds,
 )
-from bench.goodput import BY_ROWS, at_tiles, tables
+from bench.goodput import tables
 
 STAGES = tables("h200")
-AT_TILES = at_tiles(STAGES.chip)
+ON_GPU = pieces_on_gpu(STAGES.chip, 7168, "fp8", 1 / 16)
+BY_ROWS = Pieces(200e-6, 0.2, 1 / 16)
 REQUESTS = [Asked(0.05 * i, 200 + 137 * (i % 7), 1 + 11 * (i % 5)) for i in range(120)]
 LAYOUTS = {
     "mixed": Layout(128, both=(Together(STAGES, 8), Together(STAGES, 8))),
     "two copies": Layout(
         1024, reads=(Together(STAGES, 8),), decodes=(Together(STAGES, 8),), first_there=True
     ),
-    "shared": Layout(1024, reads=(Apart(STAGES, 4, 8),), decodes=(Apart(STAGES, 4, 8),), pieces=AT_TILES),
+    "shared": Layout(1024, reads=(Apart(STAGES, 4, 8),), decodes=(Apart(STAGES, 4, 8),), pieces=ON_GPU),
     "on every device": Layout(
-        1024, reads=(Beside(STAGES, 6, 16),), decodes=(Beside(STAGES, 10, 16),), pieces=AT_TILES
+        1024, reads=(Beside(STAGES, 6, 16),), decodes=(Beside(STAGES, 10, 16),), pieces=ON_GPU
     ),
 }
 
@@ -101,18 +103,18 @@ def test_prompts_and_decoding_hurt_each_other_at_shared_experts_as_pieces_say():
     running, reading = Work(64, 256, 2000.0), Work(tokens=4096, pairs=4096**2 / 2, all_tokens=4 * 4096)
     alone, read_alone = decode.step(running), prefill.step(reading)
     both = {}
-    for pieces in (AT_TILES, BY_ROWS):
+    for pieces in (ON_GPU, BY_ROWS):
         read = prefill.step(reading, alone, pieces)
         both[pieces.by_rows] = decode.step(running, read, pieces).seconds
         assert read.seconds >= read_alone.seconds and read.piece > 0
     assert alone.seconds < both[False] <= both[True]
-    assert decode.step(running, IDLE, AT_TILES).seconds == alone.seconds
+    assert decode.step(running, IDLE, ON_GPU).seconds == alone.seconds
 
 
 def test_a_floor_for_prompts_slows_decoding_only_by_what_prompts_use():
     decode = Apart(STAGES, 4, 8)
     running, some, much = Work(64, 256, 2000.0), Step(0.1, 0.05, 0.0), Step(0.1, 0.9, 0.0)
-    low, high = replace(AT_TILES, floor=1 / 16), replace(AT_TILES, floor=0.5)
+    low, high = replace(ON_GPU, floor=1 / 16), replace(ON_GPU, floor=0.5)
     assert decode.step(running, some, low).seconds == decode.step(running, some, high).seconds
     assert decode.step(running, much, low).seconds < decode.step(running, much, high).seconds
     prefill, reading = Apart(STAGES, 4, 8), Work(tokens=4096, pairs=4096**2 / 2, all_tokens=4 * 4096)
@@ -229,14 +231,14 @@ def test_the_longest_wait_of_many_devices_is_that_of_random_ones():
 def test_experts_on_every_device_are_read_sooner_and_leave_more_room_than_two_copies():
     half, every = Together(STAGES, 8), Beside(STAGES, 8, 16)
     work = Work(32, 256, 2000.0)
-    assert every.step(work, IDLE, AT_TILES).seconds < half.step(work).seconds
+    assert every.step(work, IDLE, ON_GPU).seconds < half.step(work).seconds
     assert every.kv_tokens > 1.3 * half.kv_tokens
     reading = Beside(STAGES, 8, 16).step(
-        Work(tokens=4096, pairs=4096**2 / 2, all_tokens=8 * 4096), IDLE, AT_TILES
+        Work(tokens=4096, pairs=4096**2 / 2, all_tokens=8 * 4096), IDLE, ON_GPU
     )
     assert 0.0 < reading.experts < reading.busy <= 1.0
-    beside = every.step(work, together([reading] * 8), AT_TILES)
-    assert beside.seconds > every.step(work, IDLE, AT_TILES).seconds, "a tile of prompts is waited for"
+    beside = every.step(work, together([reading] * 8), ON_GPU)
+    assert beside.seconds > every.step(work, IDLE, ON_GPU).seconds, "a tile of prompts is waited for"
 
 
 def test_pools_on_one_host_use_its_fast_link():
@@ -292,7 +294,7 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
 
     monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
     pool, load = Pool.of(STAGES.setting, STAGES.chip, 32), Load(REQUESTS, Targets(2.0, 0.1))
-    found = search(kind, pool, load, AT_TILES)
+    found = search(kind, pool, load, ON_GPU)
     rates = [one.rate for one in found.values()]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0
     for reads, one in found.items():
@@ -312,7 +314,17 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
 
 def test_two_copies_that_do_not_fit_have_no_layout():
     small = Pool.of(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
-    assert search(TWO_COPIES, small, Load(REQUESTS, Targets(2.0, 0.1)), AT_TILES) == {}
+    assert search(TWO_COPIES, small, Load(REQUESTS, Targets(2.0, 0.1)), ON_GPU) == {}
+
+
+def test_a_gpu_ends_blocks_of_products_by_itself():
+    """The example of `pieces_on_gpu`, by hand: 52 us of 0.6 of a multiprocessor's part of 1,979 TFLOP/s, twice."""
+    assert STAGES.chip.name == "h200"
+    block = 4 * 128 * 128 * 7168 / (0.6 * 1979e12 / 132)
+    assert block == pytest.approx(52e-6, rel=0.01) and pytest.approx(2 * block) == ON_GPU.seconds
+    narrow = pieces_on_gpu(STAGES.chip, 2048, "bf16", 1 / 2)
+    assert narrow.seconds == pytest.approx(2 * block * 2048 / 7168 * 2, rel=0.01) and narrow.floor == 0.5
+    assert narrow.cut([], 100.0, 1e-3, 24.0) == (narrow.seconds, 1e-3), "no expert is read again"
 
 
 def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():

@@ -28,6 +28,7 @@ from afserve.engine.build import (
     layout_for,
     spec_of,
 )
+from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import ConfigError, RendezvousError
@@ -188,6 +189,7 @@ def build_expert(
         phases=deployment.phases,
         step_rows=deployment.engine.step_rows,
         prompt_share=deployment.engine.prompt_share,
+        device=queues_of(ops.device),
     )
     node.trace = trace
     node.expert_error = bank.rounding_error

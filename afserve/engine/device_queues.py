@@ -1,0 +1,150 @@
+"""Two queues of an expert node's device: what decodes goes before prompts, without the host cutting a prompt's call.
+
+Whenever a thread block ends, a GPU takes the next one from the stream of the highest priority ("stream priorities" of
+NVIDIA's CUDA C++ Programming Guide). A block is a tile of a grouped product, 26 us of 128 x 128 x 7168 on an H200, so
+decoding waits about as long, and experts are read once for all rows of a prompt's message. What was launched before in
+the device's usual stream, weights that moved in among it, comes before either queue.
+
+Prompts get `floor` of the time: what decoding took is measured on the device, and when it took more than the rest,
+its messages are not launched for a moment. It knows boxes, no contents.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from afserve.clock import Clock
+from afserve.comm.transport import Box
+
+_AHEAD = 2  # calls of prompts: one that runs, and one so that the device does not wait for the host
+
+
+class Mark(Protocol):
+    """A place in a queue."""
+
+    def done(self) -> bool:
+        """Whether the device has come there."""
+        ...
+
+    def since(self, earlier: "Mark") -> float:
+        """Seconds of the device between two places that are done."""
+        ...
+
+
+class Device(Protocol):
+    """What is launched inside a queue's context is in that queue; `tensors` of another one stay until it is done."""
+
+    def decoding(self, *tensors: Tensor) -> AbstractContextManager[None]: ...
+
+    def prompts(self, *tensors: Tensor) -> AbstractContextManager[None]: ...
+
+    def mark(self) -> Mark:
+        """In the queue that is current."""
+        ...
+
+
+class DeviceQueues:
+    """Of one thread. `look` is called often: nothing else notices that something is done."""
+
+    def __init__(self, device: Device, clock: Clock, floor: float) -> None:
+        self.device = device
+        self._clock, self._floor = clock, floor
+        self._prompts: deque[tuple[Mark, Collection[Box]]] = deque()
+        self._decodes: deque[tuple[Mark, Mark]] = deque()
+        self._since = self._now = 0.0  # prompts have been there since, and were at the last look
+        self._taken = 0.0  # by decoding since
+
+    def look(self) -> None:
+        """Count what was done since the last time."""
+        self._now = self._clock.now()
+        while self._decodes and self._decodes[0][1].done():
+            begin, end = self._decodes.popleft()
+            self._taken += end.since(begin)
+        while self._prompts and self._prompts[0][0].done():
+            self._prompts.popleft()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether prompts that were launched had less than their share, so that decoding is not launched."""
+        passed = self._now - self._since
+        return bool(self._prompts) and passed - self._taken < self._floor * passed
+
+    @property
+    def full(self) -> bool:
+        """Whether enough is launched of prompts: what waits on the host meets others of its layer."""
+        return len(self._prompts) >= _AHEAD
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._prompts)
+
+    def holds(self, box: Box) -> bool:
+        """Whether a prompt's call for this box is not done: what follows in the box has to come behind it."""
+        return any(box in boxes for _, boxes in self._prompts)
+
+    @contextmanager
+    def decoding(self, *tensors: Tensor) -> Iterator[None]:
+        """Its time is taken while prompts are there."""
+        with self.device.decoding(*tensors):
+            begin = self.device.mark() if self._prompts else None
+            yield
+            if begin is not None:
+                self._decodes.append((begin, self.device.mark()))
+
+    @contextmanager
+    def prompts(self, boxes: Collection[Box], *tensors: Tensor) -> Iterator[None]:
+        """One call, for the messages of `boxes`."""
+        if not self._prompts:
+            self._since = self._now = self._clock.now()
+            self._taken = 0.0
+            self._decodes.clear()
+        with self.device.prompts(*tensors):
+            yield
+            self._prompts.append((self.device.mark(), boxes))
+
+
+class _CudaMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _CudaMark), "a mark of another device"
+        return 1e-3 * float(earlier._event.elapsed_time(self._event))
+
+
+class CudaDevice:
+    def __init__(self, device: torch.device) -> None:
+        self._decoding = torch.cuda.Stream(device, priority=-1)  # a lower number goes first
+        self._prompts = torch.cuda.Stream(device, priority=0)
+        self._device = device
+
+    def decoding(self, *tensors: Tensor) -> AbstractContextManager[None]:
+        return _inside(self._decoding, tensors)
+
+    def prompts(self, *tensors: Tensor) -> AbstractContextManager[None]:
+        return _inside(self._prompts, tensors)
+
+    def mark(self) -> Mark:
+        return _CudaMark(torch.cuda.current_stream(self._device))
+
+
+@contextmanager
+def _inside(stream: torch.cuda.Stream, tensors: Collection[Tensor]) -> Iterator[None]:
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    for tensor in tensors:
+        tensor.record_stream(stream)
+    with torch.cuda.stream(stream):
+        yield
+
+
+def queues_of(device: torch.device) -> Device | None:
+    """None where calls are over when they return."""
+    return CudaDevice(device) if device.type == "cuda" and torch.cuda.is_available() else None

@@ -1,0 +1,295 @@
+"""An expert node on a device whose calls are done later: decoding goes before prompts there, and values stay right.
+
+The device is scripted: two queues, blocks of a known length, a clock that is moved by hand.
+"""
+
+import itertools
+from contextlib import nullcontext
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.clock import FakeClock
+from afserve.comm import connect
+from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.transport import Box, Layout, WireType
+from afserve.engine import device_queues
+from afserve.engine.device_queues import CudaDevice, DeviceQueues, queues_of
+from afserve.engine.expert_node import ExpertNode
+from afserve.member import AttentionPhase
+from afserve.placement.placement import Placement
+from bench.phases import CHUNKS, DEVICE, FAST, Case, run
+from bench.scripted_device import ScriptedDevice, ScriptedStage
+
+LAYERS, BLOCK, CALL, ROW = 4, 26e-6, 100e-6, 1e-6
+WIRE = WireType.FLOAT32
+LAYOUT = Layout(8, 2, 512, 2, LAYERS, 4, WIRE, WIRE)
+
+
+class Bank:
+    """Doubles its rows."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+        self.device.launch(CALL + ROW * len(x_RH))
+        out_RH.copy_(2 * x_RH)
+
+
+class Rig:
+    """Nodes 0 and 1 only prefill, 2 only decodes, 3 does both."""
+
+    def __init__(self, share=1 / 16, one_queue=False):
+        self.clock = FakeClock()
+        self.device = ScriptedDevice(self.clock, BLOCK, one_queue)
+        end, address = connect.listen("local", expert=0, attention_nodes=4, layout=LAYOUT)
+        phase = AttentionPhase
+        self.node = ExpertNode(
+            ExpertPort(end, stage=ScriptedStage(self.device)),
+            Bank(self.device),
+            longest_hold=0.0,
+            clock=self.clock,
+            phases={0: phase.PREFILL, 1: phase.PREFILL, 2: phase.DECODE},
+            prompt_share=share,
+            device=self.device,
+        )
+        placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
+        self.links = [
+            ExpertLink(
+                connect.connect([address], attention=a, layout=LAYOUT, timeout=1.0),
+                attention=a,
+                layout=LAYOUT,
+                placement=placement,
+                clock=self.clock,
+            )
+            for a in range(4)
+        ]
+        self.numbers = itertools.count(1)
+
+    def send(self, a, layer=1, micro_batch=0, rows=2):
+        value = float(next(self.numbers))
+        expert_TK = torch.tensor([[0, 3]] * rows, dtype=torch.int32)
+        x_TH, weight_TK = torch.full((rows, 8), value), torch.ones(rows, 2)
+        ticket = self.links[a].dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
+        return a, ticket, value
+
+    def until_there(self, sent, most=1.0):
+        """Seconds until the answer, which is right."""
+        a, ticket, value = sent
+        began = self.clock.now()
+        while not self.links[a].ready(ticket):
+            assert self.clock.now() - began < most, "no answer"
+            self.node.poll()
+            self.clock.advance(2e-6)
+        assert (self.links[a].combine(ticket) == 2 * value).all()
+        return self.clock.now() - began
+
+    def is_there(self, sent):
+        a, ticket, _ = sent
+        return self.links[a].ready(ticket)
+
+
+def test_decoding_waits_for_a_block_of_a_prompt_and_not_for_its_call():
+    rig = Rig()
+    chunk = rig.send(0, rows=512)
+    rig.node.poll()
+    assert rig.until_there(rig.send(2)) <= BLOCK + CALL + 2 * ROW + 10e-6
+    assert not rig.is_there(chunk)
+    rig.until_there(chunk)
+    slow = Rig(one_queue=True)
+    slow.send(0, rows=512)
+    slow.node.poll()
+    assert slow.until_there(slow.send(2)) > 512 * ROW + 2 * CALL
+
+
+def test_nobody_blocks_on_the_answer_to_a_prompt():
+    rig = Rig()
+    chunk = rig.send(0, rows=512)
+    rig.node.poll()
+    began = rig.clock.now()
+    rig.node.wait(1.0)
+    assert rig.clock.now() - began < BLOCK, "the clock moves for who waits for a copy"
+    rig.until_there(chunk)
+
+
+def test_prompts_that_wait_on_the_host_share_a_call():
+    rig = Rig()
+    first = [rig.send(a, 1, m, rows=200) for a in (0, 1) for m in (0, 1)]
+    rig.node.poll()
+    assert rig.node.stats().calls == 1, "of four messages"
+    more = [rig.send(3, layer, m, rows=300) for m, layer in ((0, 2), (1, 3))]
+    rig.node.poll()
+    rig.node.poll()
+    assert rig.node.stats().calls == 2, "two calls are launched ahead, not more"
+    for sent in (*first, *more):
+        rig.until_there(sent)
+    assert rig.node.stats().messages == 6 and rig.node.stats().rows == 4 * 200 + 2 * 300
+
+
+@pytest.mark.parametrize("least", [1 / 16, 1 / 2])
+def test_prompts_get_their_share_while_decoding_never_ends(least):
+    """Two micro-batches that come back at once, so that decoding alone fills the device."""
+    rig = Rig(share=least)
+    chunk = rig.send(0, rows=512)
+    rig.node.poll()
+    began, decoding = rig.clock.now(), [rig.send(2, 2, m) for m in (0, 1)]
+    while not rig.is_there(chunk):
+        assert rig.clock.now() - began < 1.0, "prompts starve"
+        rig.node.poll()
+        for m, sent in enumerate(decoding):
+            if rig.is_there(sent):
+                rig.until_there(sent)
+                decoding[m] = rig.send(2, 2, m)
+        rig.clock.advance(2e-6)
+    took, own = rig.clock.now() - began, CALL + 512 * ROW
+    assert least * 0.7 <= own / took <= least + 0.3
+    for sent in decoding:
+        rig.until_there(sent)
+
+
+def test_a_message_in_a_box_whose_prompt_is_not_done_comes_behind_it():
+    """Else the older answer could be written over the newer one."""
+    rig = Rig()
+    rig.send(3, 1, rows=512)
+    rig.node.poll()
+    newer = rig.send(3, 2, rows=2)
+    assert rig.until_there(newer) > 512 * ROW
+    assert rig.until_there(rig.send(3, 2, rows=2)) < 512 * ROW
+
+
+def test_a_node_that_leaves_while_its_prompts_run():
+    rig = Rig()
+    rig.send(0, rows=512)
+    rig.node.poll()
+    rig.links[0].close()
+    for _ in range(3):
+        rig.node.wait(0.0)
+        rig.node.poll()
+    rig.until_there(rig.send(1, rows=300))
+    rig.until_there(rig.send(2))
+    rig.clock.advance(1.0)
+    assert rig.node.poll() == 0
+
+
+def test_a_node_that_prefilled_decodes_from_now_on():
+    rig = Rig()
+    rig.node.in_phases({0: AttentionPhase.DECODE})
+    chunk = rig.send(1, rows=300)
+    rig.node.poll()
+    assert rig.until_there(rig.send(0, rows=200)) < BLOCK + CALL + 201 * ROW + 10e-6
+    rig.until_there(chunk)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.integers(0, 1),
+            st.integers(0, LAYERS - 1),
+            st.integers(1, 300),
+            st.integers(0, 400),
+        ),
+        max_size=40,
+    )
+)
+def test_every_answer_is_of_its_rows(sends):
+    rig, flying = Rig(), {}
+    for a, m, layer, rows, pause in sends:
+        before = flying.pop((a, m), None)
+        if before is not None and layer:
+            rig.until_there(before)
+        flying[a, m] = rig.send(a, layer, m, rows)
+        rig.node.poll()
+        rig.clock.advance(1e-6 * pause)
+    for sent in flying.values():
+        rig.until_there(sent)
+
+
+def test_time_without_prompts_is_nobodys_share():
+    rig = Rig()
+    for _ in range(20):
+        rig.until_there(rig.send(2))
+    queues = rig.node._queues
+    rig.send(0, rows=300)
+    rig.node.poll()
+    assert not queues.is_due and queues.busy
+    rig.clock.advance(1.0)
+    queues.look()
+    assert not queues.busy and not queues.holds(Box(0, 0, 0))
+
+
+def test_decoding_beside_prompts_costs_a_block_and_prompts_what_decoding_takes():
+    alone, without = run(Case("alone", FAST, period=0.3, **DEVICE)), Case("prompts", (), CHUNKS, **DEVICE)
+    both = run(Case("both", FAST, CHUNKS, period=0.3, **DEVICE))
+    mixed = run(Case("one queue", FAST, CHUNKS, period=0.3, one_queue=True, **DEVICE))
+    assert both["token_p99_ms"] <= 1.02 * alone["token_p99_ms"] < mixed["token_p99_ms"]
+    assert both["prompt_tok_s"] >= 0.87 * run(without)["prompt_tok_s"]
+
+
+class Stream:
+    """As `torch.cuda.Stream`; `log` has what was asked of all."""
+
+    log: ClassVar[list[tuple[object, ...]]] = []
+
+    def __init__(self, device="cuda:0", priority=0):
+        self.device, self.priority = device, priority
+
+    def wait_stream(self, other):
+        self.log.append(("wait", self.priority, other.priority))
+
+
+class Rows:
+    def record_stream(self, stream):
+        Stream.log.append(("keep", stream.priority))
+
+
+def test_the_streams_of_a_gpu(monkeypatch):
+    usual = Stream(priority="usual")
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    device = CudaDevice(torch.device("cuda:0"))
+    Stream.log.clear()
+    with device.decoding(Rows()):
+        pass
+    with device.prompts(Rows(), Rows()):
+        pass
+    assert Stream.log == [
+        ("wait", -1, "usual"),
+        ("keep", -1),
+        ("wait", 0, "usual"),
+        ("keep", 0),
+        ("keep", 0),
+    ]
+
+
+def test_a_host_has_no_queues(monkeypatch):
+    assert queues_of(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_queues, "CudaDevice", lambda device: ("of", device))
+    assert queues_of(torch.device("cuda:1")) == ("of", torch.device("cuda:1"))
+
+
+def test_what_decoding_takes_is_counted_while_prompts_are_there_only():
+    clock = FakeClock()
+    device = ScriptedDevice(clock, BLOCK)
+    queues = DeviceQueues(device, clock, floor=0.5)
+    with queues.decoding():
+        device.launch(1.0)
+    assert not queues._decodes
+    with queues.prompts([Box(0, 0, 0)]):
+        device.launch(1.0)
+    with queues.decoding():
+        device.launch(0.5)
+    clock.advance(1.5)
+    queues.look()
+    assert not queues.is_due, "0.5 s of 1.5 s"
+    with queues.decoding():
+        device.launch(1.0)
+    clock.advance(1.1)
+    queues.look()
+    assert queues.is_due, "1.5 s of 2.6 s"
