@@ -302,9 +302,9 @@ class AttentionNode(Generic[T]):
         """What has begun and is not drawn yet: rows that are with the experts, up to now."""
         return self._meter.open()
 
-    def draw(self, row: str, what: str, since: float) -> None:
-        """Into the trace, if there is one."""
-        self._meter.drew(row, what, since)
+    def draw(self, row: str, what: str, seconds: float) -> None:
+        """Into the trace, if there is one: what took so long, until now."""
+        self._meter.drew(row, what, seconds)
 
     def draw_arrow(self, row: str, identity: str, step: Arrow) -> None:
         """One end of an arrow between two nodes' traces, "s" or "f", with the same `identity` at both."""
