@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _WORDS = re.compile(r"[\w.-]*")  # what is no pattern
+_ROUTED_ONLY = "mxfp4"  # stores routed experts so, and tensors of all experts too
 _LINEAR = re.compile(r"(.*\.)?([a-z_]+_proj|kv_a_proj_with_mqa|w[123]|Wqkv)")
 """Linear maps that every method stores in few bits. Embeddings, heads, routers and gates need not be left out."""
 
@@ -59,7 +60,9 @@ class Coverage:
 
     def takes(self, module: str, stacked: bool = False) -> bool:
         """Whether a matrix of this module is said to be in few bits; `stacked`: one of tensors of all experts."""
-        if stacked != (self.method == "mxfp4") or not _LINEAR.fullmatch(module):
+        if not _LINEAR.fullmatch(module) or (stacked and self.method != _ROUTED_ONLY):
+            return False
+        if self.method == _ROUTED_ONLY and ".experts." not in module:
             return False
         return (not self.only or self.only.holds(module)) and not self.left_out.holds(module)
 

@@ -81,7 +81,7 @@ def test_what_is_left_out_may_be_plain_and_nothing_else(left_out, tiny_checkpoin
         ({**AWQ, "modules_to_not_convert": ["attn"]}, [QUERY], [GATE]),
         ({**AWQ, "modules_to_not_convert": None}, [], [QUERY, GATE]),
         ({**GPTQ, "extra_config": {QUERY: {"bits": 8}}}, [], [QUERY, GATE]),
-        ({"quant_method": "mxfp4"}, [QUERY, GATE], []),
+        ({"quant_method": "mxfp4"}, [QUERY, "model.layers.3.mlp.shared_expert.up_proj"], [GATE]),
     ],
 )  # fmt: skip
 def test_which_modules_are_in_few_bits(told, plain, few):
@@ -89,6 +89,16 @@ def test_which_modules_are_in_few_bits(told, plain, few):
     assert not any(map(said.takes, plain)) and all(map(said.takes, few))
     others = ("model.layers.3.mlp.gate", "model.embed_tokens", "lm_head", "model.layers.3.input_layernorm")
     assert not any(map(said.takes, others))
+
+
+@pytest.mark.parametrize(("method", "refused"), [("mxfp4", True), ("gptq", False)])
+def test_tensors_of_all_experts(method, refused):
+    """GPTQ and its like quantise linear maps only, and leave those as they are without a word."""
+    said = read_coverage(ConfigFields({"quantization_config": {"quant_method": method}}, "config.json"))
+    stem = "model.layers.3.mlp.experts."
+    assert said.takes(f"{stem}gate_up_proj", stacked=True) is refused
+    assert not said.takes(f"{stem}gate_up_proj_bias", stacked=True)
+    assert not said.takes("model.layers.3.self_attn.q_proj", stacked=True)
 
 
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert", "modules_in_block_to_quantize"])
