@@ -22,6 +22,7 @@ from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
+from afserve.models.unread import warn_of_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
 from afserve.tokenizer import eos_ids
@@ -92,16 +93,19 @@ def build_attention_node(
     """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
+    tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
     model = AttentionModel(
         spec,
-        tensors_of(source, spec, ops.device),
-        naming_of(spec),
+        tensors,
+        naming,
         ops,
         dtype_of(source, spec),
         config.max_model_len,
         progress,
         config.dense_dtype,
     )
+    if isinstance(tensors, Checkpoint):
+        warn_of_unread(tensors, spec.layers, naming)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))

@@ -89,10 +89,11 @@ class Checkpoint:
     ) -> None:
         """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once. `coverage`:
         which of them config.json says are quantised."""
-        self._folder = Path(folder)
+        self.folder = self._folder = Path(folder)
         self._device = device
         self._fp8_block, self._coverage = fp8_block, coverage
         self._file_of = _locate(self._folder)
+        self._read: set[str] = set()
         self._mapped = MappedFiles(self._folder)
         self._reading = ReadFiles(self._folder) if reads else None
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
@@ -101,6 +102,16 @@ class Checkpoint:
     def names(self) -> Collection[str]:
         """Of all tensors, those that nobody asks for included."""
         return self._file_of.keys()
+
+    @property
+    def read(self) -> Collection[str]:
+        """Names of those that were asked for."""
+        return self._read
+
+    def says(self, name: str) -> bool:
+        """Whether any number of it is not zero."""
+        bytes_B = self._mapped.tensor(self._file_of[name], name).flatten().view(torch.uint8)
+        return bool(bytes_B.any())
 
     def has(self, name: str) -> bool:
         return name in self._file_of
@@ -170,6 +181,7 @@ class Checkpoint:
             hint = self._quantised.hint(name)
             raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
         file = self._file_of[name]
+        self._read.add(name)
         if self._reading is not None and not part and self._reading.reads(file, name):
             return self._reading.tensor(file, name)
         return self._mapped.tensor(file, name)
