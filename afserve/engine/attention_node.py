@@ -76,6 +76,7 @@ class AttentionNode(Generic[T]):
         self.stalled = True
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
+        self.unread = ""  # what to say of tensors that nothing read
         self._guides = guides
         self._row_bytes = spec.hidden * model.dtype.itemsize
         self._prompt_tokens = 0

@@ -22,7 +22,7 @@ from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
-from afserve.models.unread import warn_of_unread
+from afserve.models.unread import told_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
 from afserve.tokenizer import eos_ids
@@ -104,13 +104,13 @@ def build_attention_node(
         progress,
         config.dense_dtype,
     )
-    if isinstance(tensors, Checkpoint):
-        warn_of_unread(tensors, spec.layers, naming)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
     node = AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
     node.dense_error = model.rounding_error
+    if isinstance(tensors, Checkpoint):
+        node.unread = told_unread(tensors, spec.layers, naming)
     return node
 
 

@@ -2,7 +2,6 @@
 trained. Routed experts are not looked at.
 """
 
-import logging
 import re
 from collections.abc import Collection
 
@@ -12,7 +11,6 @@ from afserve.models.weights import Checkpoint
 
 _KNOWN = re.compile(r".*(inv_freq|[qkv]_scale|(input|output)_(scale|zero_point|global_scale)|\.masked_bias)")
 """Tables that are computed here, and scales of activations and KV caches, which stay in 16 bits."""
-log = logging.getLogger("afserve.models")
 
 
 def unread(names: Collection[str], read: Collection[str], layers: int, naming: Naming) -> list[str]:
@@ -26,16 +24,16 @@ def unread(names: Collection[str], read: Collection[str], layers: int, naming: N
     )
 
 
-def warn_of_unread(checkpoint: Checkpoint, layers: int, naming: Naming) -> None:
-    """After everything was read. Some writers store biases of zeros, or shared experts of no width."""
+def told_unread(checkpoint: Checkpoint, layers: int, naming: Naming) -> str:
+    """What to tell the user after everything was read; nothing where there is nothing. Some writers store biases of
+    zeros, or shared experts of no width."""
     found = [
         name for name in unread(checkpoint.names, checkpoint.read, layers, naming) if checkpoint.says(name)
     ]
-    if found:
-        log.warning(
-            "%s: %s%s not read: its config.json describes a model without. If it was trained with them, answers are "
-            "wrong: look for the field that says so",
-            checkpoint.folder,
-            found[0],
-            f" and {len(found) - 1} more tensors are" if len(found) > 1 else " is",
-        )
+    if not found:
+        return ""
+    which = f"{found[0]} and {len(found) - 1} more tensors are" if len(found) > 1 else f"{found[0]} is"
+    return (
+        f"{checkpoint.folder}: {which} not read: its config.json describes a model without. If it was trained with "
+        "them, answers are wrong: look for the field that says so"
+    )
