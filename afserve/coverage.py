@@ -35,7 +35,7 @@ class ModuleNames:
 
     @cached_property
     def _plain(self) -> frozenset[str]:
-        return frozenset(_below_layers(one) for one in self.listed)
+        return frozenset(_below_layers(one.strip(".").removesuffix(".weight")) for one in self.listed)
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], ...]:
