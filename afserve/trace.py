@@ -21,6 +21,7 @@ Event = dict[str, object]
 # Tracks of a node: each micro-batch has one by its number, and with AWAY behind its name that of its rows. What is on
 # COUNTS has no length: numbers by name, which a viewer draws as curves.
 EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "counts"
+KV_BLOCKS = "KV blocks"
 _MOST_EVENTS = 1_000_000
 _NONE: Args = {}
 _ROUNDING = 0.5  # microseconds: ends of slices are sums of floats
@@ -108,7 +109,8 @@ def merge(parts: Sequence[Path], out: Path) -> int:
 
 
 def backwards(file: Path) -> list[str]:
-    """What is wrong with the arrows of a merged trace: rows that arrive before they were sent, or out of nothing.
+    """What is wrong with the arrows of a merged trace: rows or blocks that arrive before they were sent, or out of
+    nothing.
 
     All times of one machine are of one clock, so an arrow that runs backwards was stamped in the wrong place.
     """
@@ -144,12 +146,13 @@ def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Po
         times: Event = {"ts": start * 1e6, "dur": (end - start) * 1e6}
         events.append({"ph": "X", "pid": pid, "tid": tid[track], "name": name, **times, "args": args})
     for identity, kind, track, at in arrows:
+        name, category = ("KV hand-over", "kv") if track == KV_BLOCKS else ("rows", "m2n")
         point: Event = {
             "ph": kind,
             "pid": pid,
             "tid": tid[track],
-            "name": "rows",
-            "cat": "m2n",
+            "name": name,
+            "cat": category,
             "id": identity,
         }
         # "e": the arrow ends at the slice that encloses it, not at the next one.

@@ -107,8 +107,10 @@ class _Table:
 
     def _names(self, value: object) -> tuple[str, ...]:
         names = value if isinstance(value, list) else [value]
-        if not names or not all(isinstance(name, str) and name for name in names):
+        if not names or not all(isinstance(name, str) and name.strip() for name in names):
             raise self._wrong(NAME, f"{shown(value)} is neither a text nor a list of texts")
+        if len(set(names)) < len(names):
+            raise self._wrong(NAME, f"{shown(value)} has a name twice; write it once")
         return tuple(names)
 
     def _converted(self, ctx: click.Context, option: click.Parameter, value: object) -> object:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from afserve.cli.options import Within, existing_file
 from afserve.config_ranges import Range
+from afserve.errors import shown
 from afserve.settings import DeclaredSetting, File, build, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,5 +73,14 @@ def _type(one: DeclaredSetting) -> Any:
 
 
 def _parts(ctx: click.Context, option: click.Parameter, value: str) -> tuple[str, ...]:
-    """A list as users write it: NAME,NAME."""
-    return tuple(filter(None, (part.strip() for part in value.split(","))))
+    """A list as users write it: NAME,NAME. An empty part is a slip, also an empty text that somebody typed."""
+    typed = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    parts = tuple(part.strip() for part in value.split(",")) if value.strip() or typed else ()
+    if not all(parts):
+        raise click.BadParameter(
+            f"{shown(value)} has an empty part; write a name there, or leave it out", ctx, option
+        )
+    twice = next((part for part in parts if parts.count(part) > 1), None)
+    if twice is not None:
+        raise click.BadParameter(f"{shown(value)} has {shown(twice)} twice; write it once", ctx, option)
+    return parts

@@ -76,6 +76,7 @@ class AttentionNode(Generic[T]):
         self.stalled = True
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
+        self.unread = ""  # what to say of tensors that nothing read
         self._guides = guides
         self._row_bytes = spec.hidden * model.dtype.itemsize
         self._prompt_tokens = 0
@@ -302,9 +303,9 @@ class AttentionNode(Generic[T]):
         """What has begun and is not drawn yet: rows that are with the experts, up to now."""
         return self._meter.open()
 
-    def draw(self, row: str, what: str, since: float) -> None:
-        """Into the trace, if there is one."""
-        self._meter.drew(row, what, since)
+    def draw(self, row: str, what: str, seconds: float) -> None:
+        """Into the trace, if there is one: what took so long, until now."""
+        self._meter.drew(row, what, seconds)
 
     def draw_arrow(self, row: str, identity: str, step: Arrow) -> None:
         """One end of an arrow between two nodes' traces, "s" or "f", with the same `identity` at both."""

@@ -4,6 +4,7 @@ The only place of the engine that reads checkpoint folders. Each role asks only 
 """
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,8 @@ from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
+from afserve.models.layers_beyond import check_no_more_layers
+from afserve.models.unread import told_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
 from afserve.tokenizer import eos_ids
@@ -48,10 +51,12 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
 def tensors_of(
     source: ModelSource, spec: ModelSpec, device: torch.device, reads: bool = False
 ) -> TensorSource:
-    """`reads` as of `Checkpoint`."""
+    """`reads` as of `Checkpoint`. Raises CheckpointError."""
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    return Checkpoint(source.path, spec.fp8_block, device, spec.quantization, reads)
+    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, reads, spec.coverage)
+    check_no_more_layers(Path(source.path), made.names, spec.layers, naming_of(spec))
+    return made
 
 
 def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int) -> Layout:
@@ -88,10 +93,11 @@ def build_attention_node(
     """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
+    tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
     model = AttentionModel(
         spec,
-        tensors_of(source, spec, ops.device),
-        naming_of(spec),
+        tensors,
+        naming,
         ops,
         dtype_of(source, spec),
         config.max_model_len,
@@ -103,6 +109,8 @@ def build_attention_node(
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
     node = AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
     node.dense_error = model.rounding_error
+    if isinstance(tensors, Checkpoint):
+        node.unread = told_unread(tensors, spec.layers, naming)
     return node
 
 

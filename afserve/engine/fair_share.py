@@ -2,7 +2,8 @@
 
 Every token that is computed counts for its tenant, divided by the tenant's share, and the tenant with the lowest count
 has the next turn: a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Who
-comes back after a time without prompts is lifted to the lowest count of those who wait, so nobody saves up turns.
+comes back after a time without prompts is lifted to the lowest count of those who wait, so nobody saves up turns; and
+what a tenant was given beyond those who wait counts until they have as much, also when its requests have ended.
 Priorities come first, and among equal requests of a tenant the elder. With one tenant this is the order of arrival. It
 knows no tensors and no clock.
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from afserve.engine.sequence import Sequence
 
 Turn = tuple[int, float, int]
+_MOST_LEFT = 1024  # tenants without requests that are remembered
 
 
 class FairShares:
@@ -24,35 +26,40 @@ class FairShares:
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}  # of tenants with open requests
+        self._left: dict[str, float] = {}  # of those without, where somebody waits who was given less
         self._open: Counter[str] = Counter()
         self._behind: dict[str, set[int]] = {}  # requests by their order; tenants without any are not there
 
     @property
     def several(self) -> bool:
-        return len(self._open) > 1
+        return len(self._open) + len(self._left) > 1
 
     def given(self, tenant: str) -> float:
         return self._given.get(tenant, 0.0)
 
     def opened(self, sequence: Sequence) -> None:
-        self._open[sequence.request.tenant.name] += 1
+        name = sequence.request.tenant.name
+        self._open[name] += 1
+        if name in self._left:
+            self._given[name] = self._left.pop(name)
 
     def closed(self, sequence: Sequence) -> None:
-        """It has ended. A tenant without requests is forgotten: so many are known as there are open requests."""
+        """It has ended. A tenant without requests is forgotten, unless somebody waits who was given less."""
         self.met(sequence)
         name = sequence.request.tenant.name
         self._open[name] -= 1
         if not self._open[name]:
             del self._open[name]
-            self._given.pop(name, None)
+            given = self._given.pop(name, 0.0)
+            if self._behind and given > self._level() and len(self._left) < _MOST_LEFT:
+                self._left[name] = given
 
     def needs(self, sequence: Sequence) -> None:
         """Its prompt waits to be computed."""
         name = sequence.request.tenant.name
         mine = self._behind.get(name)
         if mine is None:
-            others = [self.given(other) for other in self._behind]
-            level = min(others) if others else max((self.given(other) for other in self._open), default=0.0)
+            level = self._level() if self._behind else max(map(self.given, self._open), default=0.0)
             self._given[name] = max(self.given(name), level)
             mine = self._behind[name] = set()
         mine.add(sequence.order)
@@ -65,12 +72,24 @@ class FairShares:
             mine.discard(sequence.order)
             if not mine:
                 del self._behind[name]
+                self._forget()
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """So many are computed for it in a step."""
         if self.several:
             tenant = sequence.request.tenant
             self._given[tenant.name] = self.given(tenant.name) + tokens / tenant.share
+            self._forget()
+
+    def _level(self) -> float:
+        """The lowest count of those who wait."""
+        return min(map(self.given, self._behind))
+
+    def _forget(self) -> None:
+        """Tenants without requests that are ahead of nobody who waits."""
+        if self._left:
+            level = self._level() if self._behind else float("inf")
+            self._left = {name: given for name, given in self._left.items() if given > level}
 
     def turn(self, sequence: Sequence) -> Turn:
         """The lowest is first."""
@@ -84,6 +103,8 @@ class FairShares:
         behind = {(name, order) for name, mine in self._behind.items() for order in mine}
         assert behind <= orders and all(self._behind.values()), "a request that has ended is behind"
         assert set(self._given) <= set(self._open), "a tenant without requests is remembered"
+        assert not set(self._left) & set(self._open), "a tenant with requests is taken for one without"
+        assert all(given > self._level() for given in self._left.values()), "a tenant is ahead of nobody"
 
 
 class WaitingRequests:

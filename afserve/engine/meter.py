@@ -50,10 +50,12 @@ class Meter:
             if tokens >= _LONG:
                 self.prompt_rate = _mean(self.prompt_rate, tokens / seconds)
 
-    def drew(self, row: str, what: str, since: float) -> None:
-        """Something beside the micro-batches, on a row of its own."""
+    def drew(self, row: str, what: str, seconds: float) -> None:
+        """Something beside the micro-batches that took so long, on a row of its own. Whoever says it may have measured
+        by another clock, such as one that skips pauses."""
         if self.trace is not None:
-            self.trace.slice(row, what, since, self.now())
+            now = self.now()
+            self.trace.slice(row, what, now - seconds, now)
 
     def drew_arrow(self, row: str, identity: str, step: Arrow) -> None:
         """One end of an arrow from another node to this one or back."""

@@ -32,6 +32,7 @@ from afserve.families import (
 )
 from afserve.families.family import Family
 from afserve.families.naming import Naming
+from afserve.families.read_coverage import read_coverage
 from afserve.families.read_quantization import read_quantization
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
@@ -116,6 +117,7 @@ def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
         eos_ids=fields.token_ids("eos_token_id", vocab_size),
         around=family.around(fields),
         quantization=quantization,
+        coverage=read_coverage(fields),
     )
 
 

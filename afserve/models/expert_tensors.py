@@ -72,9 +72,11 @@ def read_codes(
 def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> Stacked | None:
     """The layout of tensors of all experts, if this expert lies in such."""
     found = naming.stacked
-    if found is not None and found.sometimes and any(map(source.has, naming.expert(layer, expert))):
-        return None
-    return found
+    if found is None or not found.sometimes:
+        return found
+    whole = naming.in_moe(layer, found.gate_up)
+    apart = any(map(source.has, naming.expert(layer, expert))) or not source.has(whole)
+    return None if apart else found  # codes of an expert have other names than its weights
 
 
 def _biases(

@@ -7,7 +7,7 @@ is stored in fewer bits, or as those blocks or codes where the caller can multip
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from afserve.coverage import Coverage
 from afserve.errors import CheckpointError
 from afserve.kernels.grouped import Grouped, groups_of
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
@@ -84,15 +85,33 @@ class Checkpoint:
         device: torch.device = CPU,
         quantization: Quantization | None = None,
         reads: bool = False,
+        coverage: Coverage | None = None,
     ) -> None:
-        """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once."""
-        self._folder = Path(folder)
+        """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once. `coverage`:
+        which of them config.json says are quantised."""
+        self.folder = self._folder = Path(folder)
         self._device = device
-        self._fp8_block = fp8_block
+        self._fp8_block, self._coverage = fp8_block, coverage
         self._file_of = _locate(self._folder)
+        self._read: set[str] = set()
         self._mapped = MappedFiles(self._folder)
         self._reading = ReadFiles(self._folder) if reads else None
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors, those that nobody asks for included."""
+        return self._file_of.keys()
+
+    @property
+    def read(self) -> Collection[str]:
+        """Names of those that were asked for."""
+        return self._read
+
+    def says(self, name: str) -> bool:
+        """Whether any number of it is not zero."""
+        bytes_B = self._mapped.tensor(self._file_of[name], name).flatten().view(torch.uint8)
+        return bool(bytes_B.any())
 
     def has(self, name: str) -> bool:
         return name in self._file_of
@@ -110,14 +129,27 @@ class Checkpoint:
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         if self._quantised.holds(name):
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
-        return self._plain(name, self._shaped(name, shape, part=True)[first : first + count], dtype)
+        raw = self._shaped(name, shape, part=True)
+        return self._plain(name, raw[first : first + count], dtype, stacked=True)
 
-    def _plain(self, name: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    def _plain(self, name: str, raw: Tensor, dtype: torch.dtype, stacked: bool = False) -> Tensor:
         if raw.dtype not in FLOATS:
             raise CheckpointError(
                 f"{self._where(name)}: {name} has dtype {raw.dtype}, which afserve cannot serve"
             )
+        self._check_plain(name, raw, stacked)
         return raw.to(self._device, dtype)
+
+    def _check_plain(self, name: str, raw: Tensor, stacked: bool) -> None:
+        """A weight that was never quantised, or no more, is not what config.json says."""
+        said = self._coverage
+        if said is None or raw.dim() < 2 or not said.takes(name.removesuffix(".weight"), stacked):
+            return
+        kept = str(raw.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{self._where(name)}: {name} is plain {kept}, but quantization_config of config.json says {said.method}; "
+            f"take quantization_config out if the weights are not quantised, or list the module in its {said.key}"
+        )
 
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         raw = self._shaped(name, shape)
@@ -149,6 +181,7 @@ class Checkpoint:
             hint = self._quantised.hint(name)
             raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
         file = self._file_of[name]
+        self._read.add(name)
         if self._reading is not None and not part and self._reading.reads(file, name):
             return self._reading.tensor(file, name)
         return self._mapped.tensor(file, name)

@@ -26,8 +26,9 @@ def embedding_request(fields: Fields) -> EmbeddingRequest:
         )
     if fields.flag("stream"):
         raise RequestError("stream: vectors come whole; leave it out", param="stream")
-    if fields.get("resume") is not None:
-        raise RequestError("resume: vectors are not kept; leave it out", param="resume")
+    for name in ("resume", "request_id"):
+        if fields.get(name) is not None:
+            raise RequestError(f"{name}: vectors are not kept; leave it out", param=name)
     wanted = or_else(fields.text("encoding_format"), "float")
     if wanted not in FORMATS:
         raise RequestError(

@@ -203,9 +203,15 @@ def _stream_options(fields: Fields) -> StreamOptions:
 def _resume(fields: Fields) -> Resume | None:
     """A client's own id is as long as a random one: it is all that others would have to guess."""
     seconds = fields.number("resume", 0.001, MOST_RESUME_SECONDS)
+    id = fields.text("request_id")
+    if seconds is None and id is not None:
+        raise RequestError(
+            "request_id: names a request that outlives its connection; add resume (seconds), or leave it out and "
+            "take the id that is answered",
+            param="request_id",
+        )
     if seconds is None:
         return None
-    id = fields.text("request_id")
     if id is not None and not _OWN_ID.fullmatch(id):
         raise RequestError(
             f"request_id: {shown(id)} is not 32 to 64 random hexadecimal digits (0-9, a-f); leave it out for one of "

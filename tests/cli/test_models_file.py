@@ -62,6 +62,8 @@ def test_the_command_line_comes_before_a_table(tmp_path, monkeypatch):
         (TWO + "spare-slots = [1]", (), "model 2: spare_slots: [1] is not a single value"),
         (TWO.replace("4096", "4096\nload-format = 'x'"), (), "model 1: load_format: "),
         ('[[model]]\nname = 3\nmodel = "nano"', (), "model 1: name: 3 is neither a text"),
+        ('[[model]]\nname = " "\nmodel = "nano"', (), "model 1: name: ' ' is neither a text"),
+        ('[[model]]\nname = ["a", "a"]\nmodel = "nano"', (), "model 1: name: ['a', 'a'] has a name twice"),
         ('[[model]]\nname = "a"', (), "model 1: model: is missing"),
         ("port = 1", (), "port: stands in no table"),
         ("schema = 9", (), "schema: 9 is not 1"),

@@ -1,11 +1,12 @@
 """Prompts that prefill nodes compute give the colocated engine's tokens, whatever happens to the hand-over."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from afserve.clock import FakeClock
+from afserve.clock import FakeClock, MonotonicClock
 from afserve.comm.kv.puller import COMPLETE, Load, Pulled
 from afserve.config import ModelSource
 from afserve.control.node.deflection import PromptQueue, goes_straight
@@ -13,6 +14,7 @@ from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOv
 from afserve.control.wire.values import KvSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
+from afserve.trace import KV_BLOCKS, Trace, merge
 from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 
@@ -195,6 +197,30 @@ def test_a_short_prompt_goes_straight_where_that_is_sooner():
     assert not goes_straight(100, 256, idle, None, 0.01) and not goes_straight(9, 256, idle, slow_start(), 0)
 
 
+def test_a_hand_over_is_drawn_as_one_in_the_time_of_the_nodes(tiny_checkpoint, tmp_path):
+    """Deadlines of hand-overs go by another clock, which skips pauses: here it is years behind."""
+    world = phased(tiny_checkpoint("v3"), "v3", 1, 1, 1)
+    traces = [Trace(f"attention-{end.index}") for end in world.nodes]
+    for end, trace in zip(world.nodes, traces, strict=True):
+        end.node.trace = trace
+    before = MonotonicClock().now()
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, *world.nodes)
+    world.run()
+    after = MonotonicClock().now()
+    for trace in traces:
+        drawn = [(start, end) for track, _, start, end, _ in trace.slices if track == KV_BLOCKS]
+        assert drawn and all(before - world.clock.now() <= start <= end <= after for start, end in drawn)
+        trace.write(tmp_path / f"{trace.process}.trace")
+    merge(list(tmp_path.glob("*.trace")), tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    arrows = [event for event in events if event["ph"] in "stf"]
+    moved = {event["id"] for event in arrows if event["id"].startswith("prompt ")}
+    assert moved and {e["name"] for e in arrows if e["id"] in moved} == {"KV hand-over"}
+    assert {e["name"] for e in arrows if e["id"] not in moved} == {"rows"}
+    assert len({(e["cat"], e["name"]) for e in arrows}) == 2, "both ends of an arrow are called alike"
+
+
 def slow_start():
     return PromptQueue(0, 0.0)
 
@@ -208,7 +234,7 @@ class Node:
     def known(self, names):
         return 0
 
-    def draw(self, row, what, since):
+    def draw(self, row, what, seconds):
         return
 
     def draw_arrow(self, row, identity, step):

@@ -58,3 +58,26 @@ def test_it_is_one_line(tmp_path: Path, file: str, data: bytes, complaint: str):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {tmp_path / file}: ") and complaint in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("num_hidden_layers", 3, "num_hidden_layers is 3, but the checkpoint has layers up to 4 too"),
+        (
+            "quantization_config",
+            {"quant_method": "awq", "bits": 4, "group_size": 32},
+            "is plain bfloat16, but quantization_config of config.json says awq",
+        ),
+    ],
+)
+def test_a_config_that_its_checkpoint_contradicts_is_one_line_of_a_node(
+    tmp_path: Path, name: str, value: object, complaint: str
+):
+    for file in FILES:
+        shutil.copy(CONFIGS / "nano" / file, tmp_path)
+    (tmp_path / "config.json").write_bytes(with_value(name, value))
+    command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert complaint in done.stderr and str(tmp_path) in done.stderr and done.stderr.count("\n") == 1

@@ -58,11 +58,18 @@ def whole(server):
     ("flags", "names"),
     [
         (COPIES, ("expert-1",)),
+        ((*COPIES, "--transport", "pairs"), ("expert-1", "attention-0")),
         (("--attention", "1", "--experts", "2"), ("expert-1",)),
         (("--attention", "2", "--experts", "2"), ("attention-0",)),
         (COPIES, ("attention-1", "expert-2")),
     ],
-    ids=["an expert node with copies", "one without copies", "an attention node", "both at once"],
+    ids=[
+        "an expert node with copies",
+        "two over pairs",
+        "one without copies",
+        "an attention node",
+        "both at once",
+    ],
 )
 def test_streams_go_on_with_the_same_tokens(up, flags, names, undisturbed):
     server = up(*flags)

@@ -30,6 +30,7 @@ VIEWS = {
     "light": {"viewport": {"width": 1500, "height": 1880}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1500, "height": 1880}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 420, "height": 900}, "color_scheme": "light"},
+    "tablet": {"viewport": {"width": 900, "height": 1400}, "color_scheme": "dark"},
 }
 
 
@@ -66,8 +67,7 @@ def test_the_page_shows_what_happens(browser):
         for view in ("dark", "phone"):
             other, wrong = _opened(browser, up, view)
             other.wait_for_selector("#flow path", state="attached", timeout=SECONDS)
-            wide = other.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert wide <= 0, f"{view}: {wide} px beyond the window"
+            _fits(other, view)
             _picture(other, view)
             assert wrong == []
 
@@ -92,7 +92,20 @@ def test_the_page_shows_where_kv_was_found(browser, tmp_path):
         sync_api.expect(moved).to_have_text(re.compile(r"^\d+\.\d MB$"))
         sync_api.expect(page.locator("#handed")).to_contain_text(re.compile(r"handed over: [1-9]"))
         sync_api.expect(page.locator("#leased")).to_contain_text("blocks are held for other nodes")
+        sync_api.expect(page.locator("#flow .attention text").nth(2)).to_contain_text("prefill, ")
+        sync_api.expect(page.locator("#flow .attention text").nth(5)).to_contain_text("decode, ")
         assert said == []
+        for view in ("tablet", "phone"):
+            other, wrong = _opened(browser, up, view)
+            sync_api.expect(other.locator("#phases tbody tr")).to_have_count(2, timeout=SECONDS)
+            sync_api.expect(other.locator("#phases")).to_contain_text("100 % of", timeout=SECONDS)
+            _fits(other, view)
+            assert wrong == []
+
+
+def _fits(page, view):
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0, f"{view}: {wide} px beyond the window"
 
 
 @contextmanager

@@ -207,3 +207,78 @@ def test_cancelled_requests_leave_nothing():
 def test_a_tenant_that_is_none(wrong):
     with pytest.raises(RequestError, match=next(iter(wrong)).replace("name", "tenant")):
         Tenant(**wrong)
+
+
+class Client:
+    """`ahead` of its requests are open at a time; it sends the next one when one has ended."""
+
+    def __init__(self, asked, tenant, lengths, ahead):
+        self.asked, self.tenant, self.lengths, self.ahead = asked, tenant, lengths, ahead
+        self.sent, self.open = 0, set()
+
+    def turn(self):
+        self.open -= set(self.asked.first)
+        while len(self.open) < self.ahead:
+            length = self.lengths[self.sent % len(self.lengths)]
+            self.open.add(self.asked.submit(self.tenant, length))
+            self.sent += 1
+
+
+CLIENT = st.tuples(
+    st.integers(1, 10),
+    st.lists(st.integers(1, 390), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(CLIENT, min_size=1, max_size=4), st.integers(1, 10))
+def test_who_comes_and_goes_gets_no_more_than_who_always_waits(clients, share):
+    """One floods. The others send a request at a time or a few, some after pauses: each gets at most its share."""
+    asked = Asked(scheduler())
+    flood = Client(asked, Tenant("flood", share), [390], 12)
+    others = [
+        (Client(asked, Tenant(f"t{index}", own), lengths, ahead), pause)
+        for index, (own, lengths, ahead, pause) in enumerate(clients)
+    ]
+    done = dict.fromkeys(["flood", *(client.tenant.name for client, _ in others)], 0)
+    for step in range(100):
+        flood.turn()
+        for client, pause in others:
+            if client.open - set(asked.first) or step % (pause + 1) == 0:
+                client.turn()
+        for name, tokens in asked.turn().items():
+            done[name] += tokens
+    for client, _ in others:
+        ahead = done[client.tenant.name] / client.tenant.share - done["flood"] / share
+        assert ahead <= 2 * BUDGET
+
+
+def test_short_prompts_one_at_a_time_pay_for_those_before():
+    """A tenant without open requests was forgotten, and with it what it had been given: every other step was its."""
+    asked = Asked(scheduler())
+    flood, one = Client(asked, Tenant("flood", 9), [390], 12), Client(asked, Tenant("one"), [BUDGET], 1)
+    done = {"flood": 0, "one": 0}
+    for _ in range(200):
+        flood.turn()
+        one.turn()
+        for name, tokens in asked.turn().items():
+            done[name] += tokens
+    assert 0.07 < done["one"] / sum(done.values()) < 0.13
+
+
+def test_what_a_tenant_was_given_is_forgotten_once_the_others_have_as_much():
+    asked = Asked(scheduler())
+    shares = asked.made._shares
+    for _ in range(4):
+        asked.submit(B, 390)
+    asked.submit(A, BUDGET)
+    while shares._open["a"]:
+        asked.turn()
+    assert shares._left == {"a": BUDGET} and shares.several
+    while shares._left:
+        before = shares.given("b")
+        asked.turn()
+    assert before < BUDGET <= shares.given("b") and not shares.several and asked.made.busy
+    assert asked.submit(A, 390) and shares.given("a") == shares.given("b"), "nothing is owed, nothing saved"

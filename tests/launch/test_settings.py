@@ -15,6 +15,7 @@ import click
 import pytest
 
 from afserve import config
+from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.config_ranges import Range
@@ -91,6 +92,20 @@ def test_a_setting_is_reached_by_flag_environment_and_file(group, one, tmp_path,
     assert getattr(held(asked(*needed(one)), group), one.name) == value
 
 
+@pytest.mark.parametrize("flag", ["--served-model-name", "--allowed-host", "--allowed-origin"])
+@pytest.mark.parametrize("written", [",,", "", " ", "a,", "a,,b", "a,b,a"])
+def test_empty_and_double_parts_of_a_list_are_refused(flag, written, capsys):
+    assert run(["up", "--port", "0", flag, written]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: Invalid value for '{flag}': ") and said.count("\n") == 1
+    assert "'a' twice; write it once" in said if written == "a,b,a" else "has an empty part" in said
+
+
+def test_an_empty_list_of_the_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("AFSERVE_SERVED_MODEL_NAME", "")
+    assert asked().listening.served_model_name == ()
+
+
 def test_every_flag_is_a_setting():
     names = [one.name for group in GROUPS for one in settings_of(group)]
     assert sorted(names) == sorted(
@@ -147,6 +162,7 @@ module = types.ModuleType("afserve.config")
 sys.modules["afserve.config"] = module
 exec(compile(text.replace(sys.argv[1], sys.argv[1] + sys.argv[2]), spec.origin, "exec"), module.__dict__)
 
+from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.control.wire import messages
 from afserve.control.wire.values import Assigned

@@ -4,6 +4,7 @@ Every writer returns what a reader must give: value = (code - zero) * scale in f
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from afserve.config import ModelSource
 
 Stored = dict[str, Tensor]
 Writer = Callable[[str, Tensor], tuple[Stored, Tensor]]
+_LINEAR = re.compile(r".*(_proj\w*|\.w[123]|\.Wqkv)\.weight")  # what such checkpoints have in few bits
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight columns is i-th in a word
 
 
@@ -130,7 +132,7 @@ def quantised(
     stored: Stored = {}
     plain: Stored = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if "_proj" in name and name.endswith(".weight") and tensor.dim() == 2:
+        if _LINEAR.fullmatch(name) and tensor.dim() == 2:
             few, whole = write(name.removesuffix(".weight"), tensor.float())
             stored |= few
             plain[name] = whole.contiguous()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from afserve.config import ModelSource
 from afserve.config_json import ConfigFields
 from afserve.engine.build import build_expert_bank, spec_of, tensors_of
 from afserve.errors import CheckpointError
@@ -167,11 +168,12 @@ def test_an_expert_stored_otherwise_than_its_layer_is_named(tiny_checkpoint, tmp
 
 
 def test_layers_that_are_not_quantised_stay_as_they_are(tiny_checkpoint, tmp_path):
-    few, plain = quantised(tiny_checkpoint("qwen3"), tmp_path, GPTQ, gptq())
+    first, second = spec_of(ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")).moe_layer_ids[:2]
+    stem = f"model.layers.{second}.mlp.experts."
+    left_out = {**GPTQ, "dynamic": {f"-:.*layers.{second}.mlp.experts.*": {}}}
+    few, plain = quantised(tiny_checkpoint("qwen3"), tmp_path, left_out, gptq())
     stored, whole = (load_file(f"{source.path}/model.safetensors") for source in (few, plain))
     spec = spec_of(few)
-    first, second = spec.moe_layer_ids[:2]
-    stem = f"model.layers.{second}.mlp.experts."
     mixed = {name: tensor for name, tensor in stored.items() if not name.startswith(stem)}
     kept = {name: tensor for name, tensor in whole.items() if name.startswith(stem)}
     save_file(mixed | kept, f"{few.path}/model.safetensors")

@@ -77,7 +77,8 @@ def test_both_formats_say_the_same(http, server):
      ({"input": "x", "encoding_format": "int8"}, "encoding_format"), ({"input": "x", "model": "y"}, "model"),
      ({"input": "x", "stream": True}, "stream"),
      ({"input": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
-     ({"input": ["x"] * 257}, "input"), ({"input": [5] * 256}, "input"), ({"input": "x", "resume": 9}, "resume")],
+     ({"input": ["x"] * 257}, "input"), ({"input": [5] * 256}, "input"), ({"input": "x", "resume": 9}, "resume"),
+     ({"input": "x", "request_id": "7"}, "request_id")],
 )  # fmt: skip
 def test_refused_by_name(http, fields, param):
     reply = http.post("/v1/embeddings", json=fields)

@@ -207,12 +207,27 @@ def test_only_the_same_key_finds_it(make_backend, run_server):
         ({"resume": 0}, "resume"),
         ({"resume": "10"}, "resume"),
         ({"resume": 10, "request_id": "mine"}, "request_id"),
+        ({"resume": None, "request_id": "a" * 32}, "request_id"),
+        ({"resume": None, "request_id": 7}, "request_id"),
         ({"resume": 10, "n": 33}, "resume"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(server, http, fields, param):
     answer = http.post("/v1/completions", json=asked(**fields))
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_an_own_id_without_resume_is_told_so_everywhere(server, http):
+    chat = {"messages": [{"role": "user", "content": "the quick"}], "max_tokens": 4}
+    for path, body in (
+        ("/v1/completions", {"prompt": "the quick", "max_tokens": 4}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"input": "the quick", "max_output_tokens": 4}),
+    ):
+        answer = http.post(path, json=body | {"request_id": ID})
+        assert answer.status_code == 400 and "request_id: " in answer.json()["error"]["message"], answer.text
+        assert http.post(path, json=body | {"request_id": None}).status_code == 200
 
 
 def test_what_is_too_large_for_attention_nodes_is_refused(server, http, monkeypatch):

@@ -35,6 +35,7 @@ from afserve.control.wire.values import (
     Drained,
     Gateways,
     KvSource,
+    Noted,
     Peers,
     Ready,
     Record,
@@ -112,6 +113,8 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     gateways = GatewayStreams(
         attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
     )
+    if node.unread and assigned.node.index == 0:  # the others have read the same
+        stream.send(Noted(node.unread, warning=True))
     stream.send(Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
     try:
         silence = assigned.deployment.silence

@@ -20,7 +20,7 @@ from afserve.control.node.splitting import SplitPrompt, parts_of
 from afserve.control.wire.values import KvSource
 from afserve.engine.request import GenerationRequest
 from afserve.member import attention_node
-from afserve.trace import Arrow
+from afserve.trace import KV_BLOCKS, Arrow
 
 MOST_AT_ONCE = 64
 _BYTES_PER_SECOND = 1e9  # of KV where none was moved yet; tcp on two cores has 1.4e9 and more (bench/LOG.md)
@@ -48,7 +48,7 @@ class DecodeNode(Protocol):
     def chunk_tokens(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
-    def draw(self, row: str, what: str, since: float) -> None: ...
+    def draw(self, row: str, what: str, seconds: float) -> None: ...
     def draw_arrow(self, row: str, identity: str, step: Arrow) -> None: ...
 
 
@@ -200,8 +200,8 @@ class HandOvers:
             f"{1e3 * (now - one.since):.1f} ms, {pulled.here} were here, {missing} are computed here ({pulled.why})"
         )
         if pulled.received:
-            self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
-        self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
+            self._node.draw_arrow(KV_BLOCKS, f"prompt {one.request.handle}", "f")
+        self._node.draw(KV_BLOCKS, f"{pulled.received} blocks from {owner}", now - one.since)
         row = bytes(pulled.row) if len(pulled.row) == self._node.row_bytes else b""
         return replace(one.request, cached_most=(pulled.here + pulled.known) * self._block_size, row=row)
 

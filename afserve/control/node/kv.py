@@ -21,6 +21,7 @@ from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
+from afserve.trace import KV_BLOCKS
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
 LEAST_SECONDS, MOST_SECONDS = 1.0, 30.0  # limits of a pull
@@ -275,7 +276,7 @@ class KvMoves:
             f"{1e3 * pulled.seconds:.1f} ms, {pulled.here} were here, {missing} are computed again ({pulled.why})"
         )
         what = f"{pulled.received} blocks from {owner}"
-        self._node.draw("KV blocks", what, self._clock.now() - pulled.seconds)
+        self._node.draw(KV_BLOCKS, what, pulled.seconds)
 
     def stats(self) -> KvStats:
         moved = self._exchange.stats()

@@ -15,6 +15,7 @@ from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.kv_tiers import DISK, HOST, Restored
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
+from afserve.trace import KV_BLOCKS
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate
@@ -167,7 +168,7 @@ class KvInTiers:
                 f"request {request.handle}: {received} of {asked} blocks came from {where} in "
                 f"{1e3 * restored.seconds:.1f} ms; {(asked - received) * self._block_size:,} tokens are computed again"
             )
-        self._node.draw("KV blocks", f"{received} blocks from {where}", self._clock.now() - restored.seconds)
+        self._node.draw(KV_BLOCKS, f"{received} blocks from {where}", restored.seconds)
 
     def _measure(self, restored: Restored) -> None:
         """Of a restoration from several tiers the farthest one took the time."""

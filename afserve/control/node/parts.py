@@ -17,6 +17,7 @@ from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import LEAD, Member, Split, split_over
 from afserve.engine.request import GenerationRequest
 from afserve.errors import AfserveError
+from afserve.trace import KV_BLOCKS
 
 _FETCH_SECONDS = 5.0  # of what the lead has in its cache
 Begun = tuple[GenerationRequest, SharedPrompt | None]
@@ -30,7 +31,7 @@ class PartNode(Protocol):
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
     def cancel(self, handle: int) -> None: ...
-    def draw(self, row: str, what: str, since: float) -> None: ...
+    def draw(self, row: str, what: str, seconds: float) -> None: ...
 
 
 class PartExchange(Protocol):
@@ -140,7 +141,7 @@ class Parts:
         self.short += shared.leads and bool(shared.over)
         self._exchange.sharing.close(shared)
         what = f"part {shared.split.mine + 1} of {shared.split.parts} of the prompt of request {shared.prefill.request}"
-        self._node.draw("KV blocks", what, part.since)
+        self._node.draw(KV_BLOCKS, what, self._clock.now() - part.since)
 
     def cancel(self, handle: int) -> None:
         """Nobody waits for it. May be said of any request."""

@@ -17,7 +17,7 @@ from afserve.comm.kv.split import Member
 from afserve.control.node.parts import Begun, PartExchange, PartNode, Parts
 from afserve.engine.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
-from afserve.trace import Arrow
+from afserve.trace import KV_BLOCKS, Arrow
 
 _ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
@@ -98,7 +98,6 @@ class Prefilling:
             self._exchange.computed(self._over(event.handle), event.row)
 
     def _begin(self, key: Key, prefill: Prefill) -> None:
-        self._node.draw_arrow("KV blocks", f"prompt {prefill.request}", "s")
         members = self._exchange.helped(key)
         try:
             request = self._request(prefill)
@@ -106,6 +105,7 @@ class Prefilling:
             self._exchange.computed(key)
             return
         self._asked[request.handle] = _Asked(key, prefill.request, self._clock.now())
+        self._node.draw_arrow(KV_BLOCKS, f"prompt {prefill.request}", "s")
         if not (members and self.parts.propose(request, prefill, members)):
             self._submit(request, None)
 
@@ -132,5 +132,5 @@ class Prefilling:
 
     def _over(self, handle: int) -> Key:
         asked = self._asked.pop(handle)
-        self._node.draw("KV blocks", f"the prompt of request {asked.request}", asked.since)
+        self._node.draw(KV_BLOCKS, f"the prompt of request {asked.request}", self._clock.now() - asked.since)
         return asked.key

@@ -30,10 +30,11 @@ class Translated:
 
 def refuse_resume(fields: Fields) -> None:
     """Raises RequestError for a request that is to outlive its connection: these answers cannot."""
-    if fields.get("resume") is not None:
-        raise RequestError(
-            "resume: is not supported here; use /v1/chat/completions or /v1/completions", param="resume"
-        )
+    for name in ("resume", "request_id"):
+        if fields.get(name) is not None:
+            raise RequestError(
+                f"{name}: is not supported here; use /v1/chat/completions or /v1/completions", param=name
+            )
 
 
 def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:

@@ -20,8 +20,10 @@ function attentionNode(node, then, elapsed) {
   const now = node.stats, use = now.kv_blocks ? now.kv_blocks_used / now.kv_blocks : 0;
   const tokens = rate(now.generated_tokens, then?.generated_tokens, elapsed);
   const prompts = rate(now.prompt_tokens, then?.prompt_tokens, elapsed);
-  return { ...about(node), rate: short(tokens) + " tok/s", tokens, prompts, load: tokens + prompts, use,
-           detail: `${now.running} running, ${now.waiting} waiting, KV ${percent(use)}` };
+  const phase = ["prefill", "decode"].includes(node.phase) ? node.phase : "";  // the others do both
+  const requests = phase ? `${phase}, ${now.running + now.waiting} requests` : `${now.running} running, ${now.waiting} waiting`;
+  return { ...about(node), rate: short(phase === "prefill" ? prompts : tokens) + " tok/s", tokens, prompts,
+           load: tokens + prompts, use, detail: `${requests}, KV ${percent(use)}` };
 }
 
 function expertNode(node, then, elapsed) {

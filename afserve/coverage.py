@@ -1,0 +1,86 @@
+"""Which modules of a checkpoint are stored in few bits, by their names: plain text, no tensors.
+
+Checkpoints list modules in the words of whoever made them: whole names, ends of names, patterns. A name counts where
+any of these ways to read it fits, so that nothing is refused that its maker left out.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_WORDS = re.compile(r"[\w.-]*")  # what is no pattern
+_ROUTED_ONLY = "mxfp4"  # stores routed experts so, and tensors of all experts too
+_LINEAR = re.compile(r"(.*\.)?([a-z_]+_proj|kv_a_proj_with_mqa|w[123]|Wqkv)")
+"""Linear maps that every method stores in few bits. Embeddings, heads, routers and gates need not be left out."""
+
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """`listed` as a config.json has them; `anywhere`: each is any part of a name's text (AutoAWQ)."""
+
+    listed: tuple[str, ...] = ()
+    anywhere: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.listed)
+
+    def holds(self, module: str) -> bool:
+        """Whether `module`, or one that it lies in, is listed."""
+        names = module, _below_layers(module)
+        if self.anywhere and any(one in module for one in self.listed):
+            return True
+        if any(run in self._plain for run in _runs(names[1])):
+            return True
+        return module in self._plain or any(one.match(name) for one in self._patterns for name in names)
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        return frozenset(_below_layers(one.strip(".").removesuffix(".weight")) for one in self.listed)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Whatever is no pattern stands for itself."""
+        found = []
+        for one in self.listed:
+            marked = one.startswith("re:")
+            if marked or not _WORDS.fullmatch(one):
+                text = one.removeprefix("re:")
+                found.append(_compiled(text))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """`method` as quant_method has it, `key` where it lists what it leaves out. `only`: nothing else is quantised."""
+
+    method: str
+    key: str
+    left_out: ModuleNames = field(default_factory=ModuleNames)
+    only: ModuleNames = field(default_factory=ModuleNames)
+
+    def takes(self, module: str, stacked: bool = False) -> bool:
+        """Whether a matrix of this module is said to be in few bits; `stacked`: one of tensors of all experts."""
+        if not _LINEAR.fullmatch(module) or (stacked and self.method != _ROUTED_ONLY):
+            return False
+        if self.method == _ROUTED_ONLY and ".experts." not in module:
+            return False
+        return (not self.only or self.only.holds(module)) and not self.left_out.holds(module)
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error:
+        return re.compile(re.escape(text))
+
+
+def _below_layers(name: str) -> str:
+    """What stands before differs between versions of a model's code."""
+    _, found, rest = name.partition("layers.")
+    return f"layers.{rest}" if found else name
+
+
+def _runs(name: str) -> list[str]:
+    """All runs of whole parts: `mlp.gate` of `layers.3.mlp.gate.x`."""
+    parts = name.split(".")
+    return [".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
