@@ -169,7 +169,7 @@ def run(case: Case) -> dict[str, object]:
     }
     answered: dict[tuple[int, int], float] = {}
 
-    def watch(layer: int, group: Sequence[Arrival], start: float, done: float) -> None:
+    def watch(layer: int, group: Sequence[Arrival], start: float, done: float, rows: int | None) -> None:
         if device is None:
             answered.update({(arrival.box.attention, arrival.box.micro_batch): done for arrival in group})
 

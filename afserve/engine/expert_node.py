@@ -35,12 +35,12 @@ _AT_ONCE = 0.02  # seconds that messages are answered without a look at anything
 _GLANCE = 50e-6  # seconds between two looks at a device's queues
 _DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
-Watch = Callable[[int, Sequence[Arrival], float, float], None]
+Watch = Callable[[int, Sequence[Arrival], float, float, int | None], None]
 
 
 class ExpertNode:
     """`epoch` is the placement's that the bank holds now; more may be accepted beside it. `watch` is told of
-    every computation: layer, messages, start and end.
+    every computation: layer, messages, start, end, and rows where it is a piece of prompts.
 
     `longest_hold` bounds the soft barrier, in seconds; 0 turns it off.
     """
@@ -381,7 +381,7 @@ class ExpertNode:
             self._share.ran(done - start, prompt=prompt)
         self._barrier.answered(answered, done, done - start)
         if self._watch is not None:
-            self._watch(layer, group, start, done)
+            self._watch(layer, group, start, done, rows if prompt else None)
 
     def _flush(self) -> None:
         """Answers of a device that are ready to leave."""

@@ -110,11 +110,20 @@ class ExpertWatch:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
-    def __call__(self, layer: int, group: Sequence[Arrival], start: float, end: float) -> None:
-        rows = sum(arrival.header.rows for arrival in group)
+    def __call__(
+        self, layer: int, group: Sequence[Arrival], start: float, end: float, prompt_rows: int | None = None
+    ) -> None:
+        """`prompt_rows`: of a piece of prompts, how many were computed with it; 0 where only some experts were."""
+        whole = sum(arrival.header.rows for arrival in group)
+        rows = whole if prompt_rows is None else prompt_rows
         messages = [arrow(arrival.box, arrival.header.sequence) for arrival in group]
         args: Args = {"layer": layer, "rows": rows, "messages": messages}
-        self._trace.slice(EXPERTS, f"layer {layer}: {rows} rows of {len(group)}", start, end, args)
+        what = f"{rows} rows of {len(group)}"
+        if prompt_rows is not None:
+            what = (
+                f"{rows} of {whole} rows of prompts" if rows else f"some experts of {whole} rows of prompts"
+            )
+        self._trace.slice(EXPERTS, f"layer {layer}: {what}", start, end, args)
         for identity in messages:
             self._trace.arrow(identity, "t", EXPERTS, start)
 

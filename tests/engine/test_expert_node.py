@@ -10,6 +10,7 @@ from afserve.comm.transport import Layout, WireType
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
 from afserve.soft_barrier import SoftBarrier
+from afserve.trace import Trace
 
 LAYERS = 4
 MS = 1e-3
@@ -261,3 +262,14 @@ def test_messages_that_nobody_told_of_teach_no_gap():
     assert barrier.nodes == 2
     barrier.forget(1)
     assert barrier.nodes == 1
+
+
+def test_a_trace_says_what_is_a_piece_of_a_prompt():
+    rig = Rig(attention=3)
+    rig.node.trace = Trace("expert-0")
+    rig.send(2, 1)
+    rig.send(0, 2, rows=300)
+    while rig.node.poll():
+        pass
+    names = [one[1] for one in rig.node.trace.slices]
+    assert names == ["layer 1: 2 rows of 1", "layer 2: 300 of 300 rows of prompts"]
