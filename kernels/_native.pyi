@@ -335,6 +335,7 @@ def put_blocks(
     parts: Sequence[tuple[int, int]],
     expected: Sequence[tuple[int, int, int]],
 ) -> list[bool]: ...
+def quicker_stores(costs: Sequence[tuple[float, float]]) -> list[bool]: ...
 def take_blocks(
     parts: Sequence[tuple[int, int]],
     blocks: Sequence[int],

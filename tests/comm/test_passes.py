@@ -170,3 +170,21 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="fewer than 241 bytes"):
         PASSES.take(CacheMemory((MemoryPart(1, 240, 240),), [0]), [1], NAMES[:1])
     assert Passes.open(240) is None
+
+
+def _dear(past, costs):
+    """Of these blocks, the share that went the dearer way."""
+    return sum(cost[way] > cost[not way] for way, cost in zip(past, costs, strict=True)) / len(costs)
+
+
+@given(st.floats(1.2, 20), st.booleans(), st.booleans())
+def test_stores_go_the_cheaper_way_also_when_that_changes(ratio, past, interrupted):
+    """`ratio` between the two, and from the middle on the other way; a block in fifty is interrupted."""
+    first, then = ((1.0, ratio), (ratio, 1.0)) if past else ((ratio, 1.0), (1.0, ratio))
+    costs = [first] * 2000 + [then] * 4000
+    if interrupted:
+        costs = [tuple(100 * one for one in cost) if at % 50 == 7 else cost for at, cost in enumerate(costs)]
+    went = native_library().quicker_stores(costs)
+    most = 0.15 if interrupted else 0.05
+    assert _dear(went[100:2000], costs[100:2000]) < most and _dear(went[5000:], costs[5000:]) < most
+    assert len({*went[2000:]}) == 2  # both are tried
