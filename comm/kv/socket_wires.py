@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
-from afserve.comm.kv.messages import Message, Piece, blocks_of_piece
+from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
 from afserve.comm.kv.near import NearStreams
 from afserve.comm.kv.reach import address_of, connect, received
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
@@ -56,7 +56,7 @@ class SocketWires:
         self.address = address_of(listener, certificates)
         self._certificates = certificates
         self._listener, self._token, self._terms, self._wake = listener, token, dict(terms), wake
-        self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes) * block_bytes)
+        self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes, large=True) * block_bytes)
         self._shares = shares
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
@@ -92,6 +92,8 @@ class SocketWires:
     def send(self, peer: int, message: Message) -> None:
         """What the thread was told before goes first."""
         parts, stream = parts_of(message), self._streams.get(peer)
+        if stream is not None and isinstance(message, Ack):
+            stream.answered(message)
         if stream is not None and stream.near and self._said == self._obeyed:
             self._put(stream, parts)
             return
@@ -111,6 +113,11 @@ class SocketWires:
 
     def has_room(self, peer: int) -> bool:
         return peer not in self._streams or self._streams[peer].has_room
+
+    def takes_large(self, peer: int) -> bool:
+        """Where the bytes do not go over the connection: there, smaller ones come sooner."""
+        stream = self._streams.get(peer)
+        return stream is not None and stream.near
 
     def room(self, peer: int, size: int) -> Room:
         stream = self._streams.get(peer)
@@ -269,9 +276,9 @@ class SocketWires:
     def _bring(self, stream: PeerStream) -> None:
         """The node's thread reads it from now on."""
         stream.watched = False
-        self._look_at(stream)
         self._near.bring(stream)
-        self._tell([], news=True)
+        self._tell([], news=True)  # to be woken takes long, so that goes first
+        self._look_at(stream)
 
     def _watch(self, stream: PeerStream) -> None:
         stream.watched = True

@@ -13,6 +13,7 @@ from collections import deque
 
 from afserve.comm.kv.messages import (
     HEAD_BYTES,
+    Ack,
     Fetched,
     Head,
     Message,
@@ -67,6 +68,7 @@ class PeerStream:
         self.watched = True  # by the wires' thread, for what comes
         self._lock = threading.Lock()
         self._closed = False
+        self._placed: set[int] = set()  # where pieces lie that are not answered
         self._rooms: Rooms = own or Buffers(piece_bytes)
         self._arriving = Buffers(piece_bytes)
         self.out: deque[Room] = deque()
@@ -84,10 +86,17 @@ class PeerStream:
     def room(self, size: int) -> Room:
         return self._rooms.take(size)
 
+    def answered(self, ack: Ack) -> None:
+        """It says what `used` would."""
+        self._placed.discard(ack.slot)
+
     def used(self, piece: Piece) -> Fetched | None:
         """What the other end is told, if anything."""
-        if piece.slot != NOWHERE:
+        if piece.slot in self._placed:
+            self._placed.discard(piece.slot)
             return Fetched(piece.transfer, piece.slot)
+        if piece.slot != NOWHERE:
+            return None
         self._arriving.give_back(Room(memoryview(piece.payload)))
         return None
 
@@ -207,15 +216,20 @@ class PeerStream:
             size = message.count * self._block_bytes
             view = self._theirs.piece(message.at, size)
             first, count, checksum = message.first, message.count, message.checksum
+            self._placed.add(message.at)
             return Piece(message.transfer, first, count, checksum, view, message.at)
         return message
 
     def fetched(self, message: Message) -> bool:
-        """Whether it says that a slot is free again: nobody else hears of that."""
-        if not isinstance(message, Fetched) or self._own is None:
+        """Where it says that a slot is free again, it is. Whether it says nothing else: nobody else hears of that."""
+        if self._own is None:
             return False
-        self._own.give_back(Room(memoryview(b""), message.at))
-        return True
+        if isinstance(message, Ack):
+            self._own.give_back(Room(memoryview(b""), message.slot))
+        elif isinstance(message, Fetched):
+            self._own.give_back(Room(memoryview(b""), message.at))
+            return True
+        return False
 
     def close(self) -> None:
         with self._lock:  # nobody may read what has this number next

@@ -44,6 +44,10 @@ class Wires(Protocol):
         """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
         ...
 
+    def takes_large(self, peer: int) -> bool:
+        """Whether a piece may be a large one. The other end takes all, who sends them thinks of time and memory."""
+        ...
+
     def room(self, peer: int, size: int) -> Room:
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
         ...
