@@ -123,6 +123,10 @@ class CarriedWires:
     def kept(self) -> bool:
         return False
 
+    @property
+    def moving(self) -> bool:
+        return False
+
     def receive(self, keep: bool = False) -> list[Event]:
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]

@@ -190,7 +190,7 @@ class Exchange:
     def _take_some(self, until: float, *, keep: bool) -> bool:
         """Whether anything had arrived, or was sent."""
         self._events += self._wires.receive(keep)
-        moved = bool(self._events)
+        moved = bool(self._events) or self._wires.moving
         now = self._clock.now()
         while self._events:
             event = self._events.popleft()

@@ -30,7 +30,10 @@ from afserve.comm.kv.wires import Wires
 LEASE_SECONDS = 3.0  # without a word of the puller
 PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
 WINDOW_BYTES = 16 << 20  # sent of a lease and not acknowledged
-_LEAST_BYTES, _DOUBLED = 1 << 19, 8  # of the first piece, so that the other end begins early; each is twice the one before
+_LEAST_BYTES = (
+    1 << 19
+)  # of the first piece, so that the other end begins early; the next ones are twice as large
+_DOUBLED = 8  # times at most
 MOST_LEASES = 256
 _GROWS_BY = 256  # blocks looked for at a time
 Key = tuple[int, int]  # a peer, and its number of the transfer

@@ -1,8 +1,8 @@
 """One greeted connection, without blocking: messages in and out, and where the bytes of pieces lie meanwhile.
 
-Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` the node's thread reads and writes too, one
-of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or lie in
-memory that both ends have and are not read at all.
+Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` or held the node's thread reads and writes
+too, one of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or
+lie in memory that both ends have and are not read at all.
 """
 
 import errno
@@ -66,7 +66,9 @@ class PeerStream:
         self._own, self._theirs = own, theirs
         self.near = own is not None and theirs is not None
         self.watched = True  # by the wires' thread, for what comes
-        self._lock = threading.Lock()
+        self.held = False  # by the node's, which alone reads it then
+        self.arrived = 0  # bytes
+        self.alone = threading.RLock()  # whoever reads or writes
         self._closed = False
         self._placed: set[int] = set()  # where pieces lie that are not answered
         self._rooms: Rooms = own or Buffers(piece_bytes)
@@ -100,11 +102,17 @@ class PeerStream:
         self._arriving.give_back(Room(memoryview(piece.payload)))
         return None
 
-    # ---- by the wires' thread, or of what is near by the node's
+    def hold(self, held: bool) -> None:
+        """Once this returns, what the wires' thread has read is told."""
+        if held is not self.held:
+            with self.alone:
+                self.held = held
+
+    # ---- by the wires' thread, or of what is near or held by the node's
 
     def put(self, parts: list[Room]) -> bool:
         """Behind what waits already. Whether the wires' thread has to go on, and does not know it. Raises OSError."""
-        with self._lock:
+        with self.alone:
             waits = bool(self.out)
             self.out.extend(parts)
             if not waits:
@@ -113,7 +121,7 @@ class PeerStream:
 
     def write(self) -> bool:
         """Hand the kernel what it takes. Whether there is more room than before. Raises OSError."""
-        with self._lock:
+        with self.alone:
             return self._write()
 
     def _write(self) -> bool:
@@ -142,7 +150,7 @@ class PeerStream:
     def read(self) -> list[Message]:
         """The messages that are complete now; behind them there may be an `error`, and then nothing more comes."""
         found: list[Message] = []
-        with self._lock:
+        with self.alone:
             try:
                 if not self._closed:
                     self._read(found)
@@ -161,11 +169,14 @@ class PeerStream:
                 break
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "closed")
+            self.arrived += count
             if self._head is None:
                 self._staged += count
                 self._unstage(found)
             elif (message := self._filled(count)) is not None:
                 found.append(message)
+                if not isinstance(self.connection, Encrypted):
+                    break  # whoever waits for it begins
             if count < len(into) and not isinstance(self.connection, Encrypted):
                 break  # the kernel had no more
 
@@ -232,7 +243,7 @@ class PeerStream:
         return False
 
     def close(self) -> None:
-        with self._lock:  # nobody may read what has this number next
+        with self.alone:  # nobody may read what has this number next
             self._closed = True
             self.connection.close()
         self._rooms.close()

@@ -61,6 +61,11 @@ class Wires(Protocol):
         """Whether there is anything that nobody but the caller looks at: it calls again before it waits."""
         ...
 
+    @property
+    def moving(self) -> bool:
+        """Whether a part of a message came at the last `receive`."""
+        ...
+
     def used(self, said: Said) -> None:
         """Nobody looks at the bytes of this message any more."""
         ...

@@ -169,7 +169,7 @@ class Wires:
     def used(self, said: Said) -> None:
         self.world.happened["used"] += 1
 
-    kept = False
+    kept = moving = False
 
     def receive(self, keep=False):
         events, self.events = self.events, []
