@@ -129,7 +129,7 @@ class PieceStores {
     const uint64_t sum = ::take(parts, bytes, block, to, seed, past);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
     std::lock_guard<std::mutex> locked(lock_);
-    quicker_.took(past, spent.count() / bytes);
+    quicker_.took(past, bytes, spent.count() / bytes);
     return sum;
   }
 
@@ -301,16 +301,10 @@ void bind_blocks(py::module_& m) {
     py::gil_scoped_release released;
     return take_piece(parts, blocks, base, seeds);
   });
-  // Which blocks go past the caches, one after the other, where one costs so much through them and past them.
-  m.def("quicker_stores", [](const std::vector<std::pair<double, double>>& costs) {
-    QuickerStores quicker;
-    std::vector<bool> past;
-    for (const auto& [through, beside] : costs) {
-      past.push_back(quicker.past());
-      quicker.took(past.back(), past.back() ? beside : through);
-    }
-    return past;
-  });
+  py::class_<QuickerStores>(m, "QuickerStores")
+      .def(py::init<>())
+      .def_property_readonly("past", &QuickerStores::past)
+      .def("took", &QuickerStores::took);
   m.def("fill_piece", [](py::buffer from, const std::vector<PlainPart>& plain, const std::vector<size_t>& blocks,
                          const std::vector<uint64_t>& seeds) {
     check_counts(seeds.size(), blocks.size());
