@@ -13,6 +13,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import xxhash
 
@@ -220,24 +221,7 @@ Message = (
     | Told
     | Among
 )
-_KINDS: tuple[type[Message], ...] = (
-    Want,
-    Grant,
-    Piece,
-    Ack,
-    Renew,
-    Abort,
-    End,
-    Offer,
-    Settled,
-    Prefill,
-    Coming,
-    Row,
-    Placed,
-    Fetched,
-    Told,
-    Among,
-)
+_KINDS: tuple[type[Message], ...] = get_args(Message)  # in this order they are numbered
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
