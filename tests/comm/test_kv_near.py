@@ -132,6 +132,34 @@ def test_messages_come_in_order_whoever_reads(turns, far):
             end.wires.close()
 
 
+def test_what_the_wires_thread_has_read_comes_before_what_the_node_reads(monkeypatch):
+    """Also where that thread is slow to tell, between hosts, where both read: one after the other."""
+    plain = SocketWires._tell
+
+    def slow(self, *args, **kwargs):
+        time.sleep(0.0005)
+        plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(SocketWires, "_tell", slow)
+    here, there = Wired(far=True), Wired(far=True)
+    try:
+        peer = here.wires.dial(there.wires.address)
+        here.wires.send(peer, Ack(0, 0, 1))
+        there.wait(lambda: there.heard)
+        for number in range(1, 400):
+            here.wires.send(peer, Ack(number, 0, 1))
+            if number % 7 == 0:
+                there.wires.send(there.heard[0][0], Ack(number, 0, 1))  # an answer is expected
+            if number % 3:
+                there.look(keep=number % 20 > 4)
+            time.sleep(0.0002)
+        there.wait(lambda: len(there.heard) == 400)
+        assert numbers(there) == list(range(400))
+    finally:
+        here.wires.close()
+        there.wires.close()
+
+
 def test_a_connection_that_ends_while_it_is_kept_is_told_once(ends):
     here, there = ends
     peer = here.wires.dial(there.wires.address)
