@@ -4,13 +4,15 @@
     python -m bench.kv_transfer --over namespaces      tcp between two network namespaces; needs root and ip(8)
     python -m bench.kv_transfer --over mooncake nixl   payloads by these libraries, beside tcp on loopback
 
-A transfer is everything from the wish to the last block being findable: names, copy out of the cache, checksum, the
-way, check, copy into the cache. Its peer over shared memory is two processes that copy pieces of the same size into
-slots and out of them, one on each core, and do nothing else (`copies`). Over tcp it is one process that sends a buffer
-and one that receives into a buffer (`stream`). They take turns. `memcpy` is one copy within a process.
+A transfer is everything from the wish for named blocks to the last one being findable: names, copy out of the cache,
+checksum, the way, check, copy into the cache. Its peer over shared memory is two processes that copy pieces of 2 MiB
+into slots and out of them, one on each core, and do nothing else (`copies`). Over tcp it is one process that sends a
+buffer and one that receives into a buffer (`stream`). The other process sleeps until it is asked, by either. They take
+turns. `memcpy` is one copy within a process.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import socket
@@ -31,7 +33,6 @@ from afserve.comm.disk.passes import CacheMemory
 from afserve.comm.kv.carried import CarriedWires, memory_for
 from afserve.comm.kv.carriers.table import CARRIERS, open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import PIECE_BYTES
 from afserve.comm.kv.reach import listen_here, listen_on
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.engine.blocks import BlockPool, block_hash
@@ -50,7 +51,8 @@ SHAPES = {
 }
 BLOCK_TOKENS, DTYPE = 16, torch.bfloat16
 SHARED, LOOPBACK, NAMESPACES = "shm", "tcp", "namespaces"
-SLOTS = 8
+SLOTS, PIECE_BYTES = 8, 2 << 20  # of plain copies
+_ASLEEP = 0.002  # seconds until who was told to wait does
 _SPIN = 200  # looks at a counter before a core is given away
 
 
@@ -70,6 +72,8 @@ class Cache:
 
     def __init__(self, shape: str, blocks: int) -> None:
         self._memory = open_ops("cpu", 1).open_cache(SHAPES[shape], blocks, BLOCK_TOKENS, DTYPE)
+        for tensor in itertools.chain.from_iterable(self._memory.layers):
+            tensor.zero_()  # the host gives memory when it is written first, which takes longer than a transfer
         self.pool = BlockPool(blocks, BLOCK_TOKENS)
         self.block_bytes = self._memory.block_bytes
 
@@ -177,6 +181,9 @@ def owner(control: Connection, case: Case) -> None:
     data = memoryview(bytearray(b"x" * case.sizes[-1]))
     while (what := _said(control, end)) is not None:
         kind, size = what
+        if kind == "wait":
+            control.send(kind)
+            kind, size = control.recv()
         if kind == "stream":
             stream.sendall(data[:size])
         else:
@@ -193,8 +200,8 @@ def _said(control: Connection, end: End) -> tuple[str, int] | None:
 
 
 @contextmanager
-def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
-    """Ways to move so many bytes from another process, by name."""
+def opened(case: Case) -> Iterator[tuple[dict[str, Callable[[int], None]], Callable[[str], None]]]:
+    """Ways to move so many bytes from another process, by name, and what is called before each."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=owner, args=(there, case), daemon=True)
@@ -207,17 +214,23 @@ def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
     end = End(case, 1, (case.sizes[-1] // Cache(case.shape, 1).block_bytes + 1) * 33 // 32 + 33)
     into, source = (memoryview(bytearray(b"y" * case.sizes[-1])) for _ in range(2))
     pool, size_of_block = end.cache.pool, end.cache.block_bytes
+    names = chain(0, case.sizes[-1] // size_of_block)
 
     def pull(size: int) -> None:
         blocks = size // size_of_block
-        end.exchange.pull(address, chain(0, blocks), 60.0, request=0, generation=0)
+        end.exchange.pull(address, names[:blocks], 60.0, request=0, generation=0)
         while not end.exchange.ended:
             end.turn()
         found = end.exchange.ended.pop()
         assert found.received == blocks, found
 
-    def forget() -> None:
+    def prepare(way: str) -> None:
         pool.release(pool.allocate(pool.available))
+        if way in ("stream", "copies"):
+            plain.reset()
+            here.send(("wait", 0))
+            here.recv()
+        time.sleep(_ASLEEP)
 
     def streamed(size: int) -> None:
         here.send(("stream", size))
@@ -226,7 +239,6 @@ def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
             view = view[stream.recv_into(view) :]
 
     def copied(size: int) -> None:
-        plain.reset()
         here.send(("copies", size))
         plain.get(into[:size])
 
@@ -234,7 +246,7 @@ def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
         into[:size] = source[:size]
 
     try:
-        yield {"kv": pull, "stream": streamed, "copies": copied, "memcpy": memcpy, "": lambda size: forget()}
+        yield {"kv": pull, "stream": streamed, "copies": copied, "memcpy": memcpy}, prepare
     finally:
         here.send(None)
         end.exchange.close()
@@ -245,17 +257,16 @@ def opened(case: Case) -> Iterator[dict[str, Callable[[int], None]]]:
 
 def transfers(case: Case, turns: int) -> Iterator[dict[str, object]]:
     block = Cache(case.shape, 1).block_bytes
-    with opened(case) as ways:
-        forget = ways.pop("")
+    with opened(case) as (ways, prepare):
         ways.pop("stream" if case.over == SHARED else "copies")
         for size in (max(1, size // block) * block for size in case.sizes):
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             for turn in range(turns + 1):
                 for way, act in ways.items():
+                    prepare(way)
                     began = time.perf_counter()
                     act(size)
                     seconds[way] += [time.perf_counter() - began] if turn else []
-                    forget(size)
             yield row(case, size, seconds)
 
 

@@ -110,6 +110,9 @@ class CarriedWires:
     def has_room(self, peer: int) -> bool:
         return True
 
+    def takes_large(self, peer: int) -> bool:
+        return False
+
     def room(self, peer: int, size: int) -> Room:
         return Room(memoryview(bytearray(size)))
 
@@ -118,6 +121,10 @@ class CarriedWires:
 
     @property
     def kept(self) -> bool:
+        return False
+
+    @property
+    def moving(self) -> bool:
         return False
 
     def receive(self, keep: bool = False) -> list[Event]:
@@ -214,9 +221,12 @@ class CarriedWires:
             if sum(read.peer == peer for read in self._reads.values()) >= OF_A_PEER:
                 waiting.append((peer, placed, until))
                 continue
+            size = placed.count * self._block_bytes
+            if size > self._slot:
+                self._answer(peer, placed, 0, f"{size} bytes are more than a slot's {self._slot}")
+                continue
             into = self._free_in.pop()
             self._where[peer] = placed.where
-            size = placed.count * self._block_bytes
             number = self._carrier.read(peer, placed.where, placed.at, into, size)
             self._reads[number] = _Read(peer, placed, into, until)
         self._to_read.extendleft(reversed(waiting))

@@ -172,7 +172,7 @@ class Exchange:
     def _linger(self, until: float) -> None:
         """Where this thread itself sees what comes. Until there is nothing more, or time is over: then it is eager."""
         looks = 0
-        while self._wires.kept and looks < LOOKS and self._moves:
+        while self._wires.kept and looks < LOOKS and self._moves and not self._puller.ended:
             if self._clock.now() >= until:
                 return
             if self._take_some(until, keep=True):
@@ -180,7 +180,8 @@ class Exchange:
             else:
                 looks += 1
                 os.sched_yield()  # the other end may be on this core
-        self._take_some(until, keep=False)
+        if not self._puller.ended:  # whoever waits for that is first
+            self._take_some(until, keep=False)
 
     @property
     def _moves(self) -> bool:
@@ -189,7 +190,7 @@ class Exchange:
     def _take_some(self, until: float, *, keep: bool) -> bool:
         """Whether anything had arrived, or was sent."""
         self._events += self._wires.receive(keep)
-        moved = bool(self._events)
+        moved = bool(self._events) or self._wires.moving
         now = self._clock.now()
         while self._events:
             event = self._events.popleft()
@@ -198,7 +199,7 @@ class Exchange:
                 self._wires.used(event)
             if (now := self._clock.now()) >= until:
                 break
-        while self._lender.send():
+        while self._lender.send(large=keep):
             moved = True
             if self._clock.now() >= until:
                 break

@@ -30,6 +30,10 @@ from afserve.comm.kv.wires import Wires
 LEASE_SECONDS = 3.0  # without a word of the puller
 PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
 WINDOW_BYTES = 16 << 20  # sent of a lease and not acknowledged
+_LEAST_BYTES = (
+    1 << 19
+)  # of the first piece, so that the other end begins early; the next ones are twice as large
+_DOUBLED = 8  # times at most
 MOST_LEASES = 256
 _GROWS_BY = 256  # blocks looked for at a time
 Key = tuple[int, int]  # a peer, and its number of the transfer
@@ -49,6 +53,7 @@ class _Lease:
     known: int = 0
     since: float = 0.0
     next: int = 0
+    pieces: int = 0
 
     @property
     def under_way(self) -> int:
@@ -201,12 +206,13 @@ class Lender:
             self.lapsed += 1
             self._release_parted(request)
 
-    def send(self) -> int:
-        """One piece of the lease that has waited longest; how many bytes that were, 0 where nothing can be sent."""
+    def send(self, *, large: bool = False) -> int:
+        """One piece of the lease that has waited longest; how many bytes that were, 0 where nothing can be sent. A
+        `large` one, if it may be, saves half of the messages and takes twice the time."""
         for key, lease in self._leases.items():
             if self._room(key, lease):
                 self._leases[key] = self._leases.pop(key)  # the others first
-                return self._send_piece(key, lease)
+                return self._send_piece(key, lease, large and self.wires.takes_large(key[0]))
         return 0
 
     def _want(self, key: Key, want: Want, now: float) -> None:
@@ -240,11 +246,13 @@ class Lender:
         most = max(1, WINDOW_BYTES // self.store.block_bytes)
         return lease.next < lease.end and lease.under_way < most and self.wires.has_room(key[0])
 
-    def _send_piece(self, key: Key, lease: _Lease) -> int:
-        first = lease.next
-        lease.next = min(lease.end, first + blocks_of_piece(self.store.block_bytes))
+    def _send_piece(self, key: Key, lease: _Lease, large: bool) -> int:
+        first, size = lease.next, self.store.block_bytes
+        least = max(1, (_LEAST_BYTES << min(lease.pieces, _DOUBLED)) // size)
+        lease.next = min(lease.end, first + min(least, blocks_of_piece(size, large=large)))
+        lease.pieces += 1
         blocks = [lease.held[position] for position in range(first, lease.next)]
-        room = self.wires.room(key[0], len(blocks) * self.store.block_bytes)
+        room = self.wires.room(key[0], len(blocks) * size)
         checksum = self.store.take(blocks, lease.names[first : lease.next], room.view)
         self.wires.send(key[0], Piece(key[1], first, len(blocks), checksum, room.view, room.slot))
         self.bytes_sent += len(room.view)

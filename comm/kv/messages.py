@@ -13,6 +13,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import xxhash
 
@@ -24,6 +25,7 @@ Payload = bytes | bytearray | memoryview
 NAME_BYTES = 16
 MOST_NAMES = 1 << 16
 PIECE_BYTES = 1 << 21  # of blocks in one message, unless one block is larger
+_LARGE = 2  # so many times that where the bytes lie in memory that both ends have
 MOST_TOKENS = 1 << 24  # of a prompt
 MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
@@ -73,11 +75,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The puller has these blocks; what is lent is lent on."""
+    """The puller has these blocks; what is lent is lent on. It waits no more for what lay at the offset `slot`."""
 
     transfer: int
     first: int
     count: int
+    slot: int = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,24 +221,7 @@ Message = (
     | Told
     | Among
 )
-_KINDS: tuple[type[Message], ...] = (
-    Want,
-    Grant,
-    Piece,
-    Ack,
-    Renew,
-    Abort,
-    End,
-    Offer,
-    Settled,
-    Prefill,
-    Coming,
-    Row,
-    Placed,
-    Fetched,
-    Told,
-    Among,
-)
+_KINDS: tuple[type[Message], ...] = get_args(Message)  # in this order they are numbered
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
@@ -281,8 +267,8 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body, count = b"".join(names), len(names)
         case Piece(_, first, count, checksum, body, _):
             body = memoryview(body)
-        case Ack(_, first, count):
-            body = b""
+        case Ack(_, first, count, slot):
+            request = slot - NOWHERE
         case Grant(_, count) | Settled(_, count):
             body = b""
         case End(_, why):
@@ -321,7 +307,7 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
     elif kind is Placed:
         low, high = _LEAST_WHERE if following else 0, _MOST_WHERE
-        fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
+        fits = 0 < count <= blocks_of_piece(block_bytes, large=True) and first + count <= MOST_NAMES
     elif kind is Prefill:
         low = _ASKED.size + 4 * count
         high, fits = low + _MOST_SALT, 0 < count <= MOST_TOKENS
@@ -355,7 +341,7 @@ def decode(head: Head, body: Payload) -> Message:
     if head.kind is Piece:
         return Piece(transfer, head.first, head.count, head.checksum, body)
     if head.kind is Ack:
-        return Ack(transfer, head.first, head.count)
+        return Ack(transfer, head.first, head.count, head.request + NOWHERE)
     if head.kind is Grant:
         return Grant(transfer, head.count)
     if head.kind is Settled:
@@ -394,8 +380,8 @@ def _prefill(head: Head, body: bytes) -> Prefill:
     return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, salt, tenant, share)
 
 
-def blocks_of_piece(block_bytes: int) -> int:
-    return max(1, PIECE_BYTES // block_bytes)
+def blocks_of_piece(block_bytes: int, *, large: bool = False) -> int:
+    return max(1, PIECE_BYTES * (_LARGE if large else 1) // block_bytes)
 
 
 def _names(body: Payload) -> tuple[Name, ...]:

@@ -253,7 +253,7 @@ class Puller:
             pull.bytes += len(piece.payload)
             self.bytes_received += len(piece.payload)
             pull.progress = now
-        self.post(pull.peer, Ack(pull.transfer, piece.first, piece.count))
+        self.post(pull.peer, Ack(pull.transfer, piece.first, piece.count, piece.slot))
         self._end_if_all(pull, now)
 
     def _wrong(self, pull: _Pull, piece: Piece, now: float) -> None:

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from afserve.errors import ProtocolError, RendezvousError
 
-SLOTS = 8  # of one end of a connection
+SLOTS = 4  # of one end of a connection, each for one large piece
+BUFFERS = 8
 NOWHERE = -1
 _PAGE = 4096
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -53,7 +54,7 @@ class Buffers:
     """Of this process, for `most` pieces of up to `size` bytes at a time. Used again, since memory that is new to a
     process costs more than a copy."""
 
-    def __init__(self, size: int, most: int = SLOTS) -> None:
+    def __init__(self, size: int, most: int = BUFFERS) -> None:
         self._size, self._most = size, most
         self._made: dict[int, memoryview] = {}  # by the object that a view is of
         self._kept: deque[int] = deque()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
-from afserve.comm.kv.messages import Message, Piece, blocks_of_piece
+from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
 from afserve.comm.kv.near import NearStreams
 from afserve.comm.kv.reach import address_of, connect, received
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
@@ -30,6 +30,7 @@ from afserve.tls import Certificates, why_refused
 
 log = logging.getLogger("afserve.kv")
 DIAL_SECONDS = 0.5
+_SHORT_BYTES = 64 << 10
 Slots = tuple[OwnSlots | None, PeerSlots | None]
 
 
@@ -56,7 +57,7 @@ class SocketWires:
         self.address = address_of(listener, certificates)
         self._certificates = certificates
         self._listener, self._token, self._terms, self._wake = listener, token, dict(terms), wake
-        self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes) * block_bytes)
+        self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes, large=True) * block_bytes)
         self._shares = shares
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
@@ -92,11 +93,19 @@ class SocketWires:
     def send(self, peer: int, message: Message) -> None:
         """What the thread was told before goes first."""
         parts, stream = parts_of(message), self._streams.get(peer)
-        if stream is not None and stream.near and self._said == self._obeyed:
+        if stream is not None and isinstance(message, Ack):
+            stream.answered(message)
+        if stream is not None and self._said == self._obeyed and self._puts(stream, parts):
             self._put(stream, parts)
             return
         self._said += 1
         self._command(lambda: self._send(peer, parts))
+
+    def _puts(self, stream: PeerStream, parts: list[Room]) -> bool:
+        """Whether this thread does itself: what is short, or while it has nothing else to do."""
+        if isinstance(stream.connection, Encrypted):
+            return False
+        return stream.near or stream.held or sum(len(part.view) for part in parts) <= _SHORT_BYTES
 
     def _put(self, stream: PeerStream, parts: list[Room]) -> None:
         try:
@@ -111,6 +120,11 @@ class SocketWires:
 
     def has_room(self, peer: int) -> bool:
         return peer not in self._streams or self._streams[peer].has_room
+
+    def takes_large(self, peer: int) -> bool:
+        """Where the bytes do not go over the connection: there, smaller ones come sooner."""
+        stream = self._streams.get(peer)
+        return stream is not None and stream.near
 
     def room(self, peer: int, size: int) -> Room:
         stream = self._streams.get(peer)
@@ -127,10 +141,15 @@ class SocketWires:
     def kept(self) -> bool:
         return self._near.kept
 
+    @property
+    def moving(self) -> bool:
+        return self._near.moving
+
     def receive(self, keep: bool = False) -> list[Event]:
         self._woken.clear()
-        near = self._near.receive(keep)
-        return near + [self._events.popleft() for _ in range(len(self._events))]
+        self._near.take(keep)
+        told = [self._events.popleft() for _ in range(len(self._events))]
+        return told + self._near.read(keep)
 
     def close(self) -> None:
         """What was sent and not yet handed to the kernel is lost."""
@@ -257,21 +276,24 @@ class SocketWires:
             self._write(stream)
         if not events & selectors.EVENT_READ or stream.peer not in self._streams:
             return
-        if stream.near:
+        if stream.near or not self._read(stream):
             self._bring(stream)
-            return
-        messages = stream.read()
-        told = [message for message in messages if not stream.fetched(message)]
-        self._tell([Said(stream.peer, message) for message in told], news=len(told) < len(messages))
-        if stream.error is not None:
+        elif stream.error is not None:
             self._fail(stream)
+
+    def _read(self, stream: PeerStream) -> bool:
+        """Whether this thread may."""
+        with stream.alone:
+            if not stream.held:
+                self._tell([Said(stream.peer, message) for message in stream.read()])
+            return not stream.held
 
     def _bring(self, stream: PeerStream) -> None:
         """The node's thread reads it from now on."""
         stream.watched = False
-        self._look_at(stream)
         self._near.bring(stream)
-        self._tell([], news=True)
+        self._tell([], news=True)  # to be woken takes long, so that goes first
+        self._look_at(stream)
 
     def _watch(self, stream: PeerStream) -> None:
         stream.watched = True

@@ -1,8 +1,8 @@
 """One greeted connection, without blocking: messages in and out, and where the bytes of pieces lie meanwhile.
 
-Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` the node's thread reads and writes too, one
-of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or lie in
-memory that both ends have and are not read at all.
+Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` or held the node's thread reads and writes
+too, one of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or
+lie in memory that both ends have and are not read at all.
 """
 
 import errno
@@ -13,6 +13,7 @@ from collections import deque
 
 from afserve.comm.kv.messages import (
     HEAD_BYTES,
+    Ack,
     Fetched,
     Head,
     Message,
@@ -65,8 +66,11 @@ class PeerStream:
         self._own, self._theirs = own, theirs
         self.near = own is not None and theirs is not None
         self.watched = True  # by the wires' thread, for what comes
-        self._lock = threading.Lock()
+        self.held = False  # by the node's, which alone reads it then
+        self.arrived = 0  # bytes
+        self.alone = threading.RLock()  # whoever reads or writes
         self._closed = False
+        self._placed: set[int] = set()  # where pieces lie that are not answered
         self._rooms: Rooms = own or Buffers(piece_bytes)
         self._arriving = Buffers(piece_bytes)
         self.out: deque[Room] = deque()
@@ -84,18 +88,31 @@ class PeerStream:
     def room(self, size: int) -> Room:
         return self._rooms.take(size)
 
+    def answered(self, ack: Ack) -> None:
+        """It says what `used` would."""
+        self._placed.discard(ack.slot)
+
     def used(self, piece: Piece) -> Fetched | None:
         """What the other end is told, if anything."""
-        if piece.slot != NOWHERE:
+        if piece.slot in self._placed:
+            self._placed.discard(piece.slot)
             return Fetched(piece.transfer, piece.slot)
+        if piece.slot != NOWHERE:
+            return None
         self._arriving.give_back(Room(memoryview(piece.payload)))
         return None
 
-    # ---- by the wires' thread, or of what is near by the node's
+    def hold(self, held: bool) -> None:
+        """Once this returns, what the wires' thread has read is told."""
+        if held is not self.held:
+            with self.alone:
+                self.held = held
+
+    # ---- by the wires' thread, or of what is near or held by the node's
 
     def put(self, parts: list[Room]) -> bool:
         """Behind what waits already. Whether the wires' thread has to go on, and does not know it. Raises OSError."""
-        with self._lock:
+        with self.alone:
             waits = bool(self.out)
             self.out.extend(parts)
             if not waits:
@@ -104,7 +121,7 @@ class PeerStream:
 
     def write(self) -> bool:
         """Hand the kernel what it takes. Whether there is more room than before. Raises OSError."""
-        with self._lock:
+        with self.alone:
             return self._write()
 
     def _write(self) -> bool:
@@ -133,7 +150,7 @@ class PeerStream:
     def read(self) -> list[Message]:
         """The messages that are complete now; behind them there may be an `error`, and then nothing more comes."""
         found: list[Message] = []
-        with self._lock:
+        with self.alone:
             try:
                 if not self._closed:
                     self._read(found)
@@ -152,11 +169,14 @@ class PeerStream:
                 break
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "closed")
+            self.arrived += count
             if self._head is None:
                 self._staged += count
                 self._unstage(found)
             elif (message := self._filled(count)) is not None:
                 found.append(message)
+                if not isinstance(self.connection, Encrypted):
+                    break  # whoever waits for it begins
             if count < len(into) and not isinstance(self.connection, Encrypted):
                 break  # the kernel had no more
 
@@ -207,18 +227,23 @@ class PeerStream:
             size = message.count * self._block_bytes
             view = self._theirs.piece(message.at, size)
             first, count, checksum = message.first, message.count, message.checksum
+            self._placed.add(message.at)
             return Piece(message.transfer, first, count, checksum, view, message.at)
         return message
 
     def fetched(self, message: Message) -> bool:
-        """Whether it says that a slot is free again: nobody else hears of that."""
-        if not isinstance(message, Fetched) or self._own is None:
+        """Where it says that a slot is free again, it is. Whether it says nothing else: nobody else hears of that."""
+        if self._own is None:
             return False
-        self._own.give_back(Room(memoryview(b""), message.at))
-        return True
+        if isinstance(message, Ack):
+            self._own.give_back(Room(memoryview(b""), message.slot))
+        elif isinstance(message, Fetched):
+            self._own.give_back(Room(memoryview(b""), message.at))
+            return True
+        return False
 
     def close(self) -> None:
-        with self._lock:  # nobody may read what has this number next
+        with self.alone:  # nobody may read what has this number next
             self._closed = True
             self.connection.close()
         self._rooms.close()

@@ -44,6 +44,10 @@ class Wires(Protocol):
         """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
         ...
 
+    def takes_large(self, peer: int) -> bool:
+        """Whether a piece may be a large one. The other end takes all, who sends them thinks of time and memory."""
+        ...
+
     def room(self, peer: int, size: int) -> Room:
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
         ...
@@ -55,6 +59,11 @@ class Wires(Protocol):
     @property
     def kept(self) -> bool:
         """Whether there is anything that nobody but the caller looks at: it calls again before it waits."""
+        ...
+
+    @property
+    def moving(self) -> bool:
+        """Whether a part of a message came at the last `receive`."""
         ...
 
     def used(self, said: Said) -> None:

@@ -160,13 +160,16 @@ class Wires:
     def has_room(self, peer: int) -> bool:
         return True
 
+    def takes_large(self, peer: int) -> bool:
+        return bool(peer % 2)
+
     def room(self, peer: int, size: int) -> Room:
         return Room(memoryview(bytearray(size)))
 
     def used(self, said: Said) -> None:
         self.world.happened["used"] += 1
 
-    kept = False
+    kept = moving = False
 
     def receive(self, keep=False):
         events, self.events = self.events, []

@@ -194,8 +194,8 @@ def test_places_are_said_and_checked():
     for message in (Placed(7, 1, 2, 5, 1 << 40, b"address and port"), Fetched(7, 1 << 40), Told(0, b"x")):
         head, body = encode(message)
         assert decode(decode_head(head, BLOCK), bytes(body)) == message
-    head, _ = encode(Placed(7, 0, 1 << 16, 5, 0, b"address and port"))
-    with pytest.raises(ProtocolError, match="a Placed of 65536 blocks"):
+    head, _ = encode(Placed(7, 0, (1 << 16) + 1, 5, 0, b"address and port"))
+    with pytest.raises(ProtocolError, match="a Placed of 65537 blocks"):
         decode_head(head, BLOCK)
     for what in (b"", bytes(5000)):
         head, _ = encode(Told(0, what))

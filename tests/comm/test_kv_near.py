@@ -1,4 +1,4 @@
-"""Connections inside a host that two threads have in turns: nothing is lost, late or out of order."""
+"""Connections that two threads have in turns: nothing is lost, late or out of order."""
 
 import threading
 import time
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import Ack
-from afserve.comm.kv.reach import listen_here
+from afserve.comm.kv.messages import Ack, Piece
+from afserve.comm.kv.reach import listen_here, listen_on
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.kv.wires import Closed, Said
 from tests.comm.kv_world import BLOCK, Store, chain
@@ -19,18 +19,23 @@ SECONDS = 10.0
 
 
 class Wired:
-    """One end, whose messages a test takes when it likes; `shares` or not, both are to give the same."""
+    """One end, whose messages a test takes when it likes; inside a host or not, both are to give the same."""
 
-    def __init__(self, shares=True) -> None:
+    def __init__(self, far=False) -> None:
         self.news = threading.Event()
-        self.wires = SocketWires(listen_here(), "t", {}, BLOCK, self.news.set, shares=shares)
+        listener = listen_on("127.0.0.1") if far else listen_here()
+        self.wires = SocketWires(listener, "t", {}, BLOCK, self.news.set, shares=True)
         self.wires.start()
         self.heard, self.ended = [], []
 
     def look(self, keep=False):
         for event in self.wires.receive(keep):
             if isinstance(event, Said):
-                self.heard.append((event.peer, event.message))
+                message = event.message
+                if isinstance(message, Piece):
+                    assert bytes(message.payload) == bytes([message.transfer % 251]) * len(message.payload)
+                self.heard.append((event.peer, message))
+                self.wires.used(event)
             else:
                 self.ended.append(event)
 
@@ -77,12 +82,16 @@ def test_what_is_said_before_a_connection_stands_comes_first(ends, monkeypatch):
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["here", "there", "look", "keep", "sleep"]), st.integers(1, 40)),
+        st.tuples(
+            st.sampled_from(["here", "there", "here+", "there+", "look", "keep", "sleep"]), st.integers(1, 40)
+        ),
         max_size=30,
-    )
+    ),
+    st.booleans(),
 )
-def test_messages_come_in_order_whoever_reads(turns):
-    here, there = made = Wired(), Wired()
+def test_messages_come_in_order_whoever_reads(turns, far):
+    """Short ones and pieces, which take a while between hosts."""
+    here, there = made = Wired(far), Wired(far)
     try:
         peers = {"here": here.wires.dial(there.wires.address)}
         sent = {"here": 0, "there": 0}
@@ -96,9 +105,20 @@ def test_messages_come_in_order_whoever_reads(turns):
         say("here", 1)
         there.wait(lambda: there.heard)
         peers["there"] = there.heard[0][0]
+
+        def give(whose, blocks):
+            end, number = here if whose == "here" else there, sent[whose]
+            if end.wires.has_room(peers[whose]):
+                room = end.wires.room(peers[whose], blocks * BLOCK)
+                room.view[:] = bytes([number % 251]) * len(room.view)
+                end.wires.send(peers[whose], Piece(number, 0, blocks, 0, room.view, room.slot))
+                sent[whose] += 1
+
         for what, count in turns:
             if what in sent:
                 say(what, count)
+            elif what[:-1] in sent:
+                give(what[:-1], 800 * count)
             elif what == "sleep":
                 time.sleep(count / 20_000)
             else:
@@ -110,6 +130,34 @@ def test_messages_come_in_order_whoever_reads(turns):
     finally:
         for end in made:
             end.wires.close()
+
+
+def test_what_the_wires_thread_has_read_comes_before_what_the_node_reads(monkeypatch):
+    """Also where that thread is slow to tell, between hosts, where both read: one after the other."""
+    plain = SocketWires._tell
+
+    def slow(self, *args, **kwargs):
+        time.sleep(0.0005)
+        plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(SocketWires, "_tell", slow)
+    here, there = Wired(far=True), Wired(far=True)
+    try:
+        peer = here.wires.dial(there.wires.address)
+        here.wires.send(peer, Ack(0, 0, 1))
+        there.wait(lambda: there.heard)
+        for number in range(1, 400):
+            here.wires.send(peer, Ack(number, 0, 1))
+            if number % 7 == 0:
+                there.wires.send(there.heard[0][0], Ack(number, 0, 1))  # an answer is expected
+            if number % 3:
+                there.look(keep=number % 20 > 4)
+            time.sleep(0.0002)
+        there.wait(lambda: len(there.heard) == 400)
+        assert numbers(there) == list(range(400))
+    finally:
+        here.wires.close()
+        there.wires.close()
 
 
 def test_a_connection_that_ends_while_it_is_kept_is_told_once(ends):

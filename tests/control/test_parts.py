@@ -28,7 +28,7 @@ class Wires:
     def used(self, said):
         assert said
 
-    kept = False
+    kept = moving = False
 
     def receive(self, keep=False):
         found, self.events = self.events, []
