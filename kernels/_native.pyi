@@ -335,12 +335,6 @@ def put_blocks(
     parts: Sequence[tuple[int, int]],
     expected: Sequence[tuple[int, int, int]],
 ) -> list[bool]: ...
-
-class QuickerStores:
-    @property
-    def past(self) -> bool: ...
-    def took(self, past: bool, bytes: int, cost: float) -> None: ...
-
 def take_blocks(
     parts: Sequence[tuple[int, int]],
     blocks: Sequence[int],

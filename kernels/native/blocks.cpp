@@ -5,12 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <mutex>
 
 #include "bind.h"
 #include "past_caches.h"
-#include "quicker_stores.h"
 #include "xxh3.h"
 
 namespace {
@@ -75,7 +72,7 @@ bool in_whole_units(const std::vector<Part>& parts) {
   });
 }
 
-// A block and its checksum past the caches.
+// A block and its checksum where another core reads it next, which on some processors goes past the caches.
 uint64_t take_past(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
   alignas(64) char near[kNear];
   const char* from = near;  // so that `from + before` is the unit that is hashed
@@ -92,8 +89,8 @@ uint64_t take_past(const std::vector<Part>& parts, size_t bytes, size_t block, c
 }
 
 // A block and its checksum, unit by unit.
-uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed, bool past) {
-  const bool once = in_one_pass(parts);
+uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
+  const bool once = in_one_pass(parts), past = past_caches();
   if (past && !once && in_whole_units(parts)) return take_past(parts, bytes, block, to, seed);
   Xxh3 sum(seed, bytes);
   each_unit(parts, block, to, [&](const Part& part, const char* memory, char* outside, size_t count) {
@@ -118,32 +115,6 @@ uint64_t fill(const std::vector<Part>& parts, size_t bytes, size_t block, const 
   settle_past_caches();
   return sum.end(from);
 }
-
-// The stores of pieces, which the process of another core reads next.
-class PieceStores {
- public:
-  uint64_t take(const std::vector<Part>& parts, size_t bytes, size_t block, char* to, uint64_t seed) {
-    if (!past_caches()) return ::take(parts, bytes, block, to, seed, false);
-    const bool past = next();
-    const auto began = std::chrono::steady_clock::now();
-    const uint64_t sum = ::take(parts, bytes, block, to, seed, past);
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
-    std::lock_guard<std::mutex> locked(lock_);
-    quicker_.took(past, bytes, spent.count() / bytes);
-    return sum;
-  }
-
- private:
-  bool next() {
-    std::lock_guard<std::mutex> locked(lock_);
-    return quicker_.past();
-  }
-
-  std::mutex lock_;
-  QuickerStores quicker_;
-};
-
-PieceStores piece_stores;
 
 // Fewer bytes than asked only where the file ends; -errno.
 int64_t read_all(int file, char* to, size_t bytes, int64_t offset) {
@@ -231,17 +202,7 @@ std::vector<uint64_t> take_blocks(const std::vector<Part>& parts, const std::vec
                                   const std::vector<char*>& to, const std::vector<uint64_t>& seeds) {
   const size_t bytes = bytes_of(parts);
   std::vector<uint64_t> sums;
-  for (size_t i = 0; i < blocks.size(); ++i)
-    sums.push_back(take(parts, bytes, blocks[i], to[i], seeds[i], past_caches()));
-  return sums;
-}
-
-std::vector<uint64_t> take_piece(const std::vector<Part>& parts, const std::vector<size_t>& blocks, char* to,
-                                 const std::vector<uint64_t>& seeds) {
-  const size_t bytes = bytes_of(parts);
-  std::vector<uint64_t> sums;
-  for (size_t i = 0; i < blocks.size(); ++i)
-    sums.push_back(piece_stores.take(parts, bytes, blocks[i], to + i * bytes, seeds[i]));
+  for (size_t i = 0; i < blocks.size(); ++i) sums.push_back(take(parts, bytes, blocks[i], to[i], seeds[i]));
   return sums;
 }
 
@@ -298,13 +259,11 @@ void bind_blocks(py::module_& m) {
     check_counts(seeds.size(), blocks.size());
     std::vector<Part> parts = parts_of(plain);
     char* base = piece_of(into, true, blocks.size() * bytes_of(parts));
+    std::vector<char*> to;
+    for (size_t i = 0; i < blocks.size(); ++i) to.push_back(base + i * bytes_of(parts));
     py::gil_scoped_release released;
-    return take_piece(parts, blocks, base, seeds);
+    return take_blocks(parts, blocks, to, seeds);
   });
-  py::class_<QuickerStores>(m, "QuickerStores")
-      .def(py::init<>())
-      .def_property_readonly("past", &QuickerStores::past)
-      .def("took", &QuickerStores::took);
   m.def("fill_piece", [](py::buffer from, const std::vector<PlainPart>& plain, const std::vector<size_t>& blocks,
                          const std::vector<uint64_t>& seeds) {
     check_counts(seeds.size(), blocks.size());

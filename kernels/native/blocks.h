@@ -26,10 +26,6 @@ void put_blocks(const std::vector<const char*>& from, const std::vector<Part>& p
 std::vector<uint64_t> take_blocks(const std::vector<Part>& parts, const std::vector<size_t>& blocks,
                                   const std::vector<char*>& to, const std::vector<uint64_t>& seeds);
 
-// The same to one address, one behind the other, where another core reads them next.
-std::vector<uint64_t> take_piece(const std::vector<Part>& parts, const std::vector<size_t>& blocks, char* to,
-                                 const std::vector<uint64_t>& seeds);
-
 // Copies blocks that lie one behind the other into a cache, right or not. The checksums of what was there, by seeds.
 std::vector<uint64_t> fill_blocks(const char* from, const std::vector<Part>& parts, const std::vector<size_t>& blocks,
                                   const std::vector<uint64_t>& seeds);

@@ -170,32 +170,3 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="fewer than 241 bytes"):
         PASSES.take(CacheMemory((MemoryPart(1, 240, 240),), [0]), [1], NAMES[:1])
     assert Passes.open(240) is None
-
-
-def went(cost, blocks, size):
-    """Of so many blocks, which went past the caches, where `cost(block, past, run)` is one's, the `run`-th byte of
-    those that went the same way in a row."""
-    stores, past, run = native_library().QuickerStores(), [], 0
-    for block in range(blocks):
-        past.append(stores.past)
-        run = run + size if past[-2:-1] == past[-1:] else 0
-        stores.took(past[-1], size, cost(block, past[-1], run))
-    return past
-
-
-@given(st.floats(1.1, 20), st.booleans(), st.booleans(), st.sampled_from([147_456, 262_144, 1 << 20]))
-def test_stores_go_the_cheaper_way_also_when_that_changes(ratio, first, interrupted, size):
-    """From the middle on it is the other one. A block in fifty is interrupted. What goes through caches that have
-    nothing of it is dearer at first."""
-    half = (4 << 30) // size
-
-    def cost(block, past, run):
-        cheap = past is (first if block < half else not first)
-        cold = 1.5 if not past and run < 12 << 20 else 1
-        return (1 if cheap else ratio) * cold * (100 if interrupted and block % 50 == 7 else 1)
-
-    past = went(cost, 2 * half, size)
-    late = half // 4
-    assert past[late:half].count(first) > 0.85 * (half - late)
-    assert past[half + late :].count(not first) > 0.85 * (half - late)
-    assert {*past[late:half]} == {False, True}  # also the other way is tried
