@@ -293,7 +293,7 @@ class TilesWorker {
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
   }
 
-  // Scores become weights; but for later ones than the first, if a row's top would rise among them.
+  // Scores become weights; but from the first row on whose top would rise later in the window, only the first ones.
   void weigh(TilesSoftmax<E>& softmax) {
     softmax.from = 0;
     softmax.keys = tiles_ * TILE_TOKENS;
@@ -301,12 +301,13 @@ class TilesWorker {
     softmax.low = whole_ ? nullptr : low_.data();
     softmax.high = whole_ ? nullptr : high_.data();
     if (one_by_one_) return loops_.softmax_tiles(softmax, 0, rows_);
-    if (softmax.rise < softmax.keys && loops_.rises_later(softmax, rows_)) softmax.keys = softmax.rise;
-    for (int r = 0; r < rows_; r++) {  // and the fourth of every four tiles
-      ask(r < tiles_ / 2);
-      loops_.softmax_tiles(softmax, r, 1);
+    weighed_ = 0;
+    for (; weighed_ < rows_ && loops_.softmax_at_once(softmax, weighed_); weighed_++) ask(weighed_ < tiles_ / 2);
+    if (weighed_ < rows_) {
+      softmax.keys = softmax.rise;
+      loops_.softmax_tiles(softmax, weighed_, rows_ - weighed_);
     }
-    ask(std::max(tiles_ / 2 - rows_, 0));
+    ask(std::max(tiles_ / 2 - weighed_, 0));  // and the fourth of every four tiles
   }
 
   // And those that are no weights yet become some, as many at a time as may raise a row's top.
@@ -320,7 +321,7 @@ class TilesWorker {
     while (softmax.keys < tiles_ * TILE_TOKENS) {
       softmax.from = softmax.keys;
       softmax.keys += softmax.rise;
-      loops_.softmax_tiles(softmax, 0, rows_);
+      loops_.softmax_tiles(softmax, weighed_, rows_ - weighed_);
       add_tiles(s, softmax.from / TILE_TOKENS, softmax.rise / TILE_TOKENS);
     }
   }
@@ -393,6 +394,7 @@ class TilesWorker {
   int rows_ = 0, padded_ = 0;
   bool by_words_ = false;                   // queries' words lie in turn
   int lowest_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many
+  int weighed_ = 0;                         // rows whose weights of this window were made at once
   bool whole_ = false;                      // every row sees all of this window
   std::vector<int> low_, high_;             // else what it sees, counted from the window's first key
   const E *key_[MOST_TILES], *value_[MOST_TILES];  // of the first head

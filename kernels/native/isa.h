@@ -97,8 +97,9 @@ struct Loops {
   // each; past the last, any. `next` as above. Rows as gemm's.
   void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                      int first, int size, float* sum);
-  // Whether the top of any of so many rows would rise again, past the sixteen keys that may raise it.
-  bool (*rises_later)(const TilesSoftmax<E>&, int rows);
+  // Scores of keys 0 .. keys - 1 of one row become weights, unless its top would rise again past those that may raise it:
+  // false then, and nothing is done.
+  bool (*softmax_at_once)(const TilesSoftmax<E>&, int row);
   // Scores become weights in rows first .. first + rows - 1.
   void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
