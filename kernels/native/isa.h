@@ -117,6 +117,10 @@ struct Isa {
   void (*add_scaled)(float* out, const float* base, const float* row, float weight, int size);  // base + weight * row
   void (*add_rounded)(float* out, const float* base, const float* row, float weight, int size);  // the same, rounded
   void (*scale_row)(float* row, float factor, int size);
+  // out = scale * the sum of `count` rows, `step` floats apart, each times its factor, `factor_step` apart; in this order, and
+  // nothing of a row whose factor is 0.
+  void (*sum_scaled)(float* out, const float* rows, size_t step, int count, const float* factor, size_t factor_step,
+                     float scale, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
   bool (*all_finite)(const float* x, int size);
   int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite
