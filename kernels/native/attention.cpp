@@ -8,28 +8,51 @@
 
 namespace {
 
-// Splits of one row into its result: the sums, each scaled to the highest score, over the weights' total.
+constexpr int LOT = 16;  // rows whose factors are made together
+
+size_t merge_floats(int count, int columns) { return size_t(count) * LOT + columns; }
+
+// Of rows first .. first + rows - 1 of so many splits: what each split's sums are multiplied by, 0 where a row saw none of
+// its keys; and what the weights of all add up to, relative to e^top.
+void factors(const Isa& isa, const Partial& split, size_t step, int count, int first, int rows, float* factor, float* top,
+             float* total) {
+  auto at = [&](int i) { return Partial{split.at + i * step, split.rows, split.columns}; };
+  std::fill(top, top + LOT, -INFINITY);
+  std::fill(total, total + LOT, 0.0f);
+  std::fill(factor, factor + size_t(count) * LOT, 0.0f);
+  for (int i = 0; i < count; i++)
+    for (int r = 0; r < rows; r++) top[r] = std::max(top[r], at(i).top(first + r));
+  for (int i = 0; i < count; i++)
+    for (int r = 0; r < rows; r++) factor[i * LOT + r] = at(i).top(first + r) - top[r];
+  isa.exp_all(factor, 0.0f, count * LOT);
+  for (int i = 0; i < count; i++)
+    for (int r = 0; r < rows; r++) {
+      float part = at(i).total(first + r), &f = factor[i * LOT + r];
+      f = part == 0.0f ? 0.0f : f;
+      if (f != 0.0f) total[r] += part * f;
+    }
+}
+
+// Splits of a task's rows into their results: the sums, each scaled to the highest score, over the weights' total.
 template <class E>
-void merge_row(const Isa& isa, const Attention<E>& a, int head, const float* partials, size_t step, int count, float* row,
-               E* out) {
-  constexpr int together = 16;  // factors that take the time of one
-  int columns = a.values.size;
-  float top = -INFINITY, total = 0, factor[together];
-  for (int i = 0; i < count; i++) top = std::max(top, partials[i * step]);
-  std::fill(row, row + columns, 0.0f);
-  for (int first = 0; first < count; first += together) {
-    for (int i = 0; i < together; i++) factor[i] = first + i < count ? partials[(first + i) * step] : top;
-    isa.exp_all(factor, top, together);
-    for (int i = first; i < std::min(count, first + together); i++) {
-      const float* part = partials + i * step;
-      if (part[1] == 0.0f) continue;
-      total += part[1] * factor[i - first];
-      isa.add_scaled(row, row, part + 2, factor[i - first], columns);
+void merge_splits(const Isa& isa, const Attention<E>& a, const Task& task, const Merge& merge, float* partials,
+                  float* memory) {
+  int columns = a.values.size, rows = task.tokens * (a.heads / a.groups);
+  size_t floats = Partial::floats(rows, columns), step = floats * task.groups;
+  Partial split{partials + task.partial + merge.group * floats, rows, columns};
+  float *factor = memory, *row = memory + size_t(merge.count) * LOT, top[LOT], total[LOT];
+  for (int first = 0; first < rows; first += LOT) {
+    int some = std::min(LOT, rows - first);
+    factors(isa, split, step, merge.count, first, some, factor, top, total);
+    for (int i = 0; i < some; i++) {
+      int r = first + i;
+      float all = a.with_sink(total[i], head_of(a, task, merge.group, r), top[i]);
+      isa.sum_scaled(row, split.sums(r), step, merge.count, factor + i, LOT, 1.0f / all, columns);
+      E* out = out_row(a, task, merge.group, r);
+      for (int c = 0; c < columns; c += PANEL)
+        isa.of<E>().store(row + c, 1, nullptr, out + c, PANEL, std::min(PANEL, columns - c));
     }
   }
-  isa.scale_row(row, 1.0f / a.with_sink(total, head, top), columns);
-  for (int c = 0; c < columns; c += PANEL)
-    isa.of<E>().store(row + c, 1, nullptr, out + c, PANEL, std::min(PANEL, columns - c));
 }
 
 template <class Worker, class E>
@@ -40,36 +63,33 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
   Plan todo = plan(batch, a.groups, together, share, columns, a.window);
   if (todo.tasks.empty()) return;
   auto space = Worker::space(isa, a, todo.rows, together);
-  engine.reserve(space.bytes());
-  bool split = todo.tasks.size() * together != todo.merges.size();
-  float* partials = split ? engine.shared[2].at_least<float>(todo.partials) : nullptr;
+  size_t near = (space.bytes() + 63) / 64 * 64;
+  int most = 0;
+  for (const Merge& merge : todo.merges) most = std::max(most, merge.count);
+  engine.reserve(near + merge_floats(most, columns) * sizeof(float));
+  float* partials = most > 1 ? engine.shared[2].at_least<float>(todo.partials) : nullptr;
+  std::vector<std::atomic<int>> left(todo.merges.size());  // of each merge, splits that are not done yet
+  for (size_t i = 0; i < left.size(); i++) left[i].store(todo.merges[i].count, std::memory_order_relaxed);
   std::atomic<bool> bad{false};
 
   std::vector<Worker> workers;
   workers.reserve(engine.pool.threads());
   for (int i = 0; i < engine.pool.threads(); i++)
     workers.emplace_back(isa, a, batch, space.at(engine.scratch<char>(i)));
-  std::vector<bool> alone(todo.tasks.size());
-  for (const Merge& merge : todo.merges) alone[merge.first] = merge.count == 1;
   std::vector<int> ends = runs(todo.tasks, engine.pool.threads());
   engine.pool.run_within(int(ends.size()), [&](int run, int thread) {
-    for (int i = run ? ends[run - 1] : 0; i < ends[run]; i++)
-      if (!workers[thread].run(todo.tasks[i], i + 1 < ends[run] ? &todo.tasks[i + 1] : nullptr, alone[i] ? nullptr : partials))
-        bad = true;
+    for (int i = run ? ends[run - 1] : 0; i < ends[run]; i++) {
+      const Task& task = todo.tasks[i];
+      bool alone = todo.merges[task.merge].count == 1;
+      if (!workers[thread].run(task, i + 1 < ends[run] ? &todo.tasks[i + 1] : nullptr, alone ? nullptr : partials)) bad = true;
+      // Whoever ends the last split merges them: most lie in a near cache then.
+      if (alone || left[task.merge].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+      const Task& first = todo.tasks[todo.merges[task.merge].first];
+      for (int g = 0; g < together; g++)
+        merge_splits(isa, a, first, todo.merges[task.merge + g], partials, reinterpret_cast<float*>(engine.scratch<char>(thread) + near));
+    }
   });
   if (bad) throw std::out_of_range("block_table_SB: a block id is not in 0 .. " + std::to_string(a.blocks - 1));
-  if (!split) return;
-
-  engine.pool.run(int(todo.merges.size()), [&](int index, int thread) {
-    const Merge& merge = todo.merges[index];
-    if (merge.count == 1) return;
-    const Task& task = todo.tasks[merge.first];
-    size_t width = columns + 2, rows = size_t(task.tokens) * share;
-    for (size_t r = 0; r < rows; r++)
-      merge_row(isa, a, head_of(a, task, merge.group, int(r)), partials + task.partial + (merge.group * rows + r) * width,
-                rows * task.groups * width, merge.count, engine.scratch<float>(thread),
-                out_row(a, task, merge.group, int(r)));
-  });
 }
 
 }  // namespace

@@ -149,19 +149,27 @@ struct SeenScores {
   i32v lane;
 };
 
+// Sums so far are relative to e^(scale * top) and become relative to the highest of `best`. Where no score was seen yet
+// they are nothing.
 template <class E>
-INLINE bool row_rises_later(const TilesSoftmax<E>& s, int r, int low, int high) {
-  const SeenScores<E> scores(s, r, low, high);
-  f32v first = scores.best(s.from, s.from + s.rise);
-  float top = any_above(first, s.top[r] + s.slack) ? max_lanes(first) : s.top[r];
-  return any_above(scores.best(s.from + s.rise, s.keys), top + s.slack);
+INLINE void raise_top(const TilesSoftmax<E>& s, int r, f32v best) {
+  float peak = max_lanes(best), before = s.top[r];
+  s.top[r] = peak;
+  if (before == -INFINITY) return;
+  float kept = exp_lanes(splat((before - peak) * s.scale))[0];
+  for (int i = 0; i < 16; i++) s.total[r * 16 + i] *= kept;
+  for (int p = 0; p < s.panels; p++)
+    for (int c = 0; c < PANEL; c += LANES) {
+      float* sum = s.sum + p * s.sum_step + r * PANEL + c;
+      store(sum, load(sum) * kept);
+    }
 }
 
+// Whether the top of row r would rise again, past the keys that may raise it; `first` and `later` are their best scores.
 template <class E>
-bool rises_later(const TilesSoftmax<E>& s, int rows) {
-  for (int r = 0; r < rows; r++)
-    if (s.low ? row_rises_later(s, r, s.low[r], s.high[r]) : row_rises_later(s, r, 0, s.keys)) return true;
-  return false;
+INLINE bool rises_later(const TilesSoftmax<E>& s, int r, f32v first, f32v later) {
+  float top = any_above(first, s.top[r] + s.slack) ? max_lanes(first) : s.top[r];
+  return any_above(later, top + s.slack);
 }
 
 template <class E>
@@ -169,18 +177,8 @@ INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int from, int keys, int
   const SeenScores<E> scores(s, r, low, high);
   E* weight = s.weight + r * s.window;
   f32v best = scores.best(from, from + rise);
-  float* total = s.total + r * 16;
-  if (any_above(best, s.top[r] + s.slack)) {
-    float peak = max_lanes(best), kept = exp_lanes(splat((s.top[r] - peak) * s.scale))[0];
-    for (int i = 0; i < 16; i++) total[i] *= kept;
-    for (int p = 0; p < s.panels; p++)
-      for (int c = 0; c < PANEL; c += LANES) {
-        float* sum = s.sum + p * s.sum_step + r * PANEL + c;
-        store(sum, load(sum) * kept);
-      }
-    s.top[r] = peak;
-  }
-  float top = s.top[r];
+  if (any_above(best, s.top[r] + s.slack)) raise_top(s, r, best);
+  float top = s.top[r], *total = s.total + r * 16;
   f32v sum = load(total);
   for (int c = from; c < keys; c += LANES) {
     f32v w = weight_lanes<E>(scores.at(c), s.scale, top);
@@ -199,6 +197,71 @@ void softmax_tiles(const TilesSoftmax<E>& s, int first, int rows) {
     for (int r = first; r < first + rows; r++) softmax_row(s, r, 0, 16, 16, 0, 16);
   else
     for (int r = first; r < first + rows; r++) softmax_row(s, r, s.from, s.keys, s.rise, 0, s.keys);
+}
+
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+INLINE void store_two(float* to, f32v a, f32v b) { store(to, a), store(to + LANES, b); }
+INLINE void store_two(bf16* to, f32v a, f32v b) {
+#ifdef HAS_BF16_CONVERSION
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+#else
+  store(to, a), store(to + LANES, b);
+#endif
+}
+
+INLINE uint64_t ones(int n) { return n >= 64 ? ~0ull : n > 0 ? (1ull << n) - 1 : 0; }
+
+// softmax_at_once for up to V vectors of scores, which are read once; ALL of which are seen, or those from low to high - 1.
+template <class E, int V, bool ALL>
+INLINE bool softmax_window(const TilesSoftmax<E>& s, int r, int low, int high) {
+  const float* from = s.score + r * s.row;
+  const uint64_t seen[2] = {ones(high) & ~ones(low), ones(high - 64) & ~ones(low - 64)};
+  auto mask = [&](int v) { return __mmask16(seen[v / 4] >> v % 4 * LANES); };
+  f32v score[V], later = splat(-INFINITY);
+  for (int v = 0; v < V; v++) {
+    const float* at = from + v / 4 * s.step + v % 4 * LANES;
+    score[v] = ALL ? load(at) : (f32v)_mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask(v), at);
+  }
+  f32v first = maximum(score[0], later);
+  for (int v = 1; v < V; v++) later = maximum(score[v], later);
+  if (s.rise < s.keys) {
+    if (rises_later(s, r, first, later)) return false;
+  } else {
+    first = maximum(first, later);
+  }
+  if (any_above(first, s.top[r] + s.slack)) raise_top(s, r, first);
+  float top = s.top[r], *total = s.total + r * 16;
+  f32v sum = load(total);
+  for (int v = 0; v < V; v += 2) {
+    f32v weight[2];
+    for (int i = 0; i < 2; i++) {
+      f32v w = weight_lanes<E>(score[v + i], s.scale, top);
+      weight[i] = ALL ? w : (f32v)_mm512_maskz_mov_ps(mask(v + i), (__m512)w);
+      sum += weight[i];
+    }
+    store_two(s.weight + r * s.window + v * LANES, weight[0], weight[1]);
+  }
+  store(total, sum);
+  return true;
+}
+#endif
+
+// `keys` are at most 128, and up to 16 weights past them may be written.
+template <class E>
+bool softmax_at_once(const TilesSoftmax<E>& s, int r) {
+  int low = s.low ? s.low[r] : 0, high = s.low ? s.high[r] : s.keys;
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  if (s.rise == LANES || s.rise == s.keys) switch ((s.keys + 31) / 32) {
+      case 1: return softmax_window<E, 2, false>(s, r, low, high);
+      case 2: return softmax_window<E, 4, false>(s, r, low, high);
+      case 3: return softmax_window<E, 6, false>(s, r, low, high);
+      case 4: return low == 0 && high == 128 ? softmax_window<E, 8, true>(s, r, 0, 128) : softmax_window<E, 8, false>(s, r, low, high);
+    }
+#endif
+  const SeenScores<E> scores(s, r, low, high);
+  if (s.rise < s.keys && rises_later(s, r, scores.best(0, s.rise), scores.best(s.rise, s.keys))) return false;
+  softmax_row(s, r, 0, s.keys, s.rise, low, high);
+  return true;
 }
 
 }  // namespace

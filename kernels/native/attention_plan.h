@@ -19,11 +19,24 @@ struct Task {
   int context;
   int first, last;        // keys
   size_t partial;         // offset of this task's sums in the shared partials
+  int merge;              // that of its first group
 };
 
 // A run of tasks over the same query rows, one per split; `group` counts from the tasks' first.
 struct Merge {
   int first, count, group;
+};
+
+// The sums that a task keeps of one of its key/value heads: `columns` of each row, and then of each row what they are
+// relative to, e^top, and what its weights add up to.
+struct Partial {
+  float* at;
+  int rows, columns;
+
+  static size_t floats(int rows, int columns) { return (size_t(rows) * (columns + 2) + 15) / 16 * 16; }
+  float* sums(int r) const { return at + size_t(r) * columns; }
+  float& top(int r) const { return at[size_t(rows) * columns + 2 * r]; }
+  float& total(int r) const { return at[size_t(rows) * columns + 2 * r + 1]; }
 };
 
 struct Plan {
@@ -56,12 +69,13 @@ Plan plan(const Batch& batch, int groups, int together, int share, int columns, 
       int from = lowest_key(position, window) / SPLIT * SPLIT, to = position + n;
       plan.rows = std::max(plan.rows, n * share);
       for (int g = 0; g < groups; g += together) {
+        int merge = int(plan.merges.size());
         for (int i = 0; i < together; i++)
           plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT, i});
         for (int key = from; key < to; key += SPLIT) {
           int last = std::min(key + SPLIT, to);
-          plan.tasks.push_back({s, g, together, t, n, position, context, key, last, plan.partials});
-          plan.partials += size_t(together) * n * share * (columns + 2);
+          plan.tasks.push_back({s, g, together, t, n, position, context, key, last, plan.partials, merge});
+          plan.partials += together * Partial::floats(n * share, columns);
         }
       }
     }

@@ -65,7 +65,7 @@ class RowsWorker {
   // As TilesWorker::run.
   bool run(const Task& task, const Task* next, float* partials) {
     if (!sums(task, next)) return false;
-    size_t each = size_t(rows_) * (a_.values.size + 2);
+    size_t each = Partial::floats(rows_, a_.values.size);
     for (int g = 0; g < task.groups; g++) {
       if (partials)
         keep(all_.of(g), partials + task.partial + g * each);
@@ -142,15 +142,14 @@ class RowsWorker {
     }
   }
 
-  void keep(const RowsSpace<E>& w, float* partials) const {
-    int columns = a_.values.size;
+  void keep(const RowsSpace<E>& w, float* partial) const {
+    const Partial kept{partial, rows_, a_.values.size};
     for (int r = 0; r < rows_; r++) {
-      float* row = partials + size_t(r) * (columns + 2);
-      row[0] = w.top[r];
-      row[1] = w.total[r];
+      kept.top(r) = w.top[r];
+      kept.total(r) = w.total[r];
       for (int p = 0; p < panels_; p++)
-        memcpy(row + 2 + p * PANEL, w.sums + (size_t(p) * padded_ + r) * PANEL,
-               std::min(PANEL, columns - p * PANEL) * sizeof(float));
+        memcpy(kept.sums(r) + p * PANEL, w.sums + (size_t(p) * padded_ + r) * PANEL,
+               std::min(PANEL, kept.columns - p * PANEL) * sizeof(float));
     }
   }
 

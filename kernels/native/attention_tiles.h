@@ -1,20 +1,15 @@
 // Attention over a cache of tiles: keys and values are multiplied where they lie, a window of tokens after the other.
 // A window is one tile of every head, so that all is read in the order of its addresses, or eight tiles of one head after
-// the other, which may become panels. Many query rows take eight tiles of one head also where a window is one. Tiles are asked for a window ahead in the order of their addresses: a core keeps up
-// with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
+// the other, which may become panels. Many query rows take eight tiles of one head also where a window is one. Tiles are
+// asked for a window ahead in the order of their addresses: a core keeps up with memory along a stream, and reaches a third
+// of that speed in pieces of 2 KiB.
 #pragma once
-#include "attention_plan.h"
+#include "attention_cursor.h"
 
 namespace {
 
 constexpr int MOST_TILES = 8;  // of a window
-constexpr int RUN = 16;        // blocks
 constexpr float SLACK = 8;     // natural: the sums so far are scaled when a weight would exceed e^8
-
-// Where the sixteen tokens of the first key that any row of a task sees begin.
-inline int first_tile(const Task& task, int window) {
-  return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
-}
 
 // Whether a window is better one tile than eight: what all heads need for a tile has to stay in the nearest cache while
 // keys and values pass through it, and the rows of a head should read a tile once.
@@ -24,78 +19,6 @@ bool one_tile_pays(const Attention<E>& a) {
   size_t row = query + sums + TILE_TOKENS * (sizeof(float) + sizeof(E));
   return a.heads * row <= 12 << 10 && a.heads / a.groups <= 6;
 }
-
-// Walks through the tiles of a task in the order of their addresses: of each sixteen tokens all heads' keys, then all
-// heads' values; and then through those of the task after it.
-template <class E>
-class Cursor {
- public:
-  Cursor(const Attention<E>& a, const Batch& batch) : a_(a), batch_(batch) {}
-
-  const Task* task() const { return task_; }
-  void follow_with(const Task* next) { next_ = next; }
-
-  void go_to(const Task* task, int64_t before = -2) {
-    task_ = task;
-    next_ = nullptr;
-    if (!task) return;
-    position_ = first_tile(*task, a_.window);
-    entry_ = batch_.table + task->sequence * batch_.table_stride + position_ / a_.block_size;
-    inside_ = position_ % a_.block_size;
-    look(before);
-  }
-
-  // The tiles of the first head at hand; null past the end, and where the table names no block.
-  const E* keys() const { return task_ ? keys_ : nullptr; }
-  const E* values() const { return values_; }
-
-  // To the next sixteen tokens.
-  void step() {
-    int64_t before = *entry_;
-    position_ += TILE_TOKENS;
-    inside_ += TILE_TOKENS;
-    if (position_ >= task_->last) return go_to(next_, before);
-    if (inside_ >= a_.block_size) inside_ = 0, entry_++;
-    look(before);
-  }
-
-  // The next tile; null past the end, where there is no block, and where all of a run is read if runs need no asking.
-  const E* take(bool runs) {
-    if (!keys()) return nullptr;
-    const E* tile = past_ < task_->groups ? keys_ + past_ * a_.keys.group_stride
-                                          : values_ + (past_ - task_->groups) * a_.values.group_stride;
-    bool skipped = in_run_ && !runs && task_->groups == a_.groups;
-    if (++past_ == 2 * task_->groups) step();
-    return skipped ? nullptr : tile;
-  }
-
- private:
-  void look(int64_t before) {
-    int block = *entry_;
-    past_ = 0;
-    if (block != before && block != before + 1) in_run_ = begins_run();
-    bool exists = block >= 0 && block < a_.blocks;
-    keys_ = exists ? a_.keys.at(block, task_->group, inside_) : nullptr;
-    values_ = exists ? a_.values.at(block, task_->group, inside_) : nullptr;
-  }
-
-  // Whether so many neighbouring blocks follow that a processor's prefetcher does better than we.
-  bool begins_run() const {
-    if ((task_->context - position_ + inside_) / a_.block_size < RUN) return false;
-    for (int i = 1; i < RUN; i++)
-      if (entry_[i] != int64_t(*entry_) + i) return false;
-    return true;
-  }
-
-  const Attention<E>& a_;
-  const Batch& batch_;
-  const Task *task_ = nullptr, *next_ = nullptr;
-  int position_ = 0, inside_ = 0;
-  const int32_t* entry_ = nullptr;  // of the block table at `position_`, which is token `inside_` of that block
-  const E *keys_ = nullptr, *values_ = nullptr;
-  int past_ = 0;  // tiles taken of these sixteen tokens
-  bool in_run_ = false;
-};
 
 // One thread's working memory for tasks of up to `rows` query rows of each of `groups` key/value heads.
 template <class E>
@@ -188,7 +111,7 @@ class TilesWorker {
     }
     for (int g = 0; g < task.groups; g++) {
       if (partials)
-        keep(heads_[g].space, partials + task.partial + size_t(g) * rows_ * (a_.values.size + 2));
+        keep(heads_[g].space, partials + task.partial + g * Partial::floats(rows_, a_.values.size));
       else
         write(heads_[g].space, task, g);
     }
@@ -293,7 +216,7 @@ class TilesWorker {
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
   }
 
-  // Scores become weights; but for later ones than the first, if a row's top would rise among them.
+  // Scores become weights; but from the first row on whose top would rise later in the window, only the first ones.
   void weigh(TilesSoftmax<E>& softmax) {
     softmax.from = 0;
     softmax.keys = tiles_ * TILE_TOKENS;
@@ -301,12 +224,13 @@ class TilesWorker {
     softmax.low = whole_ ? nullptr : low_.data();
     softmax.high = whole_ ? nullptr : high_.data();
     if (one_by_one_) return loops_.softmax_tiles(softmax, 0, rows_);
-    if (softmax.rise < softmax.keys && loops_.rises_later(softmax, rows_)) softmax.keys = softmax.rise;
-    for (int r = 0; r < rows_; r++) {  // and the fourth of every four tiles
-      ask(r < tiles_ / 2);
-      loops_.softmax_tiles(softmax, r, 1);
+    weighed_ = 0;
+    for (; weighed_ < rows_ && loops_.softmax_at_once(softmax, weighed_); weighed_++) ask(weighed_ < tiles_ / 2);
+    if (weighed_ < rows_) {
+      softmax.keys = softmax.rise;
+      loops_.softmax_tiles(softmax, weighed_, rows_ - weighed_);
     }
-    ask(std::max(tiles_ / 2 - rows_, 0));
+    ask(std::max(tiles_ / 2 - weighed_, 0));  // and the fourth of every four tiles
   }
 
   // And those that are no weights yet become some, as many at a time as may raise a row's top.
@@ -320,7 +244,7 @@ class TilesWorker {
     while (softmax.keys < tiles_ * TILE_TOKENS) {
       softmax.from = softmax.keys;
       softmax.keys += softmax.rise;
-      loops_.softmax_tiles(softmax, 0, rows_);
+      loops_.softmax_tiles(softmax, weighed_, rows_ - weighed_);
       add_tiles(s, softmax.from / TILE_TOKENS, softmax.rise / TILE_TOKENS);
     }
   }
@@ -369,14 +293,14 @@ class TilesWorker {
     }
   }
 
-  void keep(const Space& s, float* partials) const {
-    int columns = a_.values.size;
-    for (int r = 0; r < rows_; r++, partials += columns + 2) {
-      partials[0] = s.top[r] * a_.scale;
-      partials[1] = total(s, r);
+  void keep(const Space& s, float* partial) const {
+    const Partial kept{partial, rows_, a_.values.size};
+    for (int r = 0; r < rows_; r++) {
+      kept.top(r) = s.top[r] * a_.scale;
+      kept.total(r) = total(s, r);
       for (int p = 0; p < s.panels; p++)
-        memcpy(partials + 2 + p * PANEL, s.sums + (size_t(p) * padded_ + r) * PANEL,
-               std::min(PANEL, columns - p * PANEL) * sizeof(float));
+        memcpy(kept.sums(r) + p * PANEL, s.sums + (size_t(p) * padded_ + r) * PANEL,
+               std::min(PANEL, kept.columns - p * PANEL) * sizeof(float));
     }
   }
 
@@ -393,6 +317,7 @@ class TilesWorker {
   int rows_ = 0, padded_ = 0;
   bool by_words_ = false;                   // queries' words lie in turn
   int lowest_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many
+  int weighed_ = 0;                         // rows whose weights of this window were made at once
   bool whole_ = false;                      // every row sees all of this window
   std::vector<int> low_, high_;             // else what it sees, counted from the window's first key
   const E *key_[MOST_TILES], *value_[MOST_TILES];  // of the first head

@@ -1,6 +1,7 @@
 #include "experts.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 namespace {
@@ -117,24 +118,47 @@ void Experts::set_bias(int slot, const float* gate_up, const float* down) {
 template <class E, class O>
 void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows,
                   int choices, O* out, size_t out_stride, bool add) {
+  auto store = engine.isa->of<O>().store;
+  compute(engine, x, stride, slot, weight, rows, choices, out, out_stride, add, [&](int r, int panel, const float* sum) {
+    store(sum, 1, nullptr, out + panel * PANEL + r * out_stride, out_stride, clamp(hidden_ - panel * PANEL, PANEL));
+  });
+}
+
+template <class E>
+void Experts::add_to(Engine& engine, const E* normed, const int32_t* slot, const float* weight, int rows, int choices,
+                     E* x, int32_t* bad, int layer) {
+  size_t stride = hidden_;
+  const Loops<E>& loops = engine.isa->of<E>();
+  compute(engine, normed, stride, slot, weight, rows, choices, x, stride, false, [&](int r, int panel, const float* sum) {
+    bool finite = loops.add_sums(x + r * stride + panel * PANEL, sum, clamp(hidden_ - panel * PANEL, PANEL));
+    if (finite || !bad) return;
+    int32_t none = __atomic_load_n(bad + r, __ATOMIC_RELAXED);  // other threads have other columns of the row
+    if (none < 0) __atomic_store_n(bad + r, layer, __ATOMIC_RELAXED);
+  });
+}
+
+template <class E, class O, class End>
+void Experts::compute(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows,
+                      int choices, O* out, size_t out_stride, bool add, const End& end) {
   const Isa& isa = *engine.isa;
   grouping_.build(slot, weight, rows, choices, slots_);
   int together = panels_together(down_.panels(), rows, engine.pool.threads());
-  engine.reserve(size_t(ROW_BLOCK + rows * together) * PANEL * sizeof(float));
+  size_t sums = size_t(ROW_BLOCK + rows * together) * PANEL * sizeof(float);
+  bool by_bytes = gate_up_.multiplies_bytes<E>(isa);
+  engine.reserve(sums + (by_bytes ? gate_up_.operand_bytes(ROW_BLOCK) : 0));
   const auto& groups = grouping_.groups;
   int entries = int(grouping_.row.size());
   size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * 32;
 
-  // Each entry's activations, in group order and whole blocks.
-  E* gathered = engine.shared[0].at_least<E>((entries + ROW_GROUP) * wide);
-  engine.pool.run(ceil_div(entries, 64), [&](int index, int) {
+  // Each entry's activations, in group order and whole blocks; none where bytes are multiplied, which threads make as they
+  // need them: what another core wrote comes slower than weights do.
+  E* gathered = by_bytes ? nullptr : engine.shared[0].at_least<E>((entries + ROW_GROUP) * wide);
+  engine.pool.run(by_bytes ? 0 : ceil_div(entries, 64), [&](int index, int) {
     for (int e = index * 64; e < clamp(entries, index * 64 + 64); e++) {
       memcpy(gathered + e * wide, x + grouping_.row[e] * stride, hidden_ * sizeof(E));
       memset(gathered + e * wide + hidden_, 0, (wide - hidden_) * sizeof(E));
     }
   });
-
-  Rows<E> given = gate_up_.operand(engine, Rows<E>{gathered, wide}, entries);
 
   struct Piece {
     int slot, first, count;
@@ -145,27 +169,40 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
       pieces.push_back({g.slot, g.first + r, clamp(g.count - r, ROW_BLOCK)});
   auto next_piece = [&](size_t p) { return p + 1 < pieces.size() ? p + 1 : p; };
   E* middle = engine.shared[1].at_least<E>((entries + ROW_GROUP) * inner);
+  Rows<E> joined{middle, inner, down_.bytes_in<E>(isa, entries, engine.shared[2])};
   int panels = gate_up_.panels();
+  std::vector<std::atomic<int>> left(joined.bytes.data ? pieces.size() : 0);  // of each piece, panels that are not done yet
+  for (auto& count : left) count.store(panels, std::memory_order_relaxed);
+  std::vector<int> held(engine.pool.threads(), -1);  // of each thread, the piece whose bytes it has
+  auto given = [&](int p, int worker) -> Rows<E> {
+    const Piece& piece = pieces[p];
+    if (!by_bytes) return {gathered + piece.first * wide, wide};
+    Rows<E> made{x, stride, gate_up_.bytes_at(ROW_BLOCK, engine.scratch<char>(worker) + sums)};
+    for (int i = 0; held[worker] != p && i < piece.count; i++)
+      gate_up_.convert(isa, x + grouping_.row[piece.first + i] * stride, made.bytes, i);
+    held[worker] = p;
+    return made;
+  };
   engine.pool.run_within(int(pieces.size()) * panels, [&](int index, int worker) {
     const Piece& piece = pieces[index / panels];
     int panel = index % panels;
     float* sum = engine.scratch<float>(worker);
     const char* after = panel + 1 < panels ? nullptr : gate_up_.at(pieces[next_piece(index / panels)].slot, 0);
-    gate_up_.multiply(isa, piece.slot, panel, given.from(piece.first), piece.count, sum, after);
+    gate_up_.multiply(isa, piece.slot, panel, given(index / panels, worker), piece.count, sum, after);
     add_bias(isa, sum, piece.count, gate_up_bias_, size_t(piece.slot) * panels + panel);
     E* to = middle + piece.first * inner + panel * 32;
     if (gating_.clamped)
       isa.of<E>().clamped_swiglu(sum, piece.count, gating_, to, inner);
     else
       isa.of<E>().swiglu(sum, piece.count, to, inner);
+    // Whoever ends a piece makes bytes of it: no round of threads for that.
+    if (left.empty() || left[index / panels].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    for (int e = piece.first; e < piece.first + piece.count; e++) down_.convert(isa, middle + e * inner, joined.bytes, e);
   });
-
-  Rows<E> joined = down_.operand(engine, Rows<E>{middle, inner}, entries);
 
   // One task owns a few panels of 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
   // sum with the others' is the same on whichever nodes they are. A row leaves with its last part.
   auto add_part = sizeof(E) == sizeof(bf16) ? isa.add_rounded : isa.add_scaled;
-  auto store = isa.of<O>().store;
   auto add_product = [&](size_t p, int panel, const char* after, float* sum, float* total) {
     const Piece& piece = pieces[p];
     int columns = clamp(hidden_ - panel * PANEL, PANEL);
@@ -181,24 +218,25 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
         for (int c = 0; c < columns; c++) so_far[c] = to_float(to[r * out_stride + c]);
       const float* base = add || !grouping_.first[e] ? so_far : NOTHING;
       add_part(so_far, base, sum + i * PANEL, grouping_.weight[e], PANEL);
-      if (grouping_.last[e]) store(so_far, 1, nullptr, to + r * out_stride, out_stride, columns);
+      if (grouping_.last[e]) end(r, panel, so_far);
     }
   };
   engine.pool.run_within(ceil_div(down_.panels(), together), [&](int task, int worker) {
-    int first = task * together, end = clamp(down_.panels(), first + together);
+    int first = task * together, stop = clamp(down_.panels(), first + together);
     float* sum = engine.scratch<float>(worker);
     float* total = sum + ROW_BLOCK * PANEL;
     for (size_t p = 0; p < pieces.size(); p++)
-      for (int panel = first; panel < end; panel++) {
-        const char* after = panel + 1 < end ? nullptr : down_.at(pieces[next_piece(p)].slot, first);
+      for (int panel = first; panel < stop; panel++) {
+        const char* after = panel + 1 < stop ? nullptr : down_.at(pieces[next_piece(p)].slot, first);
         add_product(p, panel, after, sum, total + size_t(panel - first) * rows * PANEL);
       }
-    for (int panel = first; !add && panel < end; panel++)
-      for (int r : grouping_.idle)
-        store(NOTHING, 1, nullptr, out + panel * PANEL + r * out_stride, out_stride, clamp(hidden_ - panel * PANEL, PANEL));
+    for (int panel = first; !add && panel < stop; panel++)
+      for (int r : grouping_.idle) end(r, panel, NOTHING);
   });
 }
 
 template void Experts::run(Engine&, const bf16*, size_t, const int32_t*, const float*, int, int, bf16*, size_t, bool);
 template void Experts::run(Engine&, const bf16*, size_t, const int32_t*, const float*, int, int, float*, size_t, bool);
 template void Experts::run(Engine&, const float*, size_t, const int32_t*, const float*, int, int, float*, size_t, bool);
+template void Experts::add_to(Engine&, const bf16*, const int32_t*, const float*, int, int, bf16*, int32_t*, int);
+template void Experts::add_to(Engine&, const float*, const int32_t*, const float*, int, int, float*, int32_t*, int);

@@ -38,7 +38,16 @@ class Experts {
   void run(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows, int choices,
            O* out, size_t out_stride, bool add);
 
+  // x[rows][hidden] += that sum, rounded once; rows of `normed` are as far apart. `bad` and `layer` as of add_sums.
+  template <class E>
+  void add_to(Engine& engine, const E* normed, const int32_t* slot, const float* weight, int rows, int choices, E* x,
+              int32_t* bad, int layer);
+
  private:
+  // `run`, but that end(row, panel, sum) takes what 64 columns of a row's experts add up to.
+  template <class E, class O, class End>
+  void compute(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows, int choices,
+               O* out, size_t out_stride, bool add, const End& end);
   void check(int slot) const;
   int gate_up_row(int column) const;
   int down_row(int column) const { return column < hidden_ ? column : -1; }

@@ -2,6 +2,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
+
 #include "isa.h"
 #include "tiles.h"
 #include "vec.h"
@@ -14,28 +16,32 @@ INLINE __m512bh pair_at(const bf16* x) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-// `next`, unless null, is asked for a line a pair; else the panel's own lines, which come from memory then.
-template <int R>
-void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float* sum, bool add, const char* next) {
+// With NEXT `next` is asked for, a line a pair; else the panel's own lines, which come from memory then.
+template <int R, bool NEXT>
+NOINLINE void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float* sum, bool add, const char* next) {
   __m512 total[R][4];
   for (int r = 0; r < R; r++)
     for (int t = 0; t < 4; t++)
       total[r][t] = add ? _mm512_loadu_ps(sum + r * PANEL + t * 16) : _mm512_setzero_ps();
-  for (int b = 0; b < blocks; b++, a += BLOCK, panel += PANEL_BLOCK) {
-    for (int p = 0; p < BLOCK / 2; p++) {
+  const bf16* end = panel + size_t(blocks) * PANEL_BLOCK;
+  do {  // as a `for` loop, GCC would move all sums through memory at both ends
+    const bf16 *end_of_tile = panel + TILE, *own = panel + PANEL_BLOCK / 2;
+    do {
       __m512bh w[4];
-      for (int t = 0; t < 4; t++) w[t] = (__m512bh)_mm512_loadu_si512(panel + t * TILE + p * 32);
-      if (next)
-        _mm_prefetch(next + (b * BLOCK / 2 + p) * 64, _MM_HINT_T1);
+      for (int t = 0; t < 4; t++) w[t] = (__m512bh)_mm512_loadu_si512(panel + t * TILE);
+      if (NEXT)
+        _mm_prefetch(next, _MM_HINT_T1), next += 64;
       else
         for (int t = 0; t < 4; t++)
-          _mm_prefetch((const char*)(panel + PANEL_BLOCK / 2 + (p * 4 + t) * 32), _MM_HINT_T0);
+          _mm_prefetch((const char*)own, _MM_HINT_T0), own += 32;
       for (int r = 0; r < R; r++) {
-        __m512bh x = pair_at(a + r * stride + 2 * p);
+        __m512bh x = pair_at(a + r * stride);
         for (int t = 0; t < 4; t++) total[r][t] = _mm512_dpbf16_ps(total[r][t], x, w[t]);
       }
-    }
-  }
+      a += 2, panel += 32;
+    } while (panel != end_of_tile);
+    panel += PANEL_BLOCK - TILE;
+  } while (panel != end);
   for (int r = 0; r < R; r++)
     for (int t = 0; t < 4; t++) _mm512_storeu_ps(sum + r * PANEL + t * 16, total[r][t]);
 }
@@ -128,19 +134,17 @@ void add_values_dp(const bf16* weights, size_t stride, int rows, const bf16* con
   });
 }
 
+template <bool NEXT>
+constexpr decltype(&rows_dp<1, NEXT>) rows_some[] = {nullptr,          rows_dp<1, NEXT>, rows_dp<2, NEXT>, rows_dp<3, NEXT>,
+                                                     rows_dp<4, NEXT>, rows_dp<5, NEXT>, rows_dp<6, NEXT>};
+
 // With many rows the first groups ask for what is next, each for so many lines as it has the time for.
 void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add, Next next) {
   const char *ask = next.lines && rows > 2 * ROW_GROUP ? next.data : nullptr, *end = next.data + next.lines * 64;
-  for (; rows >= 6; rows -= 6, a += 6 * stride, sum += 6 * PANEL) {
-    rows_dp<6>(a, stride, panel, blocks, sum, add, ask);
+  auto* some = ask ? rows_some<true> : rows_some<false>;
+  for (; rows > 0; rows -= 6, a += 6 * stride, sum += 6 * PANEL) {
+    some[std::min(rows, 6)](a, stride, panel, blocks, sum, add, ask);
     if (ask && ask < end) ask += blocks * BLOCK / 2 * 64;
-  }
-  switch (rows) {
-    case 1: return rows_dp<1>(a, stride, panel, blocks, sum, add, ask);
-    case 2: return rows_dp<2>(a, stride, panel, blocks, sum, add, ask);
-    case 3: return rows_dp<3>(a, stride, panel, blocks, sum, add, ask);
-    case 4: return rows_dp<4>(a, stride, panel, blocks, sum, add, ask);
-    case 5: return rows_dp<5>(a, stride, panel, blocks, sum, add, ask);
   }
 }
 

@@ -97,8 +97,9 @@ struct Loops {
   // each; past the last, any. `next` as above. Rows as gemm's.
   void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                      int first, int size, float* sum);
-  // Whether the top of any of so many rows would rise again, past the sixteen keys that may raise it.
-  bool (*rises_later)(const TilesSoftmax<E>&, int rows);
+  // Scores of keys 0 .. keys - 1 of one row become weights, unless its top would rise again past those that may raise it:
+  // false then, and nothing is done.
+  bool (*softmax_at_once)(const TilesSoftmax<E>&, int row);
   // Scores become weights in rows first .. first + rows - 1.
   void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
@@ -116,6 +117,10 @@ struct Isa {
   void (*add_scaled)(float* out, const float* base, const float* row, float weight, int size);  // base + weight * row
   void (*add_rounded)(float* out, const float* base, const float* row, float weight, int size);  // the same, rounded
   void (*scale_row)(float* row, float factor, int size);
+  // out = scale * the sum of `count` rows, `step` floats apart, each times its factor, `factor_step` apart; in this order, and
+  // nothing of a row whose factor is 0.
+  void (*sum_scaled)(float* out, const float* rows, size_t step, int count, const float* factor, size_t factor_step,
+                     float scale, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
   bool (*all_finite)(const float* x, int size);
   int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite

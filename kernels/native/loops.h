@@ -147,6 +147,28 @@ void scale_row(float* row, float factor, int size) {
   for (; i < size; i++) row[i] *= factor;
 }
 
+// `scale` times the sum of so many rows, `step` floats apart, each times its factor; nothing of a row whose factor is 0.
+void sum_scaled(float* out, const float* rows, size_t step, int count, const float* factor, size_t factor_step, float scale,
+                int size) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    f32v sum = {};
+    for (int p = 0; p < count; p++) {
+      float f = factor[p * factor_step];
+      if (f != 0.0f) sum = sum + load(rows + p * step + i) * f;
+    }
+    store(out + i, sum * scale);
+  }
+  for (; i < size; i++) {
+    float sum = 0.0f;
+    for (int p = 0; p < count; p++) {
+      float f = factor[p * factor_step];
+      if (f != 0.0f) sum = sum + rows[p * step + i] * f;
+    }
+    out[i] = sum * scale;
+  }
+}
+
 float exp_all(float* x, float top, int size) {
   f32v total = {};
   int i = 0;

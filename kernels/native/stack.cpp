@@ -10,16 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// x += local, then x += routed, each rounded once. `local` is null where there is none.
-template <class E>
-void add_both(Engine& engine, E* x, const E* local, const float* routed, int rows, int size, int32_t* bad, int layer) {
-  const Loops<E>& loops = engine.isa->of<E>();
-  by_rows(engine, rows, [&](size_t r) {
-    if (local) loops.add(x + r * size, local + r * size, size);
-    if (!loops.add_sums(x + r * size, routed + r * size, size) && bad && bad[r] < 0) bad[r] = layer;
-  });
-}
-
 // x += y, rounded once.
 template <class E>
 void add_rows(Engine& engine, E* x, const E* y, int rows, int size) {
@@ -97,9 +87,9 @@ Stacked Stack::run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchan
       add_sums<E, float>(engine, x, sums, batch.tokens, hidden_, rows.bad, int(at));
       continue;
     }
-    layer.experts->run(engine, normed, hidden_, expert - chosen, weight, batch.tokens, top_k_, routed, hidden_, false);
+    if (layer.gate_up) add_rows(engine, x, beside, batch.tokens, hidden_);
+    layer.experts->add_to(engine, normed, expert - chosen, weight, batch.tokens, top_k_, x, rows.bad, int(at));
     here += Clock::now() - since;
-    add_both(engine, x, layer.gate_up ? beside : nullptr, routed, batch.tokens, hidden_, rows.bad, int(at));
   }
   done.ffn_seconds = std::chrono::duration<double>(here).count();
   if (exchange) {

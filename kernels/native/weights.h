@@ -42,32 +42,48 @@ class Panels {
   // `count` rows as the products want them: also as bytes, in scratch memory of this op, where they are multiplied so.
   template <class E>
   Rows<E> operand(Engine& engine, Rows<E> rows, int count) const {
-    if constexpr (sizeof(E) == sizeof(bf16)) {
-      auto convert = converter(*engine.isa);
-      if (!convert) return rows;
-      uint8_t* data = engine.shared[2].at_least<uint8_t>(2 * size_t(count + ROW_GROUP) * byte_stride());
-      rows.bytes = {data, byte_stride(), engine.shared[3].at_least<float>(count)};
-      constexpr int together = 16;
-      engine.pool.run(ceil_div(count, together), [&](int index, int) {
-        for (int r = index * together; r < count && r < (index + 1) * together; r++)
-          convert(rows.data + r * rows.stride, inputs_, rows.bytes, r);
-      });
-    }
+    rows.bytes = bytes_in<E>(*engine.isa, count, engine.shared[2]);
+    if (!rows.bytes.data) return rows;
+    engine.pool.run(ceil_div(count, OPERANDS), [&](int index, int) {
+      for (int r = index * OPERANDS; r < count && r < (index + 1) * OPERANDS; r++)
+        convert(*engine.isa, rows.data + r * rows.stride, rows.bytes, r);
+    });
     return rows;
   }
 
   // The same within one task, in `memory` of at least `operand_bytes(count)`.
   template <class E>
   Rows<E> operand_at(const Isa& isa, Rows<E> rows, int count, char* memory) const {
-    if constexpr (sizeof(E) == sizeof(bf16)) {
-      auto convert = converter(isa);
-      if (!convert) return rows;
-      size_t numbers = 2 * size_t(count + ROW_GROUP) * byte_stride();
-      rows.bytes = {reinterpret_cast<uint8_t*>(memory), byte_stride(), reinterpret_cast<float*>(memory + numbers)};
-      for (int r = 0; r < count; r++) convert(rows.data + r * rows.stride, inputs_, rows.bytes, r);
-    }
+    if (!multiplies_bytes<E>(isa)) return rows;
+    rows.bytes = bytes_at(count, memory);
+    for (int r = 0; r < count; r++) convert(isa, rows.data + r * rows.stride, rows.bytes, r);
     return rows;
   }
+
+  static constexpr int OPERANDS = 16;  // rows of one task that makes bytes of them
+
+  // Whether rows are multiplied as bytes, and where those of `count` rows are in memory for them.
+  ByteRows bytes_at(int count, char* memory) const {
+    size_t numbers = 2 * size_t(count + ROW_GROUP) * byte_stride();
+    return {reinterpret_cast<uint8_t*>(memory), byte_stride(), reinterpret_cast<float*>(memory + numbers)};
+  }
+  template <class E>
+  bool multiplies_bytes(const Isa& isa) const {
+    return sizeof(E) == sizeof(bf16) && converter(isa);
+  }
+
+  // Room for the bytes of so many rows; none where rows are multiplied as they are.
+  template <class E>
+  ByteRows bytes_in(const Isa& isa, int count, Memory& memory) const {
+    return multiplies_bytes<E>(isa) ? bytes_at(count, memory.at_least<char>(operand_bytes(count))) : ByteRows{};
+  }
+
+  // Row r of `to` becomes the bytes of x, which has as many numbers as there are inputs.
+  template <class E>
+  void convert(const Isa& isa, const E* x, const ByteRows& to, int r) const {
+    if constexpr (sizeof(E) == sizeof(bf16)) converter(isa)(x, inputs_, to, r);
+  }
+
   size_t operand_bytes(int count) const { return 2 * size_t(count + ROW_GROUP) * byte_stride() + count * sizeof(float); }
 
   // sum[rows][64] = a * panel, scaled when the weights are int8. `after`: the panel that this thread will most likely

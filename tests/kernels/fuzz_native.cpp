@@ -221,6 +221,17 @@ void experts(Engine& engine) {
   fill_rows(x), fill(out), fill(weight);
   for (size_t i = 0; i < slot.size(); i++) slot[i] = int(random_bits() % unsigned(slots + 1)) - 1;
   bank->run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, true);
+  if (random_bits() % 2) {  // x is contiguous there, and so is what the sums are added to
+    Buffer<int32_t> bad(rows);
+    for (int r = 0; r < rows; r++) bad[r] = -1;
+    bank->add_to(engine, x.get(), slot.get(), weight.get(), rows, choices, out.get(), bad.get(), 1);
+    for (int r = 0; r < rows; r++) {
+      bool finite = true;
+      for (int h = 0; h < hidden; h++) finite = finite && std::isfinite(to_float(out[size_t(r) * hidden + h]));
+      if (bad[r] != (finite ? -1 : 1)) abort();
+    }
+    calls++;
+  }
   calls++;
   if (!slot.size()) return;
   slot[slot.size() - 1] = slots;
