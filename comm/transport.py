@@ -309,11 +309,15 @@ class Exchanging(Protocol):
         ...
 
 
+Queue = Callable[[], AbstractContextManager[None]]
+"""Of a device: what is launched inside the context is in it."""
+
+
 @runtime_checkable
 class Queueing(Protocol):
     """What a transport may offer beside the contract where a device waits for payloads by itself."""
 
-    def take_in(self, attention: int, queue: Callable[[], AbstractContextManager[None]]) -> None:
+    def take_in(self, attention: int, queue: Queue) -> None:
         """From now on the device waits for what an attention node sends inside `queue`, so that no other queue does."""
         ...
 

@@ -89,13 +89,13 @@ class Checkpoint:
     ) -> None:
         """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once. `coverage`:
         which of them config.json says are quantised."""
-        self.folder = self._folder = Path(folder)
+        self.folder = Path(folder)
         self._device = device
         self._fp8_block, self._coverage = fp8_block, coverage
-        self._file_of = _locate(self._folder)
+        self._file_of = _locate(self.folder)
         self._read: set[str] = set()
-        self._mapped = MappedFiles(self._folder)
-        self._reading = ReadFiles(self._folder) if reads else None
+        self._mapped = MappedFiles(self.folder)
+        self._reading = ReadFiles(self.folder) if reads else None
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     @property
@@ -179,7 +179,7 @@ class Checkpoint:
         """As it is stored; `part`: only some of its rows will be looked at."""
         if name not in self._file_of:
             hint = self._quantised.hint(name)
-            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
+            raise CheckpointError(f"{self.folder}: tensor {name} is missing from the checkpoint{hint}")
         file = self._file_of[name]
         self._read.add(name)
         if self._reading is not None and not part and self._reading.reads(file, name):
@@ -213,7 +213,7 @@ class Checkpoint:
         return scale
 
     def _where(self, name: str) -> str:
-        return str(self._folder / self._file_of.get(name, SINGLE))
+        return str(self.folder / self._file_of.get(name, SINGLE))
 
 
 class DummyCheckpoint:

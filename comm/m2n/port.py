@@ -7,7 +7,7 @@ Shapes: R rows of a message, H hidden size, K top-k.
 
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from afserve.comm.transport import (
     Kind,
     Layout,
     Limiting,
+    Queue,
     Queueing,
     Transport,
     WireType,
@@ -41,10 +42,6 @@ class Arrival:
     x_RH: Tensor
     slot_RK: Tensor
     weight_RK: Tensor
-
-
-Queue = Callable[[], AbstractContextManager[None]]
-"""Of a device: what is launched inside the context is in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ travels.
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import cast
@@ -19,7 +19,7 @@ from afserve import member
 from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
-from afserve.comm.transport import Box, Kind, Layout
+from afserve.comm.transport import Box, Kind, Layout, Queue
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
 from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.in_time import Late, in_time
@@ -37,7 +37,7 @@ class DistTransport(TcpTransport):
     def __init__(self, segments: Sequence[RecordSegment], attention: int | None, carriage: Carriage) -> None:
         super().__init__(segments, attention)
         self.carriage = carriage
-        self._queues: dict[int, Callable[[], AbstractContextManager[None]]] = {}
+        self._queues: dict[int, Queue] = {}
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +60,7 @@ class DistTransport(TcpTransport):
             if self._streams.get(peer) is stream:
                 self._move(peer, stream)
 
-    def take_in(self, attention: int, queue: Callable[[], AbstractContextManager[None]]) -> None:
+    def take_in(self, attention: int, queue: Queue) -> None:
         self._queues[attention] = queue
 
     def _let_in(self) -> None:

@@ -7,7 +7,7 @@ to 16 MiB follow their header over the connection. It reads a message's header j
 
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afserve.comm.mailbox.record import TAIL_BYTES, RecordMailbox
 from afserve.comm.mailbox.wire import HEADER_BYTES, extent
-from afserve.comm.transport import Kind, Layout
+from afserve.comm.transport import Kind, Layout, Queue
 from afserve.comm.transports.groups import Meeting, Pair, check_device
 from afserve.comm.transports.stream import MessageStream, Place
 
@@ -92,11 +92,11 @@ class PairStream(MessageStream):
         self._pair = pair
         self._inboxes, self._outboxes = inboxes, outboxes
         self._is_open = False
-        self._queue: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._queue: Queue = nullcontext
         self._due: dict[int, memoryview] = {}
         self._complete: list[memoryview] = []
 
-    def open(self, queue: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def open(self, queue: Queue = nullcontext) -> None:
         """In the thread that uses the mailboxes, before it does, and once nobody else uses them. A device waits for
         payloads inside `queue`."""
         self._queue = queue

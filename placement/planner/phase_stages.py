@@ -49,21 +49,18 @@ def together(steps: Iterable[Step]) -> Step:
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """How expert devices compute prompts while others decode: in pieces of `seconds`. Cut by `rows`, a piece reads the
-    experts again, so it is longer, until calls take at most `overhead` of the rows' own time; cut at tiles, or between
-    `whole_experts`, it does not, but one expert's rows are the least then. `floor` of the time goes to prompts that
-    wait, at least."""
+    experts again, so it is longer, until calls take at most `overhead` of the rows' own time; cut at a GPU's blocks, it
+    does not. `floor` of the time goes to prompts that wait, at least."""
 
     seconds: float
     overhead: float
     floor: float
     by_rows: bool = True
-    whole_experts: bool = False
 
-    def cut(self, experts: list[float], tokens: float, whole: float, held: float) -> tuple[float, float]:
-        """(seconds of a piece, of all pieces of a layer's rows); `whole`: in one call. A device has `held` experts."""
+    def cut(self, experts: list[float], tokens: float, whole: float) -> tuple[float, float]:
+        """(seconds of a piece, of all pieces of a layer's rows); `whole`: in one call."""
         if not self.by_rows:
-            least = whole / held if self.whole_experts else 0.0
-            return min(max(self.seconds, least), whole), whole
+            return min(self.seconds, whole), whole
         half, all_ = interpolate(experts, tokens / 2), interpolate(experts, tokens)
         row = max((all_ - half) / (tokens / 2), 1e-12)
         call = max(interpolate(experts, tokens / 16) - row * tokens / 16, 0.0)
@@ -72,13 +69,11 @@ class Pieces:
         return one, whole if size >= tokens else one * tokens / size
 
 
-_BLOCK = (
-    2 * 2 * 128 * 128
-)  # FLOP per hidden column of a thread block: 128 rows by 128 columns of gate and of up
+# FLOP per hidden column of a thread block: 128 rows by 128 columns of gate and of up.
+_BLOCK = 2 * 2 * 128 * 128
 _OF_PEAK, _MULTIPROCESSORS = 0.6, 132  # that products reach, and among how many it is shared: an H200's
-_WAITS = (
-    2  # products of a decode call, each of which begins where blocks of prompts end: gate and up, then down
-)
+# Products of a decode call, each of which begins where blocks of prompts end: gate and up, then down.
+_WAITS = 2
 
 
 def pieces_on_gpu(chip: Hardware, hidden: int, precision: str, floor: float) -> Pieces:
@@ -234,7 +229,7 @@ class Apart(_Sharing):
         wire = per_there * rows, per_back * rows
         piece, waits, taken = 0.0, 0.0, own
         if pieces is not None and part.tokens and other.seconds:
-            piece, own = pieces.cut(experts, tokens, own, self.tables.slots(self.experts))
+            piece, own = pieces.cut(experts, tokens, own)
             taken = own / max(1 - other.experts, pieces.floor)
         elif pieces is not None and other.seconds:
             waits = other.piece * longest_wait(other.experts, self.experts)
@@ -282,7 +277,7 @@ class Beside(_Sharing):
         piece = waits = 0.0
         here, there = attention + experts, experts  # of a device of its own, of one of the other pool
         if pieces is not None and part.tokens and other.seconds:
-            piece, experts = pieces.cut(table, tokens, experts, self.tables.slots(self.devices))
+            piece, experts = pieces.cut(table, tokens, experts)
             free = max(1 - other.experts, pieces.floor)
             attention, here = attention / free, (attention + experts) / free
             there = experts / max(1 - other.busy, pieces.floor)

@@ -324,7 +324,7 @@ def test_a_gpu_ends_blocks_of_products_by_itself():
     assert block == pytest.approx(52e-6, rel=0.01) and pytest.approx(2 * block) == ON_GPU.seconds
     narrow = pieces_on_gpu(STAGES.chip, 2048, "bf16", 1 / 2)
     assert narrow.seconds == pytest.approx(2 * block * 2048 / 7168 * 2, rel=0.01) and narrow.floor == 0.5
-    assert narrow.cut([], 100.0, 1e-3, 24.0) == (narrow.seconds, 1e-3), "no expert is read again"
+    assert narrow.cut([], 100.0, 1e-3) == (narrow.seconds, 1e-3), "no expert is read again"
 
 
 def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
@@ -333,17 +333,3 @@ def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
     pieces = Pieces(100e-6, 0.2, 1 / 16, by_rows=False)
     assert pool.step(work, other, pieces).piece == pytest.approx(100e-6, rel=0.02)
     assert pool.step(work, other, replace(pieces, by_rows=True)).piece > 300e-6, "it reads the experts again"
-
-
-def test_a_piece_of_experts_is_one_of_them_at_least_and_reads_none_again():
-    pool, other = Apart(STAGES, 4, 8), Step(0.03, 0.5, 0.1)
-    work = Work(tokens=8192, pairs=8192**2 / 2, all_tokens=4 * 8192)
-    at_tiles = Pieces(1e-6, 0.2, 1 / 16, by_rows=False)
-    tiles, experts = (
-        pool.step(work, other, replace(at_tiles, whole_experts=whole)) for whole in (False, True)
-    )
-    assert tiles.piece == pytest.approx(1e-6, rel=0.02) and tiles.seconds == experts.seconds
-    layer = interpolate(STAGES.experts(8), work.all_tokens)
-    assert experts.piece > 0.2 * layer / STAGES.slots(8)
-    long = replace(at_tiles, seconds=200e-6, whole_experts=True)
-    assert pool.step(work, other, long).piece >= 200e-6
