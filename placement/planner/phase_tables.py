@@ -189,10 +189,6 @@ class Tables:
         ranks = devices / self.tensor_parallel
         return max(0.0, ranks * split * free / cache_bytes(shape, precision, 1.0))
 
-    def slots(self, devices: int) -> float:
-        """Experts of a layer on each of so many devices."""
-        return max(1.0, self.setting.shape.experts.experts / devices)
-
     def hold_experts(self, devices: int) -> bool:
         """Whether the experts fit on devices that have nothing else."""
         setting = self.setting
