@@ -6,8 +6,8 @@ Nothing is measured of this machine: a stage only moves the clock forward, so th
 expert node is the engine's; attention nodes answer after their stage. `whole messages`: prompts' are one call each, as
 of an expert node without pieces. Prompts are compared with the same prefill nodes without decode nodes. Where experts
 are read, a call reads each one that its rows chose: `of rows` cuts there between rows, and reads nearly all of them
-again with each piece. On a device, which is scripted too, calls are launched and done later, and blocks of 26 us end by
-themselves: the engine has a queue for decoding and one for prompts there. `one queue`: calls are done as launched.
+again with each piece. On a device, which is scripted too, calls are launched and done later, and blocks of 104 us end
+by themselves: the engine has a queue for decoding and one for prompts there. `one queue`: calls are done as launched.
 """
 
 import argparse
@@ -236,8 +236,9 @@ READING = {
     "experts": 32,
     "read": 20e-6,
 }  # as where experts are larger than caches
-# An H200 with 24 of DeepSeek-V3's experts in FP8, by its memory and its peak.
-DEVICE = {"call": 264e-6, "row": 0.1e-6, "block": 26e-6}
+# An H200 with 24 of DeepSeek-V3's experts in FP8, by its memory and its peak. Both products of a decode call wait for a
+# block of 52 us; here the call waits once for both.
+DEVICE = {"call": 264e-6, "row": 0.1e-6, "block": 104e-6}
 FAST, CHUNKS = (Node(rows=128, stage=1e-3),), (Node(rows=4096, stage=6e-3),)
 FEW, SLOW = (Node(rows=4, stage=2e-3),), (Node(rows=512, stage=5e-3),)
 

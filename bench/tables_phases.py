@@ -36,7 +36,7 @@ def phases() -> str:
         "length and a clock of their own, so the figures are the same on every machine. Aims: p99 at most 1.10 of decode alone, a prompt at most 1.15 times its time with the same "
         "prefill nodes alone. Where those keep the experts busy by themselves, prompts beside decoding take at least 1 / (1 - decode's share of the experts) of that: 1 / (1 - 0.30) = 1.43 with 4 nodes, and "
         "1 / (1 - 0.26) = 1.36 with 2 where experts are read. 1 node there waits for 2.72 ms of experts and 5 ms of its own a layer: (5 + 2.72 / (1 - 0.26)) / 7.72 = 1.12 at least. With 2 nodes of the first kind both ask for "
-        "100 % before any piece costs a call. On a scripted device, whose calls are done later in blocks of 26 us, prompts have a queue that decoding goes before; one queue is what such a node had.\n\n"
+        "100 % before any piece costs a call. On a scripted device, whose calls are done later in blocks of 104 us (a decode call waits for two of 52), prompts have a queue that decoding goes before; one queue is what such a node had.\n\n"
         + table(
             [
                 "case",
