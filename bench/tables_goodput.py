@@ -63,7 +63,7 @@ def _line(case: Cell) -> list[object]:
         f"{row['requests']:,}",
         f"{row['ttft_s']:g} s, {1e3 * row['tpot_s']:g} ms",
         *(_rate(case[name]) for name in (*OURS, TWO_COPIES, MIXED)),
-        *(_ratio(_of(case, other)) for other in (TWO_COPIES, MIXED)),
+        *(f"{_of(case, other):.2f}" if case[other]["requests_s"] else "" for other in (TWO_COPIES, MIXED)),
         row["best"],
     ]
 
@@ -76,7 +76,3 @@ def _rate(row: Row) -> str:
         if row["best"] == "does not fit"
         else "none"
     )
-
-
-def _ratio(value: float) -> str:
-    return "" if value == float("inf") else f"{value:.2f}"
