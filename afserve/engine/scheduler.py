@@ -14,7 +14,8 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.endings import extend
-from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
+from afserve.engine.fair_share import FairShares, WaitingRequests
+from afserve.engine.giving_way import gives_way, spares, victim
 from afserve.engine.guides import Guide
 from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.prefix_keys import extend as extend_keys
@@ -111,7 +112,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        turn = self._fair_turn if self._shares.several else turn_of
+        turn = self._shares.step_turn if self._shares.several else turn_of
         for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
@@ -120,7 +121,7 @@ class Scheduler:
             if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
                 own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
                 if own is not None:
-                    self._shares.charge(sequence, own.count)
+                    self._shares.charge(sequence, own.start, own.count)
                     return StepPlan(micro_batch, (own,))
                 continue
             start, known = sequence.computed, len(sequence.tokens)
@@ -130,7 +131,7 @@ class Scheduler:
             if count:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count == known, kind))
-                self._shares.charge(sequence, count)
+                self._shares.charge(sequence, start, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
@@ -151,21 +152,34 @@ class Scheduler:
         return self.running == len(self._running[micro_batch])
 
     def _admit(self, micro_batch: int) -> None:
-        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all."""
-        mine = self._running[micro_batch]
-        while self._waiting and self.running < self._config.max_sequences:
+        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Of
+        several tenants one that is ahead makes room, a sequence each time."""
+        mine, asked = self._running[micro_batch], False
+        while self._waiting and (self.running < self._config.max_sequences or self._shares.several):
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting.first()
             if sequence is None:
                 return
-            found = self._prefix(sequence)
-            first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
-            need = -(-first // self.pool.block_size)
-            if not self.pool.can_allocate(need + self._reserve_for_running(), sparing=found):
+            found = self._finds_room(sequence)
+            if found is not None:
+                self._waiting.remove(sequence)
+                self._enter(sequence, micro_batch, found)
+                continue
+            leaves = None if asked else gives_way(self._shares, sequence, self._all_running())
+            if leaves is None:
                 return
-            self._waiting.remove(sequence)
-            self._enter(sequence, micro_batch, found)
+            asked = True
+            self._preempt(leaves)
+
+    def _finds_room(self, sequence: Sequence) -> list[int] | None:
+        """Its cached blocks, where there is a place for it and room for what it computes first."""
+        if self.running >= self._config.max_sequences:
+            return None
+        found = self._prefix(sequence)
+        first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
+        need = -(-first // self.pool.block_size) + self._reserve_for_running()
+        return found if self.pool.can_allocate(need, sparing=found) else None
 
     def _even_out(self, micro_batch: int) -> None:
         """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
@@ -214,23 +228,18 @@ class Scheduler:
             if self.pool.can_allocate(need):
                 sequence.blocks += self.pool.allocate(need, sequence.blocks[-1] if sequence.blocks else None)
                 return count
-            victim = self._victim(sequence)
-            if victim is not None:
-                self._preempt(victim)
+            leaves = victim(self._shares, sequence, self._all_running())
+            if leaves is not None:
+                self._preempt(leaves)
                 continue
             room = len(sequence.blocks) * size + self.pool.available * size - sequence.computed
             if room > 0:
                 count = min(count, room)
-            elif any(s.in_flight for s in self._all_running()):
+            elif any(s.in_flight or spares(self._shares, sequence, s) for s in self._all_running()):
                 return 0  # others will finish or grow past it; try again next step
             else:
                 self._preempt(sequence)
                 return 0
-
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The youngest running sequence that is younger than this one and not in flight."""
-        younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
-        return max(younger, key=lambda s: s.rank, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
@@ -238,7 +247,7 @@ class Scheduler:
         leave(sequence, "a node had no room to keep its part")
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
-        sequence.computed = 0
+        sequence.counted, sequence.computed = max(sequence.counted, sequence.computed), 0
         sequence.keys.clear()
         sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
@@ -388,8 +397,3 @@ class Scheduler:
         assert undrawn == set(self._undrawn), "rows that wait to be drawn are miscounted"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
-
-    def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
-        """As `turn_of`, with prompts in the order of what their tenants were given."""
-        kind, (priority, order) = turn_of(sequence)
-        return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
