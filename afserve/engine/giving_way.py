@@ -1,32 +1,21 @@
-"""Which running sequence leaves for another one that finds no place or no room for its next tokens.
+"""Which running sequence leaves for a waiting one of another tenant that finds no place, or no room for its prompt.
 
 Long answers would keep their places, and other tenants waiting, until they end. So a tenant that was given more than
 its share gives places back: where it gets ahead further with those it has, and once it is ahead by what it costs to
-compute a sequence again. A sequence that has entered makes some tokens before it leaves. With one tenant only the
-youngest leave, and only for room. It decides and does nothing: a preemption is the scheduler's.
+compute a sequence again. A sequence that has entered makes some tokens before it leaves. With one tenant nobody leaves.
+It decides and does nothing: a preemption is the scheduler's.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from afserve.engine.fair_share import FairShares
-from afserve.engine.request import Tenant
 from afserve.engine.sequence import Sequence
 
 AHEAD = 256  # tokens beyond its share from which on a tenant gives places back,
 AGAIN = 4  # or the tokens that the sequence has computed, divided by this, where that is more
 FAR = 4  # times as much, from which on it gives back also where it has few places
 MADE = 64  # tokens that a sequence makes between entering and leaving, for another tenant
-
-
-def victim(shares: FairShares, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-    """Who leaves so that a running sequence finds room: of several tenants one that is ahead, else the youngest that is
-    younger, but none that is behind. None in flight."""
-    running = list(running)
-    if (ahead := gives_way(shares, sequence, running)) is not None:
-        return ahead
-    younger = (s for s in running if s.rank > sequence.rank and not s.in_flight)
-    return max((s for s in younger if not spares(shares, sequence, s)), key=lambda s: s.rank, default=None)
 
 
 def gives_way(shares: FairShares, wanting: Sequence, running: Iterable[Sequence]) -> Sequence | None:
@@ -43,13 +32,6 @@ def gives_way(shares: FairShares, wanting: Sequence, running: Iterable[Sequence]
     )
 
 
-def spares(shares: FairShares, sequence: Sequence, younger: Sequence) -> bool:
-    """Whether the tenant of `sequence` was given too much to take room from a younger one of the same priority."""
-    if not shares.several or sequence.request.priority != younger.request.priority:
-        return False
-    return sequence.rank < younger.rank and _ahead(shares, sequence, younger.request.tenant, AHEAD)
-
-
 def _leaving(shares: FairShares, wanting: Sequence, places: Counter[str]) -> Callable[[Sequence], bool]:
     """`places` are the running sequences of each tenant."""
     mine, priority = wanting.request.tenant, wanting.request.priority
@@ -60,12 +42,7 @@ def _leaving(shares: FairShares, wanting: Sequence, places: Counter[str]) -> Cal
             return False
         least = max(AHEAD, one.computed // AGAIN)
         further = places[its.name] * mine.share > places[mine.name] * its.share
-        return _ahead(shares, one, mine, least if further else FAR * least)
+        ahead = (shares.given(its.name) - shares.given(mine.name)) * its.share
+        return ahead > (least if further else FAR * least)
 
     return leaves
-
-
-def _ahead(shares: FairShares, sequence: Sequence, other: Tenant, tokens: int) -> bool:
-    """Whether its tenant was given more than so many tokens beyond its share beside another one."""
-    mine = sequence.request.tenant
-    return (shares.given(mine.name) - shares.given(other.name)) * mine.share > tokens

@@ -15,7 +15,7 @@ from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.endings import extend
 from afserve.engine.fair_share import FairShares, WaitingRequests
-from afserve.engine.giving_way import gives_way, spares, victim
+from afserve.engine.giving_way import gives_way
 from afserve.engine.guides import Guide
 from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.prefix_keys import extend as extend_keys
@@ -173,12 +173,12 @@ class Scheduler:
             self._preempt(leaves)
 
     def _finds_room(self, sequence: Sequence) -> list[int] | None:
-        """Its cached blocks, where there is a place for it and room for what it computes first."""
+        """Its cached blocks, where there is a place, room for what it computes first, and 1 % for others to grow."""
         if self.running >= self._config.max_sequences:
             return None
         found = self._prefix(sequence)
         first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
-        need = -(-first // self.pool.block_size) + self._reserve_for_running()
+        need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
         return found if self.pool.can_allocate(need, sparing=found) else None
 
     def _even_out(self, micro_batch: int) -> None:
@@ -191,10 +191,6 @@ class Scheduler:
             sequence = mine.pop()
             sequence.micro_batch = least
             self._running[least].append(sequence)
-
-    def _reserve_for_running(self) -> int:
-        """Blocks kept free on admission, so that running sequences can grow for a while: 1 % and one each."""
-        return self.running and min(self.running, self.pool.blocks // 100)
 
     def _prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of a prefix, leaving at least one token to compute."""
@@ -228,18 +224,23 @@ class Scheduler:
             if self.pool.can_allocate(need):
                 sequence.blocks += self.pool.allocate(need, sequence.blocks[-1] if sequence.blocks else None)
                 return count
-            leaves = victim(self._shares, sequence, self._all_running())
-            if leaves is not None:
-                self._preempt(leaves)
+            victim = self._victim(sequence)
+            if victim is not None:
+                self._preempt(victim)
                 continue
             room = len(sequence.blocks) * size + self.pool.available * size - sequence.computed
             if room > 0:
                 count = min(count, room)
-            elif any(s.in_flight or spares(self._shares, sequence, s) for s in self._all_running()):
+            elif any(s.in_flight for s in self._all_running()):
                 return 0  # others will finish or grow past it; try again next step
             else:
                 self._preempt(sequence)
                 return 0
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The youngest running sequence that is younger than this one and not in flight."""
+        younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
+        return max(younger, key=lambda s: s.rank, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""

@@ -48,6 +48,7 @@ class Node:
     open: dict = field(default_factory=dict)
     gave: dict = field(default_factory=dict)
     plans: list = field(default_factory=list)
+    flying: dict = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs=1, **fields):
@@ -67,11 +68,19 @@ class Node:
         return handle
 
     def turn(self):
+        """One micro-batch's step comes back and its next one begins, while another one's may be under way."""
         self.step += 1
-        plan = self.made.plan(self.step % self.made.active)
+        index = self.step % self.made.active
+        self._commit(self.flying.pop(index, None))
+        plan = self.made.plan(index)
         if self.step % 16 == 0:
             self.made.check()
         self.plans.append(plan and [(c.sequence.request.handle, c.start, c.count) for c in plan.chunks])
+        if plan is not None:
+            self.flying[index] = plan
+        assert all(c.sequence.micro_batch >= 0 for one in self.flying.values() for c in one.chunks)
+
+    def _commit(self, plan):
         if plan is None:
             return
         last = [chunk.sequence for chunk in plan.chunks if chunk.last]
@@ -79,7 +88,8 @@ class Node:
             name = sequence.request.tenant.name
             self.said[name] = self.said.get(name, 0) + 1
             self.first.setdefault(sequence.request.handle, self.step)
-        for done in self.made.commit(plan, [next_run(s.tokens, self.runs) for s in last]):
+        runs = [next_run(s.tokens, self.runs + 2 * (s.request.tenant.name == "fast")) for s in last]
+        for done in self.made.commit(plan, runs):
             request = done.sequence.request
             self.output[request.handle] = done.sequence.output_ids
             self.gave[request.handle] = done.sequence.preemptions
@@ -135,9 +145,12 @@ def test_tokens_are_those_of_running_alone_and_nobody_leaves_too_often(
 @settings(max_examples=60, deadline=None)
 @given(EVENTS, PLACES, st.integers(1, 2))
 def test_a_sequence_makes_tokens_between_leaving(events, places, micro_batches):
-    """With blocks enough none leaves but for a tenant that is behind."""
+    """With blocks enough none leaves but for a tenant that is behind; here also one that is hardly behind."""
     node = Node.of(max_sequences=places, micro_batches=micro_batches)
-    play(node, events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(giving_way, "AHEAD", 2)
+        patch.setattr(giving_way, "AGAIN", 1000)
+        play(node, events)
     assert all(left * MADE <= len(node.output[handle]) for handle, left in node.gave.items())
     assert node.made.preemptions == sum(node.gave.values())
 
@@ -157,8 +170,9 @@ def test_who_is_behind_has_a_place_within_so_many_steps(places, share, own, late
         node.flood(flood, 3900, places + 2)
         node.turn()
     handle = node.submit(mine, 8, length)
-    while handle not in node.first:
+    while handle not in node.first and node.step < 5000:
         node.turn()
+    assert handle in node.first
     # The flood's sequences have at most so many tokens when the last one of them counts.
     tokens = PROMPT + later + AHEAD + MADE + 2 * places
     ahead = max(AHEAD, tokens // giving_way.AGAIN)
@@ -166,7 +180,7 @@ def test_who_is_behind_has_a_place_within_so_many_steps(places, share, own, late
     assert node.first[handle] - node.came[handle] <= max(-(-ahead // places), MADE) + prompts + places + 3
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     places=PLACES,
     tenants=st.lists(
@@ -179,7 +193,7 @@ def test_none_of_those_who_always_wait_is_ahead_without_end(places, tenants, run
     """However long the run: between any two it stays below what a bounded number of tokens is worth."""
     node = Node.of(runs, max_sequences=places)
     names = [(Tenant(f"t{index}", share), answer) for index, (share, answer) in enumerate(tenants)]
-    for step in range(2500):
+    for step in range(1500):
         for index, (tenant, answer) in enumerate(names):
             if step >= index * apart:
                 node.flood(tenant, answer, places + 2)
@@ -206,16 +220,31 @@ def test_tokens_of_long_answers_follow_the_shares(places, shares):
     assert node.made.preemptions * AHEAD <= total
 
 
-def test_tokens_of_long_answers_follow_the_shares_where_blocks_are_few():
-    """Three of eight places have room. Before, a tenant's old sequences threw out each new one of another's."""
-    node = Node.of(max_sequences=8, kv_blocks=300)
-    a, b = Tenant("a"), Tenant("b")
-    for step in range(9000):
-        node.flood(a, 1400, 8)
-        if step >= 500:
-            node.flood(b, 1400, 8)
+def test_who_makes_more_tokens_in_a_place_has_fewer_places():
+    node = Node.of(max_sequences=2, max_model_len=40_000, kv_blocks=5000)
+    for step in range(6000):
+        for tenant in (Tenant("fast"), Tenant("slow")):
+            node.flood(tenant, 39_000, 3)
+        if step == 2000:
+            before = {name: node.made._shares.given(name) for name in ("fast", "slow")}
         node.turn()
-    assert abs(node.said["b"] / (node.said["a"] - 500 * 8) - 1) < 0.5
+    fast, slow = (node.made._shares.given(name) - before[name] for name in ("fast", "slow"))
+    assert abs(fast / slow - 1) < 0.3
+
+
+def test_tokens_of_long_answers_follow_the_shares_where_blocks_are_few():
+    """Two of eight places have room. Nobody leaves so often that few tokens are new ones."""
+    node = Node.of(max_sequences=8, kv_blocks=300)
+    for step in range(9500):
+        node.flood(A, 3000, 8)
+        if step == 500:
+            before = node.said["a"]
+        if step >= 500:
+            node.flood(Tenant("b"), 3000, 8)
+        node.turn()
+    assert abs(node.said["b"] / (node.said["a"] - before) - 1) < 0.15
+    computed = sum(count for plan in node.plans if plan for _, _, count in plan)
+    assert computed < 5 * sum(node.said.values())
 
 
 @settings(max_examples=30, deadline=None)
@@ -227,15 +256,8 @@ def test_with_one_tenant_every_step_is_what_it_was(events, places, micro_batches
     play(node, events)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "gives_way", lambda *_: None)
-        patch.setattr(scheduler, "spares", lambda *_: False)
-        patch.setattr(scheduler, "victim", youngest)
         play(plain, events)
     assert node.plans == plain.plans
-
-
-def youngest(_, sequence, running):
-    younger = [s for s in running if s.rank > sequence.rank and not s.in_flight]
-    return max(younger, key=lambda s: s.rank, default=None)
 
 
 @settings(max_examples=30, deadline=None)
@@ -260,28 +282,44 @@ def test_none_leaves_for_a_lower_priority(running, waiting, leaves):
 
 def test_the_lowest_priority_leaves_first_then_the_least_to_compute_again():
     node = Node.of(max_sequences=3)
-    batch, elder = node.submit(A, 3000, priority=5), node.submit(A, 3000, length=200)
+    batch, elder = node.submit(A, 3000, length=300, priority=5), node.submit(A, 3000, length=200)
     young = node.submit(A, 3000)
-    node.turn()
+    for _ in range(MADE + 9):
+        node.turn()
     for _ in range(2):
         node.submit(Tenant("b", 2), 3000)
-    while node.made.preemptions < 2:
-        node.turn()
-    left = {handle: node.made._by_handle[handle].preemptions for handle in (batch, elder, young)}
-    assert left == {batch: 1, elder: 0, young: 1}
+    left = []
+    for count in (1, 2):
+        while node.made.preemptions < count:
+            node.turn()
+        left.append([node.made._by_handle[handle].preemptions for handle in (batch, elder, young)])
+    assert left == [[1, 0, 0], [1, 0, 1]]
 
 
 def test_what_a_preemption_took_counts_once():
     """Else a tenant would pay with its share for having made room."""
     node = Node.of(max_sequences=1, prefix_caching=False)
-    node.submit(A, 1500)
+    node.submit(A, 3000)
     node.turn()
-    node.submit(B, 200)
-    while not node.made.preemptions:
+    node.submit(Tenant("b"), 3000)
+    for _ in range(3):
         node.turn()
-    before = node.made._shares.given("a")
-    while len(node.output) < 1:
+    given, said = node.made._shares.given("a"), node.said["a"]
+    while node.made.preemptions < 4:
         node.turn()
-    while node.made._shares.several and node.said["a"] < 600:
+    assert node.said["a"] - said > 500
+    assert abs(node.made._shares.given("a") - given - (node.said["a"] - said)) <= 2
+
+
+def test_one_leaves_at_a_time():
+    node = Node.of(max_sequences=8)
+    for _ in range(300):
+        node.flood(A, 3900, 10)
         node.turn()
-    assert node.made._shares.given("a") - before <= 1
+    before, most = 0, 0
+    for _ in range(600):
+        node.flood(A, 3900, 10)
+        node.flood(B, 3900, 10)
+        node.turn()
+        most, before = max(most, node.made.preemptions - before), node.made.preemptions
+    assert before >= 5 and most == 1
