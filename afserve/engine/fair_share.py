@@ -77,8 +77,10 @@ class FairShares:
     def charge(self, sequence: Sequence, start: int, count: int) -> None:
         """So many are computed for it in a step. Those that a preemption took count once."""
         if self.several:
-            tenant, tokens = sequence.request.tenant, start + count - max(start, sequence.counted)
-            self._given[tenant.name] = self.given(tenant.name) + max(0, tokens) / tenant.share
+            if start < sequence.counted:
+                count = max(0, start + count - sequence.counted)
+            tenant = sequence.request.tenant
+            self._given[tenant.name] = self.given(tenant.name) + count / tenant.share
             self._forget()
 
     def _level(self) -> float:
