@@ -14,7 +14,7 @@ from afserve.engine.sequence import Sequence
 
 AHEAD = 256  # tokens beyond its share from which on a tenant gives places back,
 AGAIN = 4  # or the tokens that the sequence has computed, divided by this, where that is more
-FAR = 4  # times as much, from which on it gives back also where it has few places
+FAR = 4  # times so many more, from which on it gives back also where it has few places
 MADE = 64  # tokens that a sequence makes between entering and leaving, for another tenant
 
 
@@ -43,6 +43,6 @@ def _leaving(shares: FairShares, wanting: Sequence, places: Counter[str]) -> Cal
         least = max(AHEAD, one.computed // AGAIN)
         further = places[its.name] * mine.share > places[mine.name] * its.share
         ahead = (shares.given(its.name) - shares.given(mine.name)) * its.share
-        return ahead > (least if further else FAR * least)
+        return ahead > (least if further else least + FAR * AHEAD)
 
     return leaves
