@@ -11,7 +11,7 @@ knows no tensors and no clock.
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from afserve.engine.sequence import Sequence
+from afserve.engine.sequence import Sequence, turn_of
 
 Turn = tuple[int, float, int]
 _MOST_LEFT = 1024  # tenants without requests that are remembered
@@ -74,11 +74,13 @@ class FairShares:
                 del self._behind[name]
                 self._forget()
 
-    def charge(self, sequence: Sequence, tokens: int) -> None:
-        """So many are computed for it in a step."""
+    def charge(self, sequence: Sequence, start: int, count: int) -> None:
+        """So many are computed for it in a step. Those that a preemption took count once."""
         if self.several:
+            if start < sequence.counted:
+                count = max(0, start + count - sequence.counted)
             tenant = sequence.request.tenant
-            self._given[tenant.name] = self.given(tenant.name) + tokens / tenant.share
+            self._given[tenant.name] = self.given(tenant.name) + count / tenant.share
             self._forget()
 
     def _level(self) -> float:
@@ -95,6 +97,11 @@ class FairShares:
         """The lowest is first."""
         priority, order = sequence.rank
         return priority, self.given(sequence.request.tenant.name), order
+
+    def step_turn(self, sequence: Sequence) -> tuple[int, Turn]:
+        """As `turn_of`, with prompts in the order of what their tenants were given."""
+        kind, (priority, order) = turn_of(sequence)
+        return kind, self.turn(sequence) if kind > 1 else (priority, 0.0, order)
 
     def check(self, sequences: list[Sequence]) -> None:
         """Integrity, against all open requests; for tests and debugging."""

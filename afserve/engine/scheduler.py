@@ -14,7 +14,8 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.endings import extend
-from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
+from afserve.engine.fair_share import FairShares, WaitingRequests
+from afserve.engine.giving_way import gives_way
 from afserve.engine.guides import Guide
 from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.prefix_keys import extend as extend_keys
@@ -111,7 +112,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        turn = self._fair_turn if self._shares.several else turn_of
+        turn = self._shares.step_turn if self._shares.several else turn_of
         for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
@@ -120,7 +121,7 @@ class Scheduler:
             if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
                 own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
                 if own is not None:
-                    self._shares.charge(sequence, own.count)
+                    self._shares.charge(sequence, own.start, own.count)
                     return StepPlan(micro_batch, (own,))
                 continue
             start, known = sequence.computed, len(sequence.tokens)
@@ -130,7 +131,7 @@ class Scheduler:
             if count:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count == known, kind))
-                self._shares.charge(sequence, count)
+                self._shares.charge(sequence, start, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
@@ -151,21 +152,34 @@ class Scheduler:
         return self.running == len(self._running[micro_batch])
 
     def _admit(self, micro_batch: int) -> None:
-        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all."""
-        mine = self._running[micro_batch]
-        while self._waiting and self.running < self._config.max_sequences:
+        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Of
+        several tenants one that is ahead makes room, a sequence each time."""
+        mine, asked = self._running[micro_batch], False
+        while self._waiting and (self.running < self._config.max_sequences or self._shares.several):
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting.first()
             if sequence is None:
                 return
-            found = self._prefix(sequence)
-            first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
-            need = -(-first // self.pool.block_size)
-            if not self.pool.can_allocate(need + self._reserve_for_running(), sparing=found):
+            found = self._finds_room(sequence)
+            if found is not None:
+                self._waiting.remove(sequence)
+                self._enter(sequence, micro_batch, found)
+                continue
+            leaves = None if asked else gives_way(self._shares, sequence, self._all_running())
+            if leaves is None:
                 return
-            self._waiting.remove(sequence)
-            self._enter(sequence, micro_batch, found)
+            asked = True
+            self._preempt(leaves)
+
+    def _finds_room(self, sequence: Sequence) -> list[int] | None:
+        """Its cached blocks, where there is a place, room for what it computes first, and 1 % for others to grow."""
+        if self.running >= self._config.max_sequences:
+            return None
+        found = self._prefix(sequence)
+        first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
+        need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
+        return found if self.pool.can_allocate(need, sparing=found) else None
 
     def _even_out(self, micro_batch: int) -> None:
         """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
@@ -177,10 +191,6 @@ class Scheduler:
             sequence = mine.pop()
             sequence.micro_batch = least
             self._running[least].append(sequence)
-
-    def _reserve_for_running(self) -> int:
-        """Blocks kept free on admission, so that running sequences can grow for a while: 1 % and one each."""
-        return self.running and min(self.running, self.pool.blocks // 100)
 
     def _prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of a prefix, leaving at least one token to compute."""
@@ -238,7 +248,7 @@ class Scheduler:
         leave(sequence, "a node had no room to keep its part")
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
-        sequence.computed = 0
+        sequence.counted, sequence.computed = max(sequence.counted, sequence.computed), 0
         sequence.keys.clear()
         sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
@@ -388,8 +398,3 @@ class Scheduler:
         assert undrawn == set(self._undrawn), "rows that wait to be drawn are miscounted"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
-
-    def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
-        """As `turn_of`, with prompts in the order of what their tenants were given."""
-        kind, (priority, order) = turn_of(sequence)
-        return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)

@@ -15,7 +15,7 @@ class Sequence:
     work, also where they were generated before a preemption or on another node. The lowest `rank` runs first: by
     priority, then the elder. `arrived` and `planned` are when it
     entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
-    `shared` prompt."""
+    `shared` prompt. The first `counted` tokens were computed before a preemption."""
 
     request: GenerationRequest
     order: int
@@ -31,6 +31,7 @@ class Sequence:
     in_flight: bool = False
     cancelled: bool = False
     preemptions: int = 0
+    counted: int = 0
     cached_tokens: int = 0
     started: bool = False
     arrived: float = 0.0
@@ -72,6 +73,11 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def made(self) -> int:
+        """Tokens since it last entered the queue."""
+        return len(self.tokens) - self.given
 
     @property
     def pending(self) -> int:

@@ -20,12 +20,11 @@ def read_coverage(fields: ConfigFields) -> Coverage | None:
         return None
     quant = fields.inner(config, "quantization_config")
     method = str(config.get("quant_method"))
-    return Coverage(
-        method,
-        _KEYS.get(method, "modules_to_not_convert"),
-        ModuleNames(_left_out(quant), anywhere=method == "awq"),
-        ModuleNames(_named(quant)),
-    )
+    left_out = ModuleNames(_left_out(quant), method == "awq", quant.where)
+    only = ModuleNames(_named(quant), where=quant.where)
+    for names in (left_out, only):
+        names.check()
+    return Coverage(method, _KEYS.get(method, "modules_to_not_convert"), left_out, only)
 
 
 def _left_out(quant: ConfigFields) -> tuple[str, ...]:

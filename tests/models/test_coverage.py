@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.config_json import ConfigFields
-from afserve.coverage import ModuleNames
+from afserve.coverage import MOST_PATTERNS, ModuleNames
 from afserve.engine.build import build_expert_bank
 from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
@@ -121,3 +121,44 @@ def test_many_names_are_found_at_once():
         for part in ("up_proj", "x")
     ]
     assert found == [True, False] * 90
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {**PACKED, "ignore": ["re:(a+)+$", "re:(.*)*=", "re:.*.*.*.*.*.*=", r"re:(\w+\.?)+="]},
+        {**PACKED, "config_groups": {"g": {"targets": ["re:(.*)*="]}}},
+        {**FP8, "modules_to_not_convert": ["(.*)*(.*)*="]},
+        {**GPTQ, "dynamic": {"-:(.*)*(.*)*=": {}}},
+        {**GPTQ, "extra_config": {"(.*)*(.*)*=": {"bits": 16}}},
+    ],
+)
+def test_a_pattern_that_python_would_take_for_ever_for_is_matched_at_once(told):
+    said = read_coverage(ConfigFields({"quantization_config": told}, "config.json"))
+    assert said.takes("model.layers.3." + "a" * 2000 + ".q_proj") == (
+        "config_groups" not in told or not said.only
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["re:(a)\\1+", "re:(?<!shared_)experts", "re:((a{1000}){1000})", "re:" + "a*" * 501]
+)
+@pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert", "ignored_layers"])
+def test_a_pattern_that_could_take_without_end_is_refused_by_name(text, key):
+    with pytest.raises(CheckpointError) as refused:
+        read_coverage(ConfigFields({"quantization_config": PACKED | {key: [text]}}, "models/x/config.json"))
+    said = str(refused.value)
+    assert said.startswith("models/x/config.json: quantization_config: the pattern '") and len(said) < 500
+    assert "could take without end; write it more simply, or list the names of the modules" in said
+
+
+def test_as_many_patterns_as_are_matched():
+    patterns = [f"re:.*layers.{index}.mlp.*" for index in range(MOST_PATTERNS + 1)]
+    fields = {"quantization_config": PACKED | {"ignore": patterns[:-1]}}
+    said = read_coverage(ConfigFields(fields, "config.json"))
+    assert not said.takes(GATE) and said.takes(QUERY)
+    fields = {"quantization_config": PACKED | {"ignore": patterns}}
+    with pytest.raises(
+        CheckpointError, match="lists 257 patterns, at most 256 are matched here; join them with"
+    ):
+        read_coverage(ConfigFields(fields, "config.json"))
