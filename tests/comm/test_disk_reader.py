@@ -17,16 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from afserve.comm.disk import reader as reader_module
-from afserve.comm.disk.deepspeed_library import libraries
 from afserve.comm.disk.files import File
 from afserve.comm.disk.reader import Queue, Reader
 from afserve.comm.disk.reader_wire import Ask, Reply, Setup
 from afserve.comm.disk.store import DAMAGED
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
+from tests.comm.readers import KINDS, command_of, plain
 from tests.comm.test_disk import (
     ACTIONS,
-    ROOT,
     Scene,
     block_of,
     into_a_cache,
@@ -40,21 +39,11 @@ from tests.comm.test_disk import (
 pytestmark = pytest.mark.process
 QUEUE = Queue(2, 4096, 4)
 PAGE = 4096
-CHILD = ROOT / "tests" / "comm" / "plain_reader.py"
 
 
-def plain(fault="none"):
-    return [sys.executable, str(CHILD), fault]
-
-
-@pytest.fixture(params=["plain", "deepspeed"])
-def command(request):
-    if request.param == "plain":
-        return plain()
-    pytest.importorskip("deepspeed")
-    if libraries() is None:
-        pytest.skip("DeepSpeed's asynchronous I/O is not built: run `afserve doctor --io`")
-    return ()
+@pytest.fixture(params=KINDS)
+def command(request, monkeypatch):
+    return command_of(request.param, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -403,7 +392,9 @@ class _Asked:
 def test_no_wrong_block_whatever_happens_to_the_files(native, command):
     by = passes() if native else None
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    examples = 20 if command else 3  # DeepSpeed's process begins with torch
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(actions=ACTIONS)
     def check(actions):
         with tempfile.TemporaryDirectory() as folder:
