@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import NoReturn, Protocol
 
 from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, Ask, Reply, Setup
@@ -21,6 +22,7 @@ class Backend(Protocol):
 
 def serve(open_backend: Callable[[Setup], Backend], words: list[str]) -> NoReturn:
     """`words` are those of `Setup`. What goes wrong is said on standard error, whose last line the node repeats."""
+    sys.excepthook = _fails
     setup = Setup.parse(words)
     control = socket.socket(fileno=setup.control)
     threading.excepthook = _ends
@@ -50,7 +52,14 @@ def _answer(setup: Setup, backend: Backend, number: int, channel: socket.socket)
 
 def _ends(failed: threading.ExceptHookArgs) -> None:
     """A channel without its thread would never answer."""
-    print(f"{failed.exc_type.__name__}: {failed.exc_value}", file=sys.stderr, flush=True)
+    _fails(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
+def _fails(
+    kind: type[BaseException], value: BaseException | None, traceback: TracebackType | None
+) -> NoReturn:
+    """At once: an interpreter that has imported torch takes its time to end."""
+    print(f"{kind.__name__}: {value}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
