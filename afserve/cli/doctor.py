@@ -16,7 +16,7 @@ _MARK = {"ok": ("+", "green"), "note": ("-", "yellow"), "missing": ("!", "red")}
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
     help="Measure how this folder of --kv-ssd is read fastest, and use that from now on (256 MiB, a minute). Builds "
-    "DeepSpeed's asynchronous I/O first where that is installed and not built yet (once, at most 30 minutes).",
+    "DeepSpeed's asynchronous I/O first where that is installed and not built yet (once, at most an hour).",
 )
 def doctor(as_json: bool, io: Path | None) -> int:
     """What this machine has, what is used, what is missing and how to get it.

@@ -20,7 +20,7 @@ from afserve.child import module
 from afserve.digest_cache import user_folder
 
 PIN_MEMORY, ASYNC_IO = "pin_memory", "async_io"
-BUILD_SECONDS = 1800.0
+BUILD_SECONDS = 3600.0
 _TOLD_SECONDS = 15.0
 _FILES = 15  # that are compiled, of DeepSpeed 0.19
 _PROBE = b"#include <libaio.h>\nint main() { io_context_t queue = 0; return io_setup(1, &queue); }\n"
