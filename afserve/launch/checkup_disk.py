@@ -33,7 +33,8 @@ def disk(folder: Path, tell: Callable[[str], None]) -> Iterator[Finding]:
     from afserve.comm.disk.ways import DEEPSPEED_WAYS, WAYS, fastest, measure, save
 
     yield (built := _built(tell))
-    ways, reasons = (*WAYS, *DEEPSPEED_WAYS) if built.level == OK else WAYS, []
+    reasons: list[str] = []
+    ways = (*WAYS, *DEEPSPEED_WAYS) if built.level == OK else WAYS
     found = sorted(measure(folder, ways=ways, tell=reasons.append), key=lambda one: -one.rate)
     best = fastest(found)
     save(folder, best)
