@@ -4,6 +4,7 @@ of as many bytes, and what that does to a first token.
     python -m bench.kv_tiers --folder DIR            # blocks of three sizes, restored from a cold page cache
     python -m bench.kv_tiers --host                  # the same blocks, restored from host memory
     python -m bench.kv_tiers --folder DIR --first    # first tokens of 3,000-token follow-ups, three ways
+    python -m bench.kv_tiers --folder DIR --deepspeed  # by DeepSpeed's asynchronous I/O, also where threads are faster
 
 A restoration is everything from the wish to the last block being findable in memory: read, checksum, copy. The plain
 read fills one buffer after another from the same bytes of the same file, in the same way, which was measured as fastest
@@ -15,6 +16,7 @@ left a cache for four of them when they are asked again.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -27,10 +29,12 @@ from pathlib import Path
 import torch
 
 from afserve.clock import MonotonicClock
+from afserve.comm.disk.deepspeed_library import libraries
 from afserve.comm.disk.files import File
 from afserve.comm.disk.passes import CacheMemory
+from afserve.comm.disk.reader import Reader
 from afserve.comm.disk.store import DiskStore
-from afserve.comm.disk.ways import Way, fastest, measure, read_seconds, save
+from afserve.comm.disk.ways import DEEPSPEED_WAYS, WAYS, Measured, Way, fastest, measure, read_seconds, save
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.engine.kv_cache import Fingerprint, KvBlocks
@@ -177,10 +181,27 @@ class Node:
             self.copied.view(count, -1).copy_(self.arena.rows_SY[first : first + count])
             return time.perf_counter() - began
         assert self.disk is not None
-        pitch, file = self.disk.store.kind.pitch, File(self.data, direct=self.way.direct)
-        try:
-            return read_seconds(file, range(first * pitch, (first + count) * pitch), self.way)
-        finally:
+        pitch = self.disk.store.kind.pitch
+        file, reader = self.plainly
+        return read_seconds(file, range(first * pitch, (first + count) * pitch), self.way, reader)
+
+    @functools.cached_property
+    def plainly(self) -> tuple[File, Reader | None]:
+        """The blocks' file once more, and a process of its own that reads it where the way has one."""
+        file, queue = File(self.data, direct=self.way.direct), self.way.queue
+        if queue is None:
+            return file, None
+        reader = Reader([file], queue, queue.asks, self.way.piece_bytes, tell=print)
+        reader.start()
+        assert reader.wait_ready(), "the process that reads has ended"
+        return file, reader
+
+    def close(self) -> None:
+        self.tiers.close()
+        if self.disk is not None:
+            file, reader = self.plainly
+            if reader is not None:
+                reader.close()
             file.close()
 
     def cold(self) -> None:
@@ -201,17 +222,28 @@ def forget(path: Path) -> None:
     file.close()
 
 
-def restores(folder: Path, mib: int, rounds: int) -> list[dict[str, object]]:
+def measured(folder: Path, only: bool) -> Measured:
+    """The fastest way that is here, or with `only` the fastest of DeepSpeed's."""
+    here = DEEPSPEED_WAYS if libraries() is not None else ()
+    found = measure(folder, ways=(*WAYS, *here), tell=print)
+    for one in found:
+        print(f"{one.rate / 1e9:5.2f} GB/s by {one.way}, {one.cost * 1e9:.2f} s of a core for each GB")
+    return fastest(one for one in found if one.way.queue is not None or not only)
+
+
+def restores(folder: Path, mib: int, rounds: int, only: bool) -> list[dict[str, object]]:
     rows = []
-    found_ways = measure(folder)
-    for one in found_ways:
-        print(f"{one.rate / 1e9:5.2f} GB/s by {one.way}")
-    way = fastest(found_ways).way
+    way = measured(folder, only).way
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             node = Node(shape, mib * PARTS * MIB, Path(own), way)
-            rows.append({"what": "restore", "by": str(way), **in_turns(node, name, rounds)})
+            rows.append({"what": _named("restore", only), "by": str(way), **in_turns(node, name, rounds)})
     return rows
+
+
+def _named(what: str, only: bool) -> str:
+    """Rows of a way that was asked for do not stand beside those of the one that is fastest."""
+    return f"{what} by DeepSpeed" if only else what
 
 
 def host_restores(mib: int, rounds: int) -> list[dict[str, object]]:
@@ -235,7 +267,7 @@ def in_turns(node: Node, name: str, rounds: int) -> dict[str, object]:
             rate = size / act(first, part) / 1e9
             if turn >= 0:  # others warm what is used
                 found[what].append(rate)
-    node.tiers.close()
+    node.close()
     rates = {what: statistics.median(one) for what, one in found.items()}
     shares = [r / p for r, p in zip(found["restore"], found["plain"], strict=True)]
     share, (low, _, high) = statistics.median(shares), statistics.quantiles(shares, n=4)
@@ -255,14 +287,14 @@ def prompts(count: int, tokens: int) -> list[list[int]]:
     return [torch.randint(10, 400, (tokens,), generator=generator).tolist() for _ in range(count)]
 
 
-def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str, object]:
+def first_tokens(folder: Path, rounds: int, model: str, tokens: int, only: bool) -> dict[str, object]:
     """Milliseconds to the first token of a prompt that goes on from one that was asked in an earlier life, from one
     that has left the cache since it was asked, and from none."""
     total = rounds + _BEHIND
     known, unknown = prompts(total, tokens), prompts(2 * total + _WARMING, tokens)[total:]
     asked = SamplingParams(max_tokens=1, temperature=0.0)
     found: dict[str, list[float]] = {"disk": [], "host": [], "computed": []}
-    best = fastest(measure(folder))
+    best = measured(folder, only)
     with tempfile.TemporaryDirectory(dir=folder) as own:
         save(Path(own), best)
         settings = {"attention": 1, "experts": 1, "kv_ssd": own, "kv_tokens": 4 * tokens}
@@ -293,7 +325,8 @@ def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str
         f"{medians['disk']:,.1f} ms from the disk, {medians['computed']:,.1f} ms computed (median of {rounds})"
     )
     return {
-        "what": "first token",
+        "what": _named("first token", only),
+        "by": str(best.way),
         "model": model,
         "tokens": tokens,
         "rounds": rounds,
@@ -321,6 +354,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
     parser.add_argument("--host", action="store_true", help="measure host memory instead of a disk")
     parser.add_argument("--first", action="store_true", help="measure first tokens instead")
+    parser.add_argument("--deepspeed", action="store_true", help="measure no other way than DeepSpeed's")
     parser.add_argument("--mib", type=int, default=128, help="restored at once, an eighth of what is kept")
     parser.add_argument("--rounds", type=int, help="64 restorations, 9 first tokens")
     parser.add_argument("--model", default="nano", help="for --first")
@@ -333,9 +367,13 @@ def main() -> None:
     if options.host and not options.first:
         rows = host_restores(options.mib, options.rounds or 64)
     elif options.first:
-        rows = [first_tokens(options.folder, options.rounds or 9, options.model, options.tokens)]
+        rows = [
+            first_tokens(
+                options.folder, options.rounds or 9, options.model, options.tokens, options.deepspeed
+            )
+        ]
     else:
-        rows = restores(options.folder, options.mib, options.rounds or 64)
+        rows = restores(options.folder, options.mib, options.rounds or 64, options.deepspeed)
     if options.save:
         with Path(options.save).open("a") as file:
             file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)

@@ -15,16 +15,22 @@ _MARK = {"ok": ("+", "green"), "note": ("-", "yellow"), "missing": ("!", "red")}
     "--io",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Measure how this folder of --kv-ssd is read fastest, and use that from now on (256 MiB, seconds).",
+    help="Measure how this folder of --kv-ssd is read fastest, and use that from now on (256 MiB, a minute). Builds "
+    "DeepSpeed's asynchronous I/O first where that is installed and not built yet (once, at most an hour).",
 )
 def doctor(as_json: bool, io: Path | None) -> int:
     """What this machine has, what is used, what is missing and how to get it.
 
     Exit code 1 when something that afserve cannot do without is missing.
     """
-    from afserve.launch.checkup import BAD, disk, findings
+    from afserve.launch.checkup import findings
+    from afserve.launch.checkup_disk import disk
+    from afserve.launch.finding import BAD
 
-    found = [*findings(), *(disk(io) if io is not None else ())]
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    found = [*findings(), *(disk(io, tell) if io is not None else ())]
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found]))
     else:

@@ -8,11 +8,12 @@ import platform
 import resource
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.config import ModelSource
 from afserve.families.table import load_spec
+from afserve.launch.checkup_disk import deepspeed
+from afserve.launch.finding import BAD, NOTE, OK, Finding
 from afserve.launch.footprint import gib
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS
@@ -20,18 +21,7 @@ from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
 from afserve.member import Role
 
-OK, NOTE, BAD = "ok", "note", "missing"
 _ISA = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "asimd", "bf16")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`level` is ok, note (works without, slower or less) or missing (does not work); `advice` how to get it."""
-
-    what: str
-    level: str
-    found: str
-    advice: str = ""
 
 
 def findings() -> Iterator[Finding]:
@@ -44,22 +34,6 @@ def findings() -> Iterator[Finding]:
     yield _open_files()
     yield _model()
     yield _start(machine)
-
-
-def disk(folder: Path) -> Iterator[Finding]:
-    """Measures how fast a folder for KV is read, and leaves there what was fastest. Raises ConfigError."""
-    from afserve.comm.disk.ways import fastest, measure, save
-
-    found = sorted(measure(folder), key=lambda one: -one.rate)
-    best = fastest(found)
-    save(folder, best)
-    for one in found:
-        yield Finding(
-            "disk",
-            OK,
-            f"{one.rate / 1e9:5.2f} GB/s by {one.way}, {one.cost * 1e9:.2f} s of a core for each GB",
-        )
-    yield Finding("disk", OK, f"--kv-ssd {folder} is read by {best.way} from the next start on")
 
 
 def _cores(machine: Machine) -> Finding:
@@ -128,6 +102,7 @@ def _engine() -> Iterator[Finding]:
     yield _native()
     yield _transport()
     yield from _kv_transports()
+    yield deepspeed()
 
 
 def _native() -> Finding:

@@ -42,6 +42,11 @@ class File:
     def direct(self) -> bool:
         return self._reads_from != self._descriptor
 
+    @property
+    def descriptor(self) -> int:
+        """For a process that is to have the file too; it stays this one's."""
+        return self._descriptor
+
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Bytes read, fewer than asked only where the file ends."""
         return self.read_by(lambda descriptor: self._read(descriptor, buffer, offset))

@@ -5,6 +5,7 @@ process that is killed leaves slots without a record. Whatever else may happen t
 where its checksum is right. All calls may come from any thread, writes from one at a time.
 """
 
+import ctypes
 import errno
 import itertools
 import threading
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afserve.comm.disk.files import Lane
+from afserve.comm.disk.files import File, Lane
 from afserve.comm.disk.passes import CacheMemory, Passes
+from afserve.comm.disk.reader import Reader
 from afserve.comm.disk.record import (
     HEAD_BYTES,
     NO_RECORD,
@@ -203,6 +205,16 @@ class DiskStore:
         except OSError:
             return None
 
+    def fetch_by(self, reader: Reader, span: Span, window: memoryview) -> int:
+        """As `fetch`, by another process, into a window of its memory. Raises OSError, as `Reader.read_into`."""
+        pitch = self.kind.pitch
+        return reader.read_into(window[: len(span.names) * pitch], self._lane.data, span.first * pitch)
+
+    @property
+    def data(self) -> File:
+        """For a process that reads it."""
+        return self._lane.data
+
     @property
     def dense(self) -> bool:
         """Whether nothing lies between two slots, so that `fetch_parts` may be used."""
@@ -244,6 +256,19 @@ class DiskStore:
         except OSError:
             return self._count(span, [False] * len(sums), UNREADABLE)
         return self._count(span, whole, DAMAGED)
+
+    def copy_checked(
+        self, passes: Passes, span: Span, memory: CacheMemory, buffer: memoryview, fetched: int
+    ) -> int:
+        """`check_read` of what `fetch_by` brought; the same pass copies right blocks to the cache's memory."""
+        pitch, size = self.kind.pitch, self.kind.block_bytes
+        came = min(len(span.names), max(0, fetched + pitch - size) // pitch)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        some = CacheMemory(memory.parts, memory.blocks[:came])
+        sums = [record.checksum for record in span.records[:came]]
+        addresses = [first + at * pitch for at in range(came)]
+        whole = passes.put(addresses, some, span.names[:came], sums) if came else []
+        return self._count(span, [*whole, *(False for _ in range(len(span.names) - came))], DAMAGED)
 
     def _count(self, span: Span, whole: Sequence[bool], reason: str) -> int:
         """Right ones from the first on; those that are not whole are forgotten."""

@@ -2,7 +2,7 @@
 
 Writes are bounded in bytes and reads in buffers: what does not fit is refused or waits its turn. Where whoever reads
 has memory in the order of the file, it is read there. What was read is in `done` for whoever takes it out, who gives it
-back. It knows no requests.
+back. Where the way has a queue, a process of its own reads, and threads where that has ended. It knows no requests.
 """
 
 import mmap
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
+from afserve.comm.disk.deepspeed_library import libraries
 from afserve.comm.disk.passes import CacheMemory, Passes
+from afserve.comm.disk.reader import Reader
 from afserve.comm.disk.record import Blocks, Bytes, Name
 from afserve.comm.disk.store import DiskStore, Span
 from afserve.comm.disk.ways import Way
@@ -45,9 +47,20 @@ class _Job:
     place: Place | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What was read of a job, `fetched` bytes of it. `blocks` that are a cache's are copied there from the buffer."""
+
+    job: _Job
+    blocks: Blocks | CacheMemory
+    buffer: memoryview | None
+    fetched: int | None
+
+
 class DiskWorkers:
     """`wake` is called, from a thread, when something is in `done` or there is room for writes again; `tell` once, when
-    nothing can be written any more. `refused` counts blocks that came too late for that."""
+    nothing can be written any more, and once, when a `way` with a queue cannot be had or has ended. `refused` counts
+    blocks that came too late to be written."""
 
     def __init__(
         self,
@@ -55,7 +68,9 @@ class DiskWorkers:
         wake: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda line: None,
         way: Way = Way(),  # noqa: B008
+        command: Sequence[str] = (),
     ) -> None:
+        """`command` is that of `Reader`."""
         self.store, self._wake, self._tell = store, wake, tell
         self.done: deque[Read] = deque()
         self.writable, self.refused = True, 0
@@ -68,25 +83,52 @@ class DiskWorkers:
         ] = {}  # blocks that are being read, or in `done`, by job and begin
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
         self._writes: SimpleQueue[tuple[Sequence[Name], Bytes] | None] = SimpleQueue()
-        self._checks: SimpleQueue[tuple[_Job, Blocks, memoryview | None, int | None] | None] = SimpleQueue()
+        self._checks: SimpleQueue[_Check | None] = SimpleQueue()
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
-        self.in_place = store.dense and not way.direct
+        self.in_place = store.dense and not way.direct and way.queue is None
         self.passes = Passes.open(store.kind.block_bytes)
         pitch = store.kind.pitch
         self._piece = max(pitch, min(way.most_piece_bytes, max(way.piece_bytes, _PIECE_BLOCKS * pitch)))
-        self._memory = [mmap.mmap(-1, self._piece) for _ in range(way.readers * _BUFFERS)]
+        self._way = way
+        self._reader = self._opened(command)
+        at_once = way.readers if self._reader is None else max(way.readers, self._reader.queue.asks)
         self._threads = [
-            threading.Thread(target=self._read, name=f"disk-read-{n}", daemon=True)
-            for n in range(way.readers)
+            threading.Thread(target=self._read, name=f"disk-read-{n}", daemon=True) for n in range(at_once)
         ]
         self._threads.append(threading.Thread(target=self._check, name="disk-check", daemon=True))
         self._threads.append(threading.Thread(target=self._write, name="disk-write", daemon=True))
 
+    def _opened(self, command: Sequence[str]) -> Reader | None:
+        if (queue := self._way.queue) is None:
+            return None
+        if not command and libraries() is None:
+            self._tell_ended("it is not built here for this version of torch")
+            return None
+        size = -(-self._piece // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            return Reader([self.store.data], queue, queue.asks * _BUFFERS, size, command, self._tell_ended)
+        except OSError as error:
+            self._tell_ended(str(error))
+            return None
+
+    def _tell_ended(self, why: str) -> None:
+        self._tell(
+            f"{self.store.folder} is not read by DeepSpeed's asynchronous I/O: {why}; this node reads it by "
+            f"{self._way.threads} from here on. `afserve doctor --io` measures it again"
+        )
+
     def start(self) -> None:
-        for memory in self._memory:
-            self._buffers.put(memoryview(memory))
+        count = len(self._threads[:-2]) * _BUFFERS
+        windows = self._reader.windows if self._reader is not None else []
+        for buffer in [*windows, *(self._buffer() for _ in range(count - len(windows)))]:
+            self._buffers.put(buffer)
+        if self._reader is not None:
+            self._reader.start()
         for thread in self._threads:
             thread.start()
+
+    def _buffer(self) -> memoryview:
+        return memoryview(mmap.mmap(-1, self._piece))
 
     # ---- writing
 
@@ -146,16 +188,32 @@ class DiskWorkers:
                 return
             if not self._begins(job):
                 self._buffers.put(buffer)
-            elif job.place is None:
+                continue
+            if self._reader is not None and self._reader.ready:
+                if self._asked(self._reader, job, buffer):
+                    continue
+                buffer = self._buffer()  # the other one may still be written to
+            if job.place is None:
                 fetched = self.store.fetch(job.span, buffer)
-                self._checks.put((job, self.store.in_buffer(job.span, buffer), buffer, fetched))
+                self._checks.put(_Check(job, self.store.in_buffer(job.span, buffer), buffer, fetched))
             else:
                 self._read_in_place(job, job.place(job.span.begin, len(job.span.names)), buffer)
                 self._buffers.put(buffer)
 
+    def _asked(self, reader: Reader, job: _Job, window: memoryview) -> bool:
+        """Whether the process read it."""
+        try:
+            fetched = self.store.fetch_by(reader, job.span, window)
+        except OSError:
+            return False
+        place, span = job.place, job.span
+        blocks = self.store.in_buffer(span, window) if place is None else place(span.begin, len(span.names))
+        self._checks.put(_Check(job, blocks, window, fetched))
+        return True
+
     def _read_in_place(self, job: _Job, blocks: Blocks | CacheMemory, buffer: memoryview) -> None:
         if not isinstance(blocks, CacheMemory):
-            self._checks.put((job, blocks, None, self.store.fetch_parts(job.span, blocks)))
+            self._checks.put(_Check(job, blocks, None, self.store.fetch_parts(job.span, blocks)))
             return
         assert self.passes is not None
         window = buffer[: max(_WINDOW_BYTES, self.store.kind.pitch)]
@@ -173,10 +231,16 @@ class DiskWorkers:
 
     def _check(self) -> None:
         """Beside the reads, so that the disk does not wait for checksums."""
-        while (job := self._checks.get()) is not None:
-            asked, blocks, buffer, fetched = job
-            right = self.store.check_read(asked.span, blocks, fetched)
-            self.done.append(Read(asked.number, asked.span, right, buffer))
+        while (one := self._checks.get()) is not None:
+            job, blocks, buffer = one.job, one.blocks, one.buffer
+            if not isinstance(blocks, CacheMemory):
+                right = self.store.check_read(job.span, blocks, one.fetched)
+            else:
+                assert self.passes is not None and buffer is not None and one.fetched is not None
+                right = self.store.copy_checked(self.passes, job.span, blocks, buffer, one.fetched)
+                self._buffers.put(buffer)
+                buffer = None
+            self.done.append(Read(job.number, job.span, right, buffer))
             self._wake()
 
     def _write(self) -> None:
@@ -206,6 +270,8 @@ class DiskWorkers:
         for _ in self._threads[:-2]:
             self._reads.put(None)
             self._buffers.put(None)
+        if self._reader is not None:
+            self._reader.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(_CLOSE_SECONDS)

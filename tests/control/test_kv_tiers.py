@@ -20,7 +20,7 @@ from afserve.engine.kv_tiers import Restored
 from afserve.engine.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
-from afserve.launch.checkup import disk
+from afserve.launch.checkup_disk import disk
 from afserve.member import attention_node
 from afserve.metrics import render
 from afserve.server.kv_tiers import hits, tiers
@@ -243,8 +243,12 @@ def test_each_tier_has_a_rate_and_so_much_is_read_as_pays(scene):
 
 def test_doctor_leaves_the_fastest_way_in_the_folder(tmp_path, monkeypatch):
     slow, fast = Measured(Way(False, 1), 1e9), Measured(Way(True, 4), 2.5e9, 0.2e-9)
-    monkeypatch.setattr("afserve.comm.disk.ways.measure", lambda folder: [slow, fast])
-    found = [finding.found for finding in disk(tmp_path)]
+    monkeypatch.setattr("afserve.comm.disk.ways.measure", lambda folder, ways, tell: [slow, fast])
+    monkeypatch.setattr("afserve.comm.disk.deepspeed_library.libraries", lambda: None)
+    monkeypatch.setattr("afserve.comm.disk.deepspeed_library.lacking", lambda: "pip install it")
+    first, *rest = disk(tmp_path, print)
+    assert first.advice == "pip install it" and first.level == "note"
+    found = [finding.found for finding in rest]
     assert found[0] == " 2.50 GB/s by 4 threads, past the page cache, 0.20 s of a core for each GB"
     assert "1.00 GB/s by 1 thread" in found[1]
     assert found[2].startswith(f"--kv-ssd {tmp_path} is read by 4 threads") and chosen(tmp_path) == fast.way

@@ -29,6 +29,8 @@ class Node:
         spared=0,
         readers=1,
         host_blocks=0,
+        way=None,
+        command=(),
         **fields,
     ):
         self.engine = colocated(ModelSource(str(path), "m"), config(**fields))
@@ -37,7 +39,8 @@ class Node:
         self.disk = self.disk_tier = self.host = None
         if folder is not None:
             store = DiskStore.open(folder, kv.fingerprint.digest, kv.block_bytes, limit, spared=spared)
-            self.disk = DiskWorkers(store, tell=self.said.append, way=Way(readers=readers))
+            way = way or Way(readers=readers)
+            self.disk = DiskWorkers(store, tell=self.said.append, way=way, command=command)
             self.disk.start()
             self.disk_tier = DiskTier(blocks, self.disk, clock)
         if host_blocks:

@@ -156,65 +156,6 @@ ATTACKS = [
 def test_no_pattern_takes_without_end(text, name):
     """`re` would be at most of these for years."""
     try:
-        assert "=" not in text or not Pattern(text, WHERE).match(name)
-    except CheckpointError as error:
-        assert str(error).startswith(f"{WHERE}: the pattern ") and "write it more simply" in str(error)
-
-
-@settings(max_examples=500, deadline=None)
-@given(PATTERNS, st.lists(TEXTS, min_size=1, max_size=6))
-def test_answers_are_those_of_re(text, names):
-    """`re` may take long for a pattern, but not for texts as short as these."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        if not is_pattern(text):
-            return
-        try:
-            pattern = Pattern(text, WHERE)
-        except CheckpointError as error:
-            assert re.search(r"RE2 does not read|looks ahead in one of", str(error))
-            return
-        expected = re.compile(text)
-        assert [pattern.match(name) for name in names] == [bool(expected.match(name)) for name in names]
-
-
-ATTACKS = [
-    "(a+)+$",
-    "(a|aa)+$",
-    "(a|a)*b",
-    "(.*)*=",
-    "(.*)+(.*)+(.*)+=",
-    ".*.*.*.*.*.*.*.*=",
-    r"(\w+\.?)+$",
-    "(?:a?){60}a{60}b",
-    "(a{0,60}){0,30}b",
-    "(((a{1000}){1000}){1000})",
-    "((((((.*)*)*)*)*)*)*=",
-    "a{0,1900}b",
-    "a{65535}",
-    "a{99999999999999999999}",
-    "(?:.*(?:a|b).{9})?(?!.*a.{7}a).*=",
-    "(.*a.{18}|b)*=",
-    ".*(.*(.*(.*a.{0,30}){0,10}b){0,3})=",
-    "(" * 499 + "a" + ")" * 499,
-    "(?!" * 200 + "a" + ")" * 200,
-    "(?!" * 18 + ".*a.*b" + ")" * 18,
-    "a?" * 499,
-    ".*?" * 333,
-    "|".join(f".*a.{{{count}}}" for count in range(110)),
-    r"(\w+)\1+$",
-    "(?<=a)b",
-    "(?>a)",
-    "(?i)a",
-    "a" * 1001,
-]
-
-
-@pytest.mark.parametrize("text", ATTACKS)
-@pytest.mark.parametrize("name", ["a" * 3000 + "!", "ab" * 1500, "model.layers.3." + "a" * 60 + ".b"])
-def test_no_pattern_takes_without_end(text, name):
-    """`re` would be at most of these for years."""
-    try:
         held = Pattern(text, WHERE).match(name)
         assert not (held and "=" in text)
     except CheckpointError as error:
