@@ -30,7 +30,7 @@ from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 SECONDS = 90.0
 BASE = {"stream": True, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
 ASKED = [
