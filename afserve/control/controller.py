@@ -52,7 +52,7 @@ from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
 from afserve.control.streams import NodeStreams
-from afserve.control.traces import Life, TraceFiles
+from afserve.control.traces import NodeLife, TraceFiles
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,
@@ -252,7 +252,9 @@ class Controller:
     def _keep_trace(self, member: MemberId, data: bytes) -> None:
         found = self.members.get(member)
         if self._traces is not None and found is not None:
-            self._traces.keep(Life(str(member.node), member.generation, found.host), data, time.monotonic())
+            self._traces.keep(
+                NodeLife(str(member.node), member.generation, found.host), data, time.monotonic()
+            )
 
     async def _answer(self, member: MemberId, query: Query) -> None:
         self._tell(member, await self.on_query(query))

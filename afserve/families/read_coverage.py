@@ -5,7 +5,7 @@ tensors knows.
 """
 
 from afserve.config_json import ConfigFields
-from afserve.coverage import Coverage, ModuleNames
+from afserve.coverage import ModuleNames, QuantCoverage
 from afserve.errors import shown
 
 _LISTS = ("ignore", "modules_to_not_convert", "ignored_layers")
@@ -13,14 +13,14 @@ _KEYS = {"compressed-tensors": "ignore", "gptq": "dynamic"}  # where a method li
 _WHOLE = 16  # bits of a module that AutoRound leaves as it is
 
 
-def read_coverage(fields: ConfigFields) -> Coverage | None:
+def read_coverage(fields: ConfigFields) -> QuantCoverage | None:
     """None for a checkpoint that is not quantised. `read_quantization` has refused what is no section."""
     config = fields.section("quantization_config") or fields.section("compression_config")
     if not config:
         return None
     quant = fields.inner(config, "quantization_config")
     method = str(config.get("quant_method"))
-    return Coverage(
+    return QuantCoverage(
         method,
         _KEYS.get(method, "modules_to_not_convert"),
         ModuleNames(_left_out(quant), anywhere=method == "awq"),

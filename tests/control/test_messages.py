@@ -35,6 +35,7 @@ from afserve.control.wire.values import (
     Held,
     Identity,
     KvSource,
+    NodeStage,
     Peers,
     Progress,
     Query,
@@ -48,7 +49,6 @@ from afserve.control.wire.values import (
     Retire,
     Routed,
     Shutdown,
-    Stage,
     Standing,
     Stuck,
     Submit,
@@ -81,7 +81,7 @@ RUN = Deployment(
 FROM_NODE = [
     Register("attention", 0, 3, "host", "1"),
     Register("expert", None, 3, "host", "1", protocol=9),
-    Register("gateway", 1, 3, "host", "1", standing=Standing(512, Stage.LOADED)),
+    Register("gateway", 1, 3, "host", "1", standing=Standing(512, NodeStage.LOADED)),
     Register(
         "expert",
         1,
@@ -89,7 +89,14 @@ FROM_NODE = [
         "host",
         "1",
         standing=Standing(
-            2, Stage.DRAINING, 7, Endpoint("", {}), Identity({}), (PLACEMENT,), (PLACEMENT.with_epoch(9),), 11
+            2,
+            NodeStage.DRAINING,
+            7,
+            Endpoint("", {}),
+            Identity({}),
+            (PLACEMENT,),
+            (PLACEMENT.with_epoch(9),),
+            11,
         ),
     ),
     Endpoint("shm:1:2", {"hidden": "4"}),

@@ -39,7 +39,7 @@ class Identity:
     things: Mapping[str, str]
 
 
-class Stage(StrEnum):
+class NodeStage(StrEnum):
     """How far a node is, by what it has said and was told. An expert node is never told that it serves."""
 
     LOADING = "loading"
@@ -59,7 +59,7 @@ class Standing:
     """
 
     generation: int
-    stage: Stage
+    stage: NodeStage
     resident_bytes: int = 0
     endpoint: Endpoint | None = None
     identity: Identity | None = None
@@ -69,7 +69,7 @@ class Standing:
 
     @property
     def loaded(self) -> bool:
-        return self.stage is not Stage.LOADING
+        return self.stage is not NodeStage.LOADING
 
 
 @dataclass(frozen=True, slots=True)
