@@ -16,14 +16,22 @@ from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.fields import put_settings, take_settings
 from afserve.control.wire.placements import pack
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
+    Attend,
+    Cancel,
+    Held,
+    KvSource,
+    Refused,
+    Resume,
+    Submit,
+    Tokens,
+)
+from afserve.control.wire.values import (
     Adopt,
     Assigned,
-    Attend,
     AttentionNodes,
     AttentionPeer,
-    Cancel,
     Drain,
     Drained,
     Endpoint,
@@ -32,9 +40,7 @@ from afserve.control.wire.values import (
     FillSlots,
     Gateways,
     Heartbeat,
-    Held,
     Identity,
-    KvSource,
     NodeStage,
     Peers,
     Progress,
@@ -43,16 +49,12 @@ from afserve.control.wire.values import (
     Ready,
     Record,
     Recorded,
-    Refused,
     Register,
-    Resume,
     Retire,
     Routed,
     Shutdown,
     Standing,
     Stuck,
-    Submit,
-    Tokens,
     Traced,
     Unheard,
 )
