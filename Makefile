@@ -10,6 +10,7 @@ AGAIN := --reruns 1 -r R
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup up test test-all check format proto nano clean
 
@@ -26,12 +27,13 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/native/*.cp
 up: setup
 	@$(BIN)/afserve up $(ARGS)
 
-# Tests without processes of their own share the cores between workers; the others need them for themselves.
+# Tests that kill, stop or time processes need the cores for themselves; the others share them between workers.
+# Compiled modules are kept: tests start hundreds of interpreters.
 # A test that fails is run once more and named in the summary: other work on the machine can take its cores for seconds.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
-	$(BIN)/pytest -m "process and not long" $(AGAIN)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
+	$(BIN)/pytest -m "alone and not long" $(AGAIN)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)
 endif

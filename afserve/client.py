@@ -22,12 +22,12 @@ from afserve.client_http import (
     EMBEDDINGS,
     RESUME_SECONDS,
     RETRIES,
+    ErrorReply,
     Extra,
     Input,
     Messages,
     Nodes,
     Prompt,
-    Refused,
     checked,
     clear_errors,
     headers_of,
@@ -246,7 +246,7 @@ class Client:
                     try:
                         yield from self._read(attempts, parser)
                         continue
-                    except Refused as refused:
+                    except ErrorReply as refused:
                         pause = attempts.refused(refused.response)
                     except (*BREAKS, PeerLost) as error:
                         pause = attempts.broke(error)
@@ -261,7 +261,7 @@ class Client:
         with self._http.stream(**attempts.next().options()) as response:
             if response.is_error:
                 response.read()
-                raise Refused(response)
+                raise ErrorReply(response)
             attempts.accepted()
             for line in response.iter_lines():
                 attempts.heard(line)

@@ -17,12 +17,12 @@ from afserve.client_http import (
     EMBEDDINGS,
     RESUME_SECONDS,
     RETRIES,
+    ErrorReply,
     Extra,
     Input,
     Messages,
     Nodes,
     Prompt,
-    Refused,
     checked,
     clear_errors,
     headers_of,
@@ -214,7 +214,7 @@ class AsyncClient:
                             async for delta in deltas:
                                 yield delta
                         continue
-                    except Refused as refused:
+                    except ErrorReply as refused:
                         pause = attempts.refused(refused.response)
                     except (*BREAKS, PeerLost) as error:
                         pause = attempts.broke(error)
@@ -228,7 +228,7 @@ class AsyncClient:
         async with self._http.stream(**attempts.next().options()) as response:
             if response.is_error:
                 await response.aread()
-                raise Refused(response)
+                raise ErrorReply(response)
             attempts.accepted()
             async for line in response.aiter_lines():
                 attempts.heard(line)

@@ -23,7 +23,7 @@ Extra = Mapping[str, object] | None
 Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The server answered with an error."""
 
     def __init__(self, response: httpx.Response) -> None:

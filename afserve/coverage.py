@@ -72,7 +72,7 @@ class ModuleNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class QuantCoverage:
     """`method` as quant_method has it, `key` where it lists what it leaves out. `only`: nothing else is quantised."""
 
     method: str

@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _HELP = "help"
 
 
-class File(Enum):
+class FileUse(Enum):
     """How a setting's file is used."""
 
     READ = "read"  # it exists
@@ -30,7 +30,7 @@ class File(Enum):
     FOLDER = "folder"  # it exists, with files in it
 
 
-Allowed = Range | tuple[str, ...] | File | None
+Allowed = Range | tuple[str, ...] | FileUse | None
 _KINDS = {
     bool: "true or false",
     int: "a whole number",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from afserve.coverage import Coverage
+from afserve.coverage import QuantCoverage
 from afserve.errors import ConfigError
 from afserve.quantization import Quantization
 from afserve.spec_parts import PLAIN_AROUND, Around, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
@@ -40,7 +40,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     around: Around = PLAIN_AROUND
     quantization: Quantization | None = None
-    coverage: Coverage | None = None
+    coverage: QuantCoverage | None = None
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""

@@ -29,14 +29,16 @@ from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.wire import channel
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Attend,
-    AttentionNodes,
-    AttentionPeer,
     Cancel,
-    Gateways,
     Submit,
     Tokens,
+)
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+    Gateways,
 )
 from afserve.engine.request import TokenEvent
 from afserve.launch.models import CONFIGS

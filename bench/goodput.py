@@ -23,19 +23,19 @@ from afserve.config import EngineSettings
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.phase_stages import pieces_on_gpu
-from afserve.placement.planner.phase_tables import Tables
+from afserve.placement.planner.phase_tables import StageTables
 from afserve.placement.planner.search_phases import (
     HOSTED,
     MIXED,
     SHARED,
     TWO_COPIES,
-    Load,
-    Pool,
+    PhasePool,
+    PlayedLoad,
     described,
     search,
 )
 from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.simulate_phases import Asked, Targets
+from afserve.placement.planner.simulate_phases import GoodputTargets, SimulatedRequest
 from afserve.placement.planner.trace_reader import read_trace
 from bench.origin import ROOT, origin
 
@@ -50,14 +50,19 @@ class Case:
     """Arrivals of a trace, targets in seconds, and how many devices there are."""
 
     trace: str
-    targets: Targets
+    targets: GoodputTargets
     chip: str
     devices: int
     model: str = "deepseek-v3"
 
 
 FILES = {"Azure": "AzureLLMInferenceTrace_conv.csv", "Mooncake": "mooncake_conversation_trace.jsonl"}
-TIGHT, MIDDLE, LOOSE, LONG = Targets(1.0, 0.03), Targets(1.0, 0.05), Targets(2.0, 0.1), Targets(30.0, 0.1)
+TIGHT, MIDDLE, LOOSE, LONG = (
+    GoodputTargets(1.0, 0.03),
+    GoodputTargets(1.0, 0.05),
+    GoodputTargets(2.0, 0.1),
+    GoodputTargets(30.0, 0.1),
+)
 QWEN = "qwen3-235b-a22b"
 CASES = (
     *(
@@ -92,20 +97,20 @@ def setting(model: str = "deepseek-v3") -> Setting:
     )
 
 
-def tables(name: str) -> Tables:
-    return Tables(setting(), load_hardware(name))
+def tables(name: str) -> StageTables:
+    return StageTables(setting(), load_hardware(name))
 
 
-def read(path: Path) -> list[Asked]:
+def read(path: Path) -> list[SimulatedRequest]:
     work = read_trace(path.name, read_lines(path, "trace"))
     together = zip(work.arrival, work.prompt, work.answer, strict=True)
-    return [Asked(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
+    return [SimulatedRequest(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
 
 
-def rows(case: Case, load: Load, layouts: Sequence[str]) -> Iterator[dict[str, object]]:
+def rows(case: Case, load: PlayedLoad, layouts: Sequence[str]) -> Iterator[dict[str, object]]:
     """The best of each layout."""
     chip, asked = load_hardware(case.chip), setting(case.model)
-    pool = Pool.of(asked, chip, case.devices)
+    pool = PhasePool.of(asked, chip, case.devices)
     pieces = pieces_on_gpu(chip, asked.shape.hidden, asked.precision.experts, FLOOR)
     for name in layouts:
         every = search(LAYOUTS[name], pool, load, pieces)
@@ -145,7 +150,7 @@ def main() -> None:
     known = origin()
     for case in CASES if options.case is None else (CASES[options.case],):
         played = options.requests or 100 * case.devices
-        load = Load(read(options.traces / FILES[case.trace])[:played], case.targets)
+        load = PlayedLoad(read(options.traces / FILES[case.trace])[:played], case.targets)
         for row in rows(case, load, options.layout or tuple(LAYOUTS)):
             print(
                 json.dumps(row) if options.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True

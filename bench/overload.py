@@ -23,7 +23,16 @@ from afserve.control.admission import Objectives
 from afserve.control.attendance import Life
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.requests import Request, Requests
-from afserve.control.wire.values import AttentionNodes, AttentionPeer, Cancel, Submit, ToAttention, Tokens
+from afserve.control.wire.request_values import (
+    Cancel,
+    Submit,
+    ToAttention,
+    Tokens,
+)
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+)
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError
 from afserve.member import AttentionPhase

@@ -18,7 +18,7 @@ from afserve.placement.optimizer.problem import Floats, MovePrice, Nodes, Proble
 from afserve.placement.optimizer.split import node_load
 from afserve.placement.placement import Placement
 from afserve.placement.planner.simulate import Script, Simulation
-from afserve.placement.planner.simulate_stages import Link
+from afserve.placement.planner.simulate_stages import LinkTimes
 
 LAYERS, EXPERTS, TOP_K = 12, 256, 8
 EXPERT_BYTES = 3 * 7168 * 2048.0
@@ -107,11 +107,11 @@ class Stages:
         return self._stage
 
     @property
-    def dispatch(self) -> Link:
-        return Link(self._stage / 4, 0.0, 0.0)
+    def dispatch(self) -> LinkTimes:
+        return LinkTimes(self._stage / 4, 0.0, 0.0)
 
     @property
-    def combine(self) -> Link:
+    def combine(self) -> LinkTimes:
         return self.dispatch
 
     def experts(self, messages: int, random: np.random.Generator) -> float:

@@ -11,7 +11,7 @@ from afserve.placement.planner.perf import colocated_stages, expert_half
 from afserve.placement.planner.perf_attention import Precision, prefill_step
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, serve
+from afserve.placement.planner.simulate_requests import Arrivals, Rank, ServedRequests, serve
 from afserve.placement.planner.workload import fixed_context
 
 SLOTS, CHUNK, RANKS = 128, 2048.0, 2
@@ -42,7 +42,7 @@ def _pair(name: str, measured: np.ndarray, predicted: list[float], by: object) -
     return {f"{name}_measured_ms": real, f"{name}_predicted_ms": guess, f"{name}_error": guess / real - 1}
 
 
-def play(lines: list[dict[str, float]]) -> Served:
+def play(lines: list[dict[str, float]]) -> ServedRequests:
     """Both ranks step together, so they are one queue of 256 slots whose steps hold half the requests each."""
     prompt = np.array([float(row["input_toks"]) for row in lines])
     answer = np.array([float(row["output_toks"]) for row in lines])
@@ -69,7 +69,7 @@ def play(lines: list[dict[str, float]]) -> Served:
         chunk=CHUNK * RANKS,
         ahead=True,
     )
-    done = Served()
+    done = ServedRequests()
     for _ in serve(rank, Arrivals(start - start[0], prompt, answer), np.random.default_rng(0), done):
         pass
     return done

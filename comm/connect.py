@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from afserve import member
-from afserve.comm.transport import HOST, Connecting, Layout, Listening, Transport
+from afserve.comm.transport import HOST, Connecting, Layout, ListenSpec, Transport
 from afserve.comm.transports import local, pairs, shm, tcp
 from afserve.errors import ConfigError, RendezvousError
 from afserve.tls import Certificates
@@ -22,7 +22,7 @@ from afserve.tls import Certificates
 class Opening:
     """A row of the table: how either end is opened, and whether that works on this machine."""
 
-    listen: Callable[[Listening], tuple[Transport, str]]
+    listen: Callable[[ListenSpec], tuple[Transport, str]]
     connect: Callable[[Connecting], Transport]
     works: Callable[[], bool] = lambda: True
 
@@ -31,7 +31,7 @@ def _has_gloo() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_gloo_available()
 
 
-def _listen_dist(at: Listening) -> tuple[Transport, str]:
+def _listen_dist(at: ListenSpec) -> tuple[Transport, str]:
     from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
     from afserve.comm.transports.pair_stream import Carriage
 
@@ -45,7 +45,7 @@ def _connect_dist(to: Connecting) -> Transport:
     return dist.connect(to.addresses, to.attention, to.layout, to.timeout, Carriage(to.device))
 
 
-def _listen_symm(at: Listening) -> tuple[Transport, str]:
+def _listen_symm(at: ListenSpec) -> tuple[Transport, str]:
     from afserve.comm.transports import symm
 
     return symm.listen(at.expert, at.attention_nodes, at.layout, at.host, at.device)
@@ -101,7 +101,7 @@ def listen(
     `host` is the one address that `tcp`, `dist` and `symm` listen on; the others need none. `device` is where payloads
     of `dist`, `symm` and `local` lie; the others have theirs in host memory. With `certificates`, `tcp` is encrypted.
     """
-    return _opening(kind).listen(Listening(expert, attention_nodes, layout, host, device, certificates))
+    return _opening(kind).listen(ListenSpec(expert, attention_nodes, layout, host, device, certificates))
 
 
 def connect(

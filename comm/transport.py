@@ -101,7 +101,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListenSpec:
     """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on.
 
     With `certificates`, what leaves the host is encrypted, where the transport can.

@@ -36,7 +36,7 @@ class Layered(Protocol):
     ) -> object | None: ...
 
 
-class Backend(Protocol):
+class KernelBackend(Protocol):
     @property
     def name(self) -> str: ...
     @property

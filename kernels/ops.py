@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import Backend, Borrowing, Layered
+from afserve.kernels.backend import Borrowing, KernelBackend, Layered
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
@@ -49,7 +49,7 @@ INT32 = torch.int32
 class Ops:
     """Checks arguments, then calls the backend."""
 
-    def __init__(self, backend: Backend, device: torch.device, threads: int, reason: str = "") -> None:
+    def __init__(self, backend: KernelBackend, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend = backend
         self._reason = reason
         self.device = device

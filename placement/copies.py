@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from afserve.placement.optimizer.domains import Spans, apart
+from afserve.placement.optimizer.domains import DomainSpans, apart
 from afserve.placement.optimizer.problem import Ints, Nodes, check_copies
 from afserve.placement.optimizer.robust import spread
 from afserve.placement.optimizer.split import count_replicas
@@ -61,5 +61,5 @@ def copies_in_words(placement: Placement, host: Sequence[int] = ()) -> str:
 
 def _fewest(placement: Placement, domain_N: Ints) -> tuple[int, int]:
     """(the least number of domains of any expert, the most experts of a layer that are in one domain only)."""
-    span_LE = Spans(placement.slot_array(), placement.experts, 1, domain_N).span
+    span_LE = DomainSpans(placement.slot_array(), placement.experts, 1, domain_N).span
     return int(span_LE.min()), int((span_LE < 2).sum(1).max())

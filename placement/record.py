@@ -28,7 +28,7 @@ _LARGEST = 1 << 26  # counts of one record: 64 Mi values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
+class RoutingRecord:
     """The rows of one class that were routed since the record before it."""
 
     seconds: float
@@ -37,11 +37,11 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class RoutingRecording:
     model: str
     layers: int
     experts: int
-    records: tuple[Record, ...]
+    records: tuple[RoutingRecord, ...]
 
     def replay(self, stats: RoutingStats) -> Iterator[float]:
         """Feeds the records to `stats` in order; yields the time after each, for a caller that decides in between."""
@@ -69,7 +69,7 @@ def encode_record(seconds: float, kind: int, counts_LE: ArrayLike) -> bytes:
     return _RECORD.pack(seconds, kind, len(packed)) + packed
 
 
-def decode(data: bytes) -> Recording:
+def decode(data: bytes) -> RoutingRecording:
     """Raises ConfigError where `data` is not a recording."""
     if len(data) < _HEAD.size or data[:8] != MAGIC:
         raise ConfigError("not a routing recording: it does not begin with AFROUTE1")
@@ -85,9 +85,9 @@ def decode(data: bytes) -> Recording:
         at += _RECORD.size
         if at + packed > len(data):
             break
-        records.append(Record(seconds, kind, _unpack(data[at : at + packed], kind, layers, experts)))
+        records.append(RoutingRecord(seconds, kind, _unpack(data[at : at + packed], kind, layers, experts)))
         at += packed
-    return Recording(model, layers, experts, tuple(records))
+    return RoutingRecording(model, layers, experts, tuple(records))
 
 
 def _unpack(packed: bytes, kind: int, layers: int, experts: int) -> NDArray[np.uint32]:

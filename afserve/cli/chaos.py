@@ -58,7 +58,7 @@ class OneOf(click.ParamType[tuple[str, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     """Seconds; `lasting` is the longest that a node is stopped or slow."""
 
     every: float
@@ -112,13 +112,13 @@ def chaos(
     should notice nothing but a pause.
     """
     with connect(url, admin_key_file, model) as client:
-        Chaos(client, Plan(every, longest, roles, kinds), random.Random(seed)).run(total)
+        ChaosRun(client, FaultPlan(every, longest, roles, kinds), random.Random(seed)).run(total)
 
 
-class Chaos:
+class ChaosRun:
     """`run` returns when all nodes serve again after the last fault."""
 
-    def __init__(self, client: Client, plan: Plan, dice: random.Random) -> None:
+    def __init__(self, client: Client, plan: FaultPlan, dice: random.Random) -> None:
         self._client, self._plan, self._dice = client, plan, dice
         self._told: dict[tuple[float, str], float] = {}  # incident -> the wait that was told with it
         self._faults = 0

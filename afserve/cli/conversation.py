@@ -14,7 +14,7 @@ from afserve.errors import AfserveError
 
 
 @dataclass(slots=True)
-class Said:
+class ReceivedAnswer:
     """One answer as it was received. Times in seconds; `tokens` counts chunks until the server's count comes."""
 
     text: str = ""
@@ -87,10 +87,10 @@ class Conversation:
         del self._messages[-2:]
         return message
 
-    def answer(self, text: str) -> Said:
+    def answer(self, text: str) -> ReceivedAnswer:
         """Prints the answer while it comes. Ctrl-C closes the stream, which cancels it on the server."""
         self._messages.append({"role": "user", "content": text})
-        said = Said()
+        said = ReceivedAnswer()
         start = time.monotonic()
         stream = self._client.chat_stream(self.messages, self._params, unlimited=self._unlimited)
         try:

@@ -17,9 +17,9 @@ from afserve.config import THREADS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from afserve.cli.plan_goodput import Goodput
+    from afserve.cli.plan_goodput import PlannedGoodput
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Answer, Question
+    from afserve.placement.planner.planner import Question, RankedPlans
 
 
 def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
@@ -169,7 +169,7 @@ def _check_file(option: str, path: Path | None) -> None:
 def _write_reports(
     paths: tuple[Path, ...],
     question: "Question",
-    found: "Answer",
+    found: "RankedPlans",
     verdict: str,
     changes: dict[str, float | None],
     typed: dict[str, str],
@@ -190,7 +190,7 @@ def _write_reports(
         click.echo(f"wrote {path}", err=True)
 
 
-def _write_phases(path: Path, question: "Question", played: "Sequence[Goodput]", model: str) -> bool:
+def _write_phases(path: Path, question: "Question", played: "Sequence[PlannedGoodput]", model: str) -> bool:
     """The best played layout that `afserve up` can start, where there is one. Says when another one is better."""
     from afserve.cli.plan_goodput import phases_of
     from afserve.placement.planner.cluster_file import phases_toml

@@ -16,7 +16,7 @@ from afserve.errors import ConfigError
 if TYPE_CHECKING:
     from afserve.placement.planner.cluster_file import Phases
     from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.search_phases import Found
+    from afserve.placement.planner.search_phases import BestLayout
 
 REQUESTS = 1000  # of the trace that are played, the first ones
 _MOST_RUNNING = 1 << 16  # requests that a node decodes at once
@@ -24,11 +24,11 @@ _CLEAR = 0.1  # goodputs that differ by less are as good as equal
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput:
+class PlannedGoodput:
     """Requests per second inside both targets, of the best layout of a kind; none where the model does not fit."""
 
     kind: str
-    found: "Found | None"
+    found: "BestLayout | None"
 
     @property
     def rate(self) -> float:
@@ -63,30 +63,32 @@ def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
         raise ConfigError("--goodput: draft tokens are not played; leave out --mtp", param="mtp")
 
 
-def goodputs(question: "Question") -> tuple[Goodput, ...]:
+def goodputs(question: "Question") -> tuple[PlannedGoodput, ...]:
     """Of each kind of layout, on all devices of the pool, most first."""
     from afserve.config import EngineSettings
     from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
     from afserve.placement.planner.cluster_file import on_cpu
     from afserve.placement.planner.phase_stages import Pieces, pieces_on_gpu
-    from afserve.placement.planner.search_phases import KINDS, Load, Pool, search
-    from afserve.placement.planner.simulate_phases import Asked, Targets
+    from afserve.placement.planner.search_phases import KINDS, PhasePool, PlayedLoad, search
+    from afserve.placement.planner.simulate_phases import GoodputTargets, SimulatedRequest
 
     work, offered = question.setting.workload, question.pools[0]
     together = zip(work.arrival[:REQUESTS], work.prompt[:REQUESTS], work.answer[:REQUESTS], strict=True)
-    asked = [Asked(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
-    load = Load(asked, Targets(question.targets.ttft, question.targets.tpot))
+    asked = [SimulatedRequest(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
+    load = PlayedLoad(asked, GoodputTargets(question.targets.ttft, question.targets.tpot))
     floor, setting = EngineSettings().prompt_share, question.setting
     if on_cpu(offered.chip.name):
         pieces = Pieces(PIECE_SECONDS, OVERHEAD, floor)
     else:
         pieces = pieces_on_gpu(offered.chip, setting.shape.hidden, setting.precision.experts, floor)
-    pool = Pool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
-    found = [Goodput(kind, next(iter(search(kind, pool, load, pieces).values()), None)) for kind in KINDS]
+    pool = PhasePool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
+    found = [
+        PlannedGoodput(kind, next(iter(search(kind, pool, load, pieces).values()), None)) for kind in KINDS
+    ]
     return tuple(sorted(found, key=lambda one: -one.rate))
 
 
-def played_lines(found: tuple[Goodput, ...]) -> str:
+def played_lines(found: tuple[PlannedGoodput, ...]) -> str:
     """A line for each, best first, and which pays; nothing where nothing was played."""
     if not found:
         return ""
@@ -103,7 +105,7 @@ def played_lines(found: tuple[Goodput, ...]) -> str:
     return "\n".join([*lines, which_pays(found), how]).rstrip()
 
 
-def phases_of(one: Goodput, question: "Question") -> "Phases | None":
+def phases_of(one: PlannedGoodput, question: "Question") -> "Phases | None":
     """The nodes that `afserve up` starts for this layout; None where it starts no such layout."""
     from afserve.placement.planner.cluster_file import Phases
     from afserve.placement.planner.search_phases import SHARED, split_of
@@ -119,7 +121,7 @@ def phases_of(one: Goodput, question: "Question") -> "Phases | None":
     return Phases(split.reads, nodes, split.experts, batch, split.micro_batches, split.chunk, split.floor)
 
 
-def how_to_start(best: Goodput) -> str:
+def how_to_start(best: PlannedGoodput) -> str:
     """What of the best layout `afserve up` starts, and what --cluster writes."""
     from afserve.placement.planner.search_phases import HOSTED, MIXED, SHARED, TWO_COPIES
 
@@ -136,7 +138,7 @@ def how_to_start(best: Goodput) -> str:
     )
 
 
-def which_pays(found: tuple[Goodput, ...]) -> str:
+def which_pays(found: tuple[PlannedGoodput, ...]) -> str:
     best, next_ = found[0], found[1]
     if not best.rate:
         return "None of the four meets both targets for 90 % of the requests at any rate."
@@ -147,7 +149,7 @@ def which_pays(found: tuple[Goodput, ...]) -> str:
     return f"{best.kind} pays: {best.rate / next_.rate:.2f} times {next_.kind}."
 
 
-def played_values(found: tuple[Goodput, ...]) -> dict[str, object]:
+def played_values(found: tuple[PlannedGoodput, ...]) -> dict[str, object]:
     """The `goodput` of --json, where any was played."""
     if not found:
         return {}

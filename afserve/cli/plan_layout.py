@@ -1,5 +1,5 @@
 """The flags of `afserve plan` and `afserve simulate` that say what is fixed: the engine, the layout, the requests in
-flight. How they become engines, a `Layout` and the fields of a `Setting`."""
+flight. How they become engines, a `GivenLayout` and the fields of a `Setting`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from afserve.errors import ConfigError
 if TYPE_CHECKING:
     from afserve.placement.planner.engine import Engine
     from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.search import Layout, Pool
+    from afserve.placement.planner.search import DevicePool, GivenLayout
     from afserve.placement.planner.setting import Setting
 
 _DEVICES = Within(1, 1 << 20, whole=True)
@@ -62,8 +62,8 @@ class LayoutFlags:
     )
 
 
-def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
-    from afserve.placement.planner.search import Layout
+def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayout":
+    from afserve.placement.planner.search import GivenLayout
 
     if flags.kind == "afd" and flags.devices:
         raise ConfigError(
@@ -87,7 +87,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
             f"devices: the pools have {most}; offer more",
             param="attention_devices",
         )
-    return Layout(
+    return GivenLayout(
         attention_devices=flags.attention_devices or 0,
         expert_devices=flags.expert_devices or 0,
         devices=flags.devices or 0,
@@ -99,7 +99,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
 
 def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "Setting":
     """The setting with its requests in flight and its prefill instances."""
-    from afserve.placement.planner.setting import Prefill
+    from afserve.placement.planner.setting import PrefillSetting
 
     prefill = None
     if flags.prefill_devices or flags.prefill_workers:
@@ -109,7 +109,7 @@ def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "
                 "--output, --decode-only and --concurrency",
                 param="prefill_devices",
             )
-        prefill = Prefill(flags.prefill_devices or 0, flags.prefill_workers or 1.0)
+        prefill = PrefillSetting(flags.prefill_devices or 0, flags.prefill_workers or 1.0)
     if flags.concurrency and ttft is not None:
         raise ConfigError(
             "--ttft: with --concurrency the first token is told and not sought; drop one of them",
@@ -138,7 +138,7 @@ def calibration_of(flags: LayoutFlags, curves: str | None) -> str | None:
     return found[0] if found else None
 
 
-def check_calibrated(option: str, curves: str, pools: "tuple[Pool, ...]") -> None:
+def check_calibrated(option: str, curves: str, pools: "tuple[DevicePool, ...]") -> None:
     """Stage times of one machine say nothing of other hardware."""
     from afserve.placement.planner.cluster_file import on_cpu
 
@@ -183,7 +183,7 @@ def on_one_machine(question: "Question", cores: int | None) -> "Question":
 
 
 def engines_of(
-    flags: LayoutFlags, pools: "tuple[Pool, ...]", curves: str, setting: "Setting"
+    flags: LayoutFlags, pools: "tuple[DevicePool, ...]", curves: str, setting: "Setting"
 ) -> "tuple[tuple[str, Engine], ...]":
     """(kind, engine) of both kinds. Kernel curves of the user's own, and CPU hosts, are planned as afserve."""
     from afserve.cli.catalog import load_engine
@@ -227,7 +227,7 @@ def _other(engine: "Engine", kind: str) -> "Engine":
     return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD)[0])
 
 
-def _nearest(kind: str, pools: "tuple[Pool, ...]", setting: "Setting") -> "Engine":
+def _nearest(kind: str, pools: "tuple[DevicePool, ...]", setting: "Setting") -> "Engine":
     """The engine of that kind with the measured row most like the question, on any of the pools."""
     from afserve.cli.catalog import load_engine
 

@@ -24,7 +24,7 @@ from afserve.errors import ConfigError, shown
 if TYPE_CHECKING:
     from afserve.placement.planner.found import Found
     from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.search import Layout, Pool
+    from afserve.placement.planner.search import DevicePool, GivenLayout
     from afserve.placement.planner.setting import Setting
     from afserve.placement.planner.workload import Workload
 
@@ -236,7 +236,7 @@ def build_question(
     )
 
 
-def _readers(asked: str | None, setting: "Setting", layout: "Layout") -> tuple[str, ...]:
+def _readers(asked: str | None, setting: "Setting", layout: "GivenLayout") -> tuple[str, ...]:
     from afserve.placement.planner.search import ANY, APART, HERE
 
     if setting.workload.decode_only and asked is not None:
@@ -267,7 +267,7 @@ def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Fo
     return found
 
 
-def _pools(hardware: HardwareFlags) -> "tuple[Pool, ...]":
+def _pools(hardware: HardwareFlags) -> "tuple[DevicePool, ...]":
     offered = tuple(_pool(text, hardware.network, hardware.link) for text in hardware.pools)
     names = [pool.chip.name for pool in offered]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -313,9 +313,9 @@ def _workload(requests: RequestFlags) -> "Workload":
     return fixed_context(4096 if context is None else context)
 
 
-def _pool(text: str, network: float | None, link: float | None) -> "Pool":
+def _pool(text: str, network: float | None, link: float | None) -> "DevicePool":
     from afserve.cli.catalog import load_hardware
-    from afserve.placement.planner.search import Pool
+    from afserve.placement.planner.search import DevicePool
 
     found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
     if not found:
@@ -339,7 +339,7 @@ def _pool(text: str, network: float | None, link: float | None) -> "Pool":
         chip = replace(chip, network=network * 1e9, reduce=0.0, reduce_latency=0.0, sources=typed)
     if link is not None:
         chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
-    return Pool(chip, devices)
+    return DevicePool(chip, devices)
 
 
 def _micro_batches(text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.losses import again_second
 from afserve.placement.planner.perf_prefill import BUSY
 from afserve.placement.planner.plan import Plan, Side
-from afserve.placement.planner.planner import USEFUL, Answer, Question
+from afserve.placement.planner.planner import USEFUL, Question, RankedPlans
 from afserve.placement.planner.sensitivity import probability
 
 _HEAD = (
@@ -19,7 +19,7 @@ _TTFT, _PROMPTS = _HEAD.index("TTFT ms"), _HEAD.index("prompts")
 
 
 def as_table(
-    question: Question, found: Answer, verdict: str, changes: dict[str, float | None], top: int
+    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None], top: int
 ) -> str:
     """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
     shown = _chosen(found, top)
@@ -193,7 +193,7 @@ def _size(elems: int) -> str:
     return f"{elems / 1e9:.0f}B" if elems >= 1e9 else f"{elems / 1e6:.0f}M"
 
 
-def _chosen(found: Answer, top: int) -> list[tuple[str, Plan]]:
+def _chosen(found: RankedPlans, top: int) -> list[tuple[str, Plan]]:
     """The best, distinct runners-up, and the best of the kind that is not among them."""
     shown: list[tuple[str, Plan]] = []
     for plan in found.plans:
@@ -304,7 +304,7 @@ def _sensitivity(changes: dict[str, float | None]) -> str:
 
 
 def as_values(
-    question: Question, found: Answer, verdict: str, changes: dict[str, float | None]
+    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None]
 ) -> dict[str, object]:
     """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
     plans = [_values(plan) for plan in found.plans]
@@ -324,7 +324,7 @@ def as_values(
     }
 
 
-def chance(question: Question, found: Answer) -> float | None:
+def chance(question: Question, found: RankedPlans) -> float | None:
     """The probability that AFD is better; none where only one kind has a plan."""
     afd, colocated = found.best("afd"), found.best("colocated")
     if afd is None or colocated is None:

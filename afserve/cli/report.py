@@ -10,7 +10,7 @@ from afserve.cli.plan_report import as_values, chance
 from afserve.cli.report_assumed import Assumed, assumed
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Answer, Question, pareto
+from afserve.placement.planner.planner import Question, RankedPlans, pareto
 from afserve.placement.planner.sensitivity import decider
 from afserve.placement.planner.tornado import Swing, tornado
 
@@ -19,7 +19,7 @@ _ONE_KIND = "Only one kind has a plan here: there is nothing to decide between."
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PlanReport:
     """chance: that AFD is better, None where only one kind has a plan. wanted: tokens per second and user that the
     targets ask for. front: by kind, fastest first. answer: the values of `--json`."""
 
@@ -38,14 +38,14 @@ class Report:
 
 def report_of(
     question: Question,
-    found: Answer,
+    found: RankedPlans,
     verdict: str,
     changes: dict[str, float | None],
     typed: Mapping[str, str],
-) -> Report:
+) -> PlanReport:
     """`found` has a plan. It searches once per point of the front, and evaluates the chosen layout for the rest."""
     best, tpot = found.plans[0], question.targets.tpot
-    return Report(
+    return PlanReport(
         asked=command_line(typed),
         question=question,
         best=best,
@@ -60,7 +60,7 @@ def report_of(
     )
 
 
-def _decider(question: Question, found: Answer) -> str:
+def _decider(question: Question, found: RankedPlans) -> str:
     afd, colocated = found.best("afd"), found.best("colocated")
     if afd is None or colocated is None:
         return _ONE_KIND
@@ -85,7 +85,7 @@ def _undominated(plans: Sequence[Plan]) -> list[Plan]:
     return kept
 
 
-def values(report: Report) -> dict[str, object]:
+def values(report: PlanReport) -> dict[str, object]:
     """JSON values, the same for the same question. Rates in tokens per second, times in ms."""
     planned = report.best.tok_s_per_device
     return {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from afserve.cli import svg
-from afserve.cli.report import Report
+from afserve.cli.report import PlanReport
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.tornado import TIMES, Swing
@@ -21,7 +21,7 @@ def amount(swing: Swing, value: float) -> str:
     return f"x {value:.2f}" if swing.unit == TIMES else f"{value:,.4g}"
 
 
-def pareto_figure(report: Report) -> str:
+def pareto_figure(report: PlanReport) -> str:
     """Tokens per second and device, against those that one user sees."""
     height, top, bottom = 420.0, 40.0, 50.0
     plans = [report.best, *(plan for found in report.front.values() for plan in found)]
@@ -96,7 +96,7 @@ def stages(plan: Plan) -> tuple[tuple[str, float, str], ...]:
     )
 
 
-def stage_figure(report: Report) -> str:
+def stage_figure(report: PlanReport) -> str:
     """Microseconds of one layer of one micro-batch. Transfers are drawn in another colour than computing."""
     rows = stages(report.best)
     left, room = 110.0, WIDTH - 110.0 - 110.0
@@ -112,7 +112,7 @@ def stage_figure(report: Report) -> str:
     return svg.drawing(WIDTH, 12.0 + 34 * len(rows), "Stages of one layer", parts)
 
 
-def tornado_figure(report: Report) -> str:
+def tornado_figure(report: PlanReport) -> str:
     """A pair of bars for each assumption, from the plan's own rate to that at its low and at its high value."""
     planned = report.best.tok_s_per_device
     ends = [end or 0.0 for swing in report.swings for end in (swing.at_low, swing.at_high)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from afserve.cli.report import Report
+from afserve.cli.report import PlanReport
 from afserve.cli.report_figures import KINDS, amount, pareto_figure, rate, stage_figure, tornado_figure
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
@@ -24,7 +24,7 @@ _UNITS = {
 }
 
 
-def page(report: Report) -> str:
+def page(report: PlanReport) -> str:
     setting = report.question.setting
     title = f"{setting.shape.name}, {setting.workload.name}"
     sections = (
@@ -44,11 +44,11 @@ def page(report: Report) -> str:
     )
 
 
-def _asked(report: Report) -> str:
+def _asked(report: PlanReport) -> str:
     return f"<h2>What was asked</h2>\n<pre>{escape(report.asked)}</pre>"
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: PlanReport) -> str:
     """The verdict names its probability, and what would decide it where anything would."""
     said = f'<h2>Verdict</h2>\n<p class="verdict">{escape(report.verdict)}</p>'
     named = report.decider.lower() in report.verdict.lower()
@@ -74,7 +74,7 @@ def _plan(plan: Plan) -> str:
     return f"{heading}\n{_table(('figure', 'value'), rows)}"
 
 
-def _front(report: Report) -> str:
+def _front(report: PlanReport) -> str:
     rows = [
         (KINDS[kind], describe(plan), *_figures(plan))
         for kind, plans in report.front.items()
@@ -106,7 +106,7 @@ def _stages(plan: Plan, figure: str) -> str:
     return f"<h2>Where the time goes</h2>\n{_figure(figure, said)}"
 
 
-def _tornado(report: Report) -> str:
+def _tornado(report: PlanReport) -> str:
     heads = (
         "assumption",
         "unit",
@@ -132,7 +132,7 @@ def _swing(swing: Swing) -> tuple[str, ...]:
     return (swing.name, swing.unit, *values, *ends, swing.why)
 
 
-def _assumed(report: Report) -> str:
+def _assumed(report: PlanReport) -> str:
     rows = [(row.what, row.value, row.source) for row in report.assumed]
     return f"<h2>What is assumed</h2>\n{_table(('what', 'value', 'source'), rows)}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afserve.cli.drawing import pyplot_for
-from afserve.cli.report import Report
+from afserve.cli.report import PlanReport
 from afserve.cli.report_figures import KINDS, amount, rate, stages
 from afserve.errors import ConfigError, shown
 
@@ -23,7 +23,7 @@ _COLOURS = {
 _MARKS = {"colocated": "o", "afd": "s"}
 
 
-def write_png(path: Path, report: Report) -> None:
+def write_png(path: Path, report: PlanReport) -> None:
     """Raises ConfigError where matplotlib is not installed, or the file cannot be written."""
     pyplot = pyplot_for("report", path)
     figure, (front, layer, swings) = pyplot.subplots(
@@ -44,7 +44,7 @@ def write_png(path: Path, report: Report) -> None:
         pyplot.close(figure)
 
 
-def _front(axes: Any, report: Report) -> None:
+def _front(axes: Any, report: PlanReport) -> None:
     for kind, plans in report.front.items():
         users, devices = [1 / plan.tpot for plan in plans], [plan.tok_s_per_device for plan in plans]
         axes.plot(users, devices, marker=_MARKS[kind], ms=5, color=_COLOURS[kind], label=KINDS[kind])
@@ -62,13 +62,13 @@ def _front(axes: Any, report: Report) -> None:
     axes.legend()
 
 
-def _stages(axes: Any, report: Report) -> None:
+def _stages(axes: Any, report: PlanReport) -> None:
     for name, seconds, kind in reversed(stages(report.best)):
         axes.barh(name, seconds * 1e6, color=_COLOURS[kind])
     axes.set_xlabel("us of one layer of one micro-batch")
 
 
-def _tornado(axes: Any, report: Report) -> None:
+def _tornado(axes: Any, report: PlanReport) -> None:
     planned = report.best.tok_s_per_device
     axes.axvline(planned, color="black", lw=1)
     for place, swing in enumerate(reversed(report.swings)):

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from afserve.cli.options import Within, existing_file
 from afserve.config_ranges import Range
 from afserve.errors import shown
-from afserve.settings import DeclaredSetting, File, build, settings_of
+from afserve.settings import DeclaredSetting, FileUse, build, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Group = TypeVar("Group")
@@ -65,11 +65,11 @@ def _type(one: DeclaredSetting) -> Any:
         if one.shows_range:
             return click.IntRange(low, high)  # type: ignore[arg-type]
         return Within(low, high, whole=one.allowed.whole)
-    if one.allowed is File.READ:
+    if one.allowed is FileUse.READ:
         return existing_file
-    if one.allowed is File.FOLDER:
+    if one.allowed is FileUse.FOLDER:
         return click.Path(exists=True, file_okay=False, path_type=Path)
-    return click.Path(dir_okay=False, path_type=Path) if one.allowed is File.WRITTEN else one.kind
+    return click.Path(dir_okay=False, path_type=Path) if one.allowed is FileUse.WRITTEN else one.kind
 
 
 def _parts(ctx: click.Context, option: click.Parameter, value: str) -> tuple[str, ...]:

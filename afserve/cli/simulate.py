@@ -16,14 +16,14 @@ from afserve.cli.simulate_losses import (
     said_of,
     typed_losses,
 )
-from afserve.cli.simulate_play import MOST_REQUESTS, Requests, play_layers
+from afserve.cli.simulate_play import MOST_REQUESTS, PlayedRequests, play_layers
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.simulate import Played
     from afserve.placement.planner.simulate_losses import Struck
-    from afserve.placement.planner.simulate_requests import Served
+    from afserve.placement.planner.simulate_requests import ServedRequests
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
 _MOST_RANKS = 20_000
@@ -99,7 +99,7 @@ def simulate(
     endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None
     calm = play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
     played = play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
-    requested = Requests(question, best, played, requests, load, seed)
+    requested = PlayedRequests(question, best, played, requests, load, seed)
     values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], load)
     if happened:
         struck = Struck(happened, recovery, again_second(question, best))
@@ -115,7 +115,7 @@ def _values(
     question: "Question",
     plan: "Plan",
     runs: "tuple[Played | None, Played | None]",
-    served: "Served",
+    served: "ServedRequests",
     load: float,
 ) -> dict[str, Any]:
     import numpy as np
@@ -144,7 +144,7 @@ def _values(
     return values
 
 
-def _of_requests(question: "Question", served: "Served") -> dict[str, Any]:
+def _of_requests(question: "Question", served: "ServedRequests") -> dict[str, Any]:
     from afserve.placement.planner.simulate_requests import goodput, percentile
 
     def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -161,7 +161,7 @@ def _of_requests(question: "Question", served: "Served") -> dict[str, Any]:
 
 
 def _with_losses(
-    question: "Question", calm: dict[str, Any], requested: Requests, struck: "Struck"
+    question: "Question", calm: dict[str, Any], requested: PlayedRequests, struck: "Struck"
 ) -> dict[str, Any]:
     """The values of requests with losses; the `calm` ones are kept as `undisturbed`. Raises ConfigError where a device
     is lost when nothing is played any more."""

@@ -11,7 +11,7 @@ from afserve.cli.options import Within, option
 from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from afserve.placement.planner.losses import Loss, Outage, Recovery, Role
+    from afserve.placement.planner.losses import DeviceLoss, Outage, PlanRole, RecoveryTimes
     from afserve.placement.planner.plan import Plan
     from afserve.placement.planner.planner import Question
 
@@ -81,9 +81,9 @@ def time_of(text: str, option: str, *, most: float = _LONGEST, least: float = 0.
     return value
 
 
-def recovery_of(flags: LossFlags) -> "Recovery":
+def recovery_of(flags: LossFlags) -> "RecoveryTimes":
     """Raises ConfigError where nothing is lost, but something is said of it."""
-    from afserve.placement.planner.losses import NOTICE, RELOAD, RESTART, Recovery
+    from afserve.placement.planner.losses import NOTICE, RELOAD, RESTART, RecoveryTimes
 
     said = {
         "--days": flags.days is not None,
@@ -102,7 +102,7 @@ def recovery_of(flags: LossFlags) -> "Recovery":
         raise ConfigError(
             "--kv-copies: with --on-loss end nothing goes on, so no copy is used; drop one", param="kv_copies"
         )
-    return Recovery(
+    return RecoveryTimes(
         notice=NOTICE if flags.notice is None else time_of(flags.notice, "notice"),
         restart=RESTART if flags.recovery is None else time_of(flags.recovery, "recovery"),
         reload=RELOAD if flags.reload is None else flags.reload * 1e9,
@@ -111,9 +111,9 @@ def recovery_of(flags: LossFlags) -> "Recovery":
     )
 
 
-def typed_losses(flags: LossFlags, roles: "tuple[Role, ...]") -> "list[Loss]":
+def typed_losses(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> "list[DeviceLoss]":
     """Raises ConfigError naming the flag where the plan has no such role."""
-    from afserve.placement.planner.losses import Loss
+    from afserve.placement.planner.losses import DeviceLoss
 
     if len(flags.lose) > _MOST:
         raise ConfigError(f"--lose: {len(flags.lose)} times, and {_MOST} is the most", param="lose")
@@ -126,11 +126,11 @@ def typed_losses(flags: LossFlags, roles: "tuple[Role, ...]") -> "list[Loss]":
                 f"such as {names[-1]}@30s",
                 param="lose",
             )
-        found.append(Loss(role, time_of(at, "lose")))
+        found.append(DeviceLoss(role, time_of(at, "lose")))
     return found
 
 
-def span_of(flags: LossFlags, roles: "tuple[Role, ...]") -> tuple[float, float]:
+def span_of(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> tuple[float, float]:
     """(seconds between losses of one device, days). Raises ConfigError where that means too many to draw."""
     from afserve.placement.planner.endured import MOST, expected
 
@@ -148,9 +148,9 @@ def span_of(flags: LossFlags, roles: "tuple[Role, ...]") -> tuple[float, float]:
 def long_run(
     question: "Question",
     plan: "Plan",
-    roles: "tuple[Role, ...]",
+    roles: "tuple[PlanRole, ...]",
     flags: LossFlags,
-    recovery: "Recovery",
+    recovery: "RecoveryTimes",
     seed: int,
 ) -> dict[str, Any]:
     """What losses cost over the days, for JSON."""

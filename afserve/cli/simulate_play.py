@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.simulate import Played, Script
     from afserve.placement.planner.simulate_losses import Losing, Struck
-    from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served
+    from afserve.placement.planner.simulate_requests import Arrivals, Rank, ServedRequests
 
 SHOWN_RANKS = 8
 _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
@@ -65,7 +65,7 @@ def _check_passes(script: "Script") -> None:
     )
 
 
-class Requests:
+class PlayedRequests:
     """The same requests for several plays: undisturbed, and with losses. ends: when the last one did, seconds."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Requests:
                 param="requests",
             )
 
-    def play(self, struck: "Struck") -> "tuple[Served, Losing]":
+    def play(self, struck: "Struck") -> "tuple[ServedRequests, Losing]":
         """(all ranks together, the ranks)."""
         from afserve.placement.planner.losses import reading_pace
         from afserve.placement.planner.simulate_losses import Losing

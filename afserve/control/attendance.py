@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.control.copies import buddies
-from afserve.control.wire.values import AttentionNodes, AttentionPeer, ToAttention
+from afserve.control.wire.request_values import ToAttention
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+)
 from afserve.errors import RendezvousError
 from afserve.member import AttentionPhase, attention_node
 

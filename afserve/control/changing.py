@@ -22,7 +22,7 @@ from afserve.control.changes import (
     count_of,
 )
 from afserve.control.controller import Controller
-from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, Renew, Scale
+from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, RestartNodes, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
@@ -143,7 +143,7 @@ class Changing:
             nodes = tuple(node for node in staying if self._can_start(node))
             notes += [self._elsewhere(node) for node in staying if node not in nodes]
         notes += [note for node in nodes if (note := membership.waits_for(node))]
-        self._controller.obey(Renew(nodes))
+        self._controller.obey(RestartNodes(nodes))
         told = tuple(map(str, nodes))
         return Changed(self._counts(), told, told, tuple(notes))
 

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,6 +16,7 @@ import grpc.aio
 from afserve import __version__
 from afserve.clock import Clock
 from afserve.config import FULL
+from afserve.control.attention_news import AttentionNews
 from afserve.control.identifying import OwnCopy
 from afserve.control.incidents import Incidents
 from afserve.control.membership.balancing import BalanceRules, Balancing
@@ -52,7 +52,7 @@ from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
 from afserve.control.streams import NodeStreams
-from afserve.control.traces import Life, TraceFiles
+from afserve.control.traces import NodeLife, TraceFiles
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,
@@ -124,8 +124,7 @@ class Controller:
         self._settled = asyncio.Event()
         self._drained = asyncio.Event()
         self._stopping = False
-        self._attending = AttentionNodes()
-        self._phased = False  # whether attention nodes have, or had, phases
+        self._news = AttentionNews(self.membership, self._tell)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life
@@ -252,7 +251,9 @@ class Controller:
     def _keep_trace(self, member: MemberId, data: bytes) -> None:
         found = self.members.get(member)
         if self._traces is not None and found is not None:
-            self._traces.keep(Life(str(member.node), member.generation, found.host), data, time.monotonic())
+            self._traces.keep(
+                NodeLife(str(member.node), member.generation, found.host), data, time.monotonic()
+            )
 
     async def _answer(self, member: MemberId, query: Query) -> None:
         self._tell(member, await self.on_query(query))
@@ -282,27 +283,13 @@ class Controller:
         now = self.deployment
         if (now.counts, now.phases) != (wanted.counts, wanted.phases):
             self.on_wanted(now.counts, now.phases)
-        before, self._attending = self._attending, self.membership.attention_nodes()
+        others = self._news.changed()
         # What is thought out goes first: it goes on in a thread while a thousand nodes are told.
         for effect in sorted(effects, key=lambda effect: not isinstance(effect, Replan)):
             self._carry_out(effect)
-        if self._attending != before:
-            self._tell_gateways()
-
-    def _tell_gateways(self) -> None:
-        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too. Where
-        attention nodes have phases, all nodes are: decode rows come first at expert nodes."""
-        self.on_attention(self._attending)
-        self._phased = self._phased or bool(self.deployment.phases)
-        if self.deployment.engine.kv_copies or self._phased:
-            for member in self.members.of(Role.ATTENTION):
-                if member.serving:
-                    self._tell(member.id, self._attending)
-        if self._phased:
-            for expert in self.members.of(Role.EXPERT):
-                self._tell(expert.id, self._attending)
-        for gateway in self.members.of(Role.GATEWAY):
-            self._tell(gateway.id, self._attending)
+        if others:
+            self.on_attention(self._news.nodes)
+            self._news.tell_all()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -310,12 +297,7 @@ class Controller:
                 self._streams.admit(connection, member)
                 if assigned is not None:
                     self._tell(member, assigned)
-                if member.node.role is Role.EXPERT and self._phased:
-                    self._tell(member, self._attending)
-                if member.node.role is Role.GATEWAY:
-                    self._tell(member, replace(self._attending, serves=self._settled.is_set()))
-                elif assigned is None and self._hears_of_others(member):
-                    self._tell(member, self._attending)  # it may have missed the last one
+                self._news.tell_who_came(member, knew=assigned is None, serves=self._settled.is_set())
             case Refuse(connection, error):
                 self._streams.refuse(connection, error)
             case Tell(member, value):
@@ -337,11 +319,6 @@ class Controller:
                 self._drained.set()
             case EndRun(error):
                 self.fail(error)
-
-    def _hears_of_others(self, member: MemberId) -> bool:
-        found = self.members.get(member)
-        serves = found is not None and found.serving and member.node.role is Role.ATTENTION
-        return bool(serves and (self.deployment.engine.kv_copies or self._phased))
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
         self._streams.tell(member, value)

@@ -19,9 +19,8 @@ from afserve.control.moves import Moves
 from afserve.control.prompts import Prompts
 from afserve.control.requests import Request, Requests
 from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
-    AttentionNodes,
     Cancel,
     FromAttention,
     Held,
@@ -31,6 +30,9 @@ from afserve.control.wire.values import (
     Resume,
     ToAttention,
     Tokens,
+)
+from afserve.control.wire.values import (
+    AttentionNodes,
     Unheard,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent

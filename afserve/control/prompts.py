@@ -9,7 +9,8 @@ from afserve.comm.kv.split import MOST_PARTS, Member
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.requests import Request
-from afserve.control.wire.values import AttentionPeer, KvSource
+from afserve.control.wire.request_values import KvSource
+from afserve.control.wire.values import AttentionPeer
 from afserve.engine.request import GenerationRequest
 
 

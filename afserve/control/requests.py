@@ -12,7 +12,12 @@ from dataclasses import replace
 
 from afserve.control.attendance import Life
 from afserve.control.wire.keeping import Keep
-from afserve.control.wire.values import KvSource, Submit, first_request, is_of_life
+from afserve.control.wire.request_values import (
+    KvSource,
+    Submit,
+    first_request,
+    is_of_life,
+)
 from afserve.engine.request import GenerationRequest, Tenant, TokenEvent
 from afserve.errors import AfserveError
 

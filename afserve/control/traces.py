@@ -22,7 +22,7 @@ _FRAME = struct.Struct("<dQ")  # when it came, in seconds of the controller's cl
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class NodeLife:
     """Of a node: `host` is the name of the machine, as the node said it."""
 
     node: str
@@ -36,10 +36,10 @@ class TraceFiles:
     def __init__(self, folder: Path, most: int = MOST_KEPT) -> None:
         self._folder, self._most = folder, most
         self._kept = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
-        self._lives: set[Life] = set()
+        self._lives: set[NodeLife] = set()
         self._full = False
 
-    def keep(self, life: Life, data: bytes, now: float) -> None:
+    def keep(self, life: NodeLife, data: bytes, now: float) -> None:
         """What comes when there is no room any more is dropped, which is logged once."""
         room = self._kept + len(data) <= self._most and len(data) <= MOST_BYTES
         if self._full or not room or (life not in self._lives and len(self._lives) >= MOST_LIVES):
@@ -55,7 +55,7 @@ class TraceFiles:
             file.write(_FRAME.pack(now, len(data)) + data)
 
 
-def read_life(path: Path) -> tuple[Life, Iterator[tuple[float, TracePart]]]:
+def read_life(path: Path) -> tuple[NodeLife, Iterator[tuple[float, TracePart]]]:
     """Whose file it is, and (when it came, what) of each part that can be read; the end may be missing."""
     file = path.open("rb")
     node, generation, host = json.loads(file.readline())
@@ -70,4 +70,4 @@ def read_life(path: Path) -> tuple[Life, Iterator[tuple[float, TracePart]]]:
                 except ProtocolError as error:
                     log.warning("--trace: of %s on %s: %s", node, host, error.message)
 
-    return Life(node, generation, host), parts()
+    return NodeLife(node, generation, host), parts()

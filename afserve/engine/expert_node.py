@@ -22,7 +22,7 @@ from afserve.engine.device_queues import Device, DeviceQueues
 from afserve.engine.meter import ExpertWatch
 from afserve.engine.one_call import Part, forward, tensors
 from afserve.engine.pieces import PieceSize, PromptShare
-from afserve.engine.prompt_batch import Prompt, PromptBatch, WaitingPrompts
+from afserve.engine.prompt_batch import BatchedPrompt, PromptBatch, WaitingPrompts
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
@@ -162,7 +162,7 @@ class ExpertNode:
             launched += self._launch(queues, self._prompts.sharing(math.inf))
         return launched
 
-    def _launch(self, queues: DeviceQueues, group: Sequence[Prompt]) -> int:
+    def _launch(self, queues: DeviceQueues, group: Sequence[BatchedPrompt]) -> int:
         """Messages of one layer, in one call."""
         start, arrivals = self._clock.now(), [prompt.arrival for prompt in group]
         layer, rows = arrivals[0].header.layer, sum(prompt.left for prompt in group)
@@ -242,7 +242,7 @@ class ExpertNode:
         self._held.pop(box, None)
         self._prompts.drop(box)
         if self._is_prompt(arrival) or (self._queues is not None and self._queues.holds(box)):
-            self._prompts.add(Prompt(arrival, self._port.reply(arrival)))
+            self._prompts.add(BatchedPrompt(arrival, self._port.reply(arrival)))
         else:
             self._held[box] = arrival
             self._since.setdefault(header.layer, now)

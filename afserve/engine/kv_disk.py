@@ -16,7 +16,7 @@ from afserve.comm.disk.store import DAMAGED, UNREADABLE
 from afserve.comm.disk.workers import DiskWorkers, Place, Read
 from afserve.engine.blocks import Hash
 from afserve.engine.kv_store import PooledBlocks
-from afserve.engine.kv_tiers import DISK, Filled, Named
+from afserve.engine.kv_tiers import DISK, Named, RestoredPiece
 from afserve.engine.stats import TierStats
 
 _COPIED_BYTES = 1 << 20  # at once, out of the cache
@@ -125,7 +125,7 @@ class DiskTier:
 
         return parts
 
-    def next(self) -> Filled | None:
+    def next(self) -> RestoredPiece | None:
         if not self._disk.done:
             return None
         read = self._disk.done.popleft()
@@ -140,7 +140,7 @@ class DiskTier:
             self._disk.give_back(read)
         if not memory:
             self._memory.pop(read.job, None)
-        return Filled(read.job, span.names, blocks, right)
+        return RestoredPiece(read.job, span.names, blocks, right)
 
     def _packed(self, read: Read, buffer: memoryview) -> memoryview | bytearray:
         """The blocks of a read, one behind the other."""

@@ -20,7 +20,7 @@ from afserve.comm.disk.record import checksum_of
 from afserve.engine.blocks import Hash
 from afserve.engine.host_slots import HostSlots, Placed
 from afserve.engine.kv_store import PooledBlocks
-from afserve.engine.kv_tiers import HOST, Filled, Named
+from afserve.engine.kv_tiers import HOST, Named, RestoredPiece
 from afserve.engine.stats import HostStats, TierStats
 from afserve.kernels.cache import Copied
 
@@ -232,7 +232,7 @@ class HostTier:
             self._pieces.append(_Piece(job, names[here], blocks[here]))
         return len(names)
 
-    def next(self) -> Filled | None:
+    def next(self) -> RestoredPiece | None:
         if not self._pieces:
             return None
         piece = self._pieces.popleft()
@@ -244,7 +244,7 @@ class HostTier:
         if right < len(piece.names) and self._slots.forget(piece.names[right]):
             self._damaged += 1
             del self._sums[slots[right]]
-        return Filled(piece.job, piece.names, piece.blocks, right)
+        return RestoredPiece(piece.job, piece.names, piece.blocks, right)
 
     def _copy_in(self, piece: _Piece, slots: Sequence[int]) -> int:
         """How many of its blocks are right, from the first on; they are in the cache now."""

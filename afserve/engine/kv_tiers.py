@@ -23,7 +23,7 @@ Named = Sequence[tuple[int, Hash]]  # blocks of the cache with their names
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class RestoredPiece:
     """A piece of restoration `job` has come: `blocks` are held and have what `names` stand for, the first `right` of
     them."""
 
@@ -73,7 +73,7 @@ class Tier(Protocol):
         how many. Less than all where they are gone, or where there is no room."""
         ...
 
-    def next(self) -> Filled | None:
+    def next(self) -> RestoredPiece | None:
         """The next piece of what was begun, also of restorations that have ended since."""
         ...
 
@@ -211,7 +211,7 @@ class KvTiers:
         for tier in self._tiers:
             tier.save(until)
 
-    def _take(self, tier: str, filled: Filled) -> None:
+    def _take(self, tier: str, filled: RestoredPiece) -> None:
         job = self._jobs.get(filled.job)
         right = filled.right if job is not None else 0
         if job is not None and right:

@@ -18,7 +18,7 @@ from afserve.comm.transport import Box
 
 
 @dataclass(slots=True)
-class Prompt:
+class BatchedPrompt:
     """A message of a prompt, of which the first `done` rows are computed."""
 
     arrival: Arrival
@@ -33,7 +33,7 @@ class Prompt:
 class PromptBatch:
     """The rows that are left of `prompts`, which are of one layer and on the host."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, prompts: Sequence[BatchedPrompt]) -> None:
         self.prompts = list(prompts)
         self.rows = sum(prompt.left for prompt in prompts)
         self.layer = prompts[0].arrival.header.layer
@@ -95,7 +95,7 @@ class WaitingPrompts:
     some experts are computed."""
 
     def __init__(self) -> None:
-        self._by_box: dict[Box, Prompt] = {}
+        self._by_box: dict[Box, BatchedPrompt] = {}
         self.batch: PromptBatch | None = None
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class WaitingPrompts:
     def __contains__(self, box: object) -> bool:
         return box in self._by_box
 
-    def add(self, prompt: Prompt) -> None:
+    def add(self, prompt: BatchedPrompt) -> None:
         self._by_box[prompt.arrival.box] = prompt
 
     def drop(self, box: Box) -> None:
@@ -118,7 +118,7 @@ class WaitingPrompts:
         for box in [box for box in self._by_box if box.attention == attention]:
             self.drop(box)
 
-    def sharing(self, enough: float) -> list[Prompt]:
+    def sharing(self, enough: float) -> list[BatchedPrompt]:
         """The one that has waited longest, and next ones at its layer until they have `enough` rows."""
         oldest = next(iter(self._by_box.values()))
         group, rows = [oldest], oldest.left

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import clip_qkv, gqa
 from afserve.families.read_ffn import stack
 from afserve.spec_parts import Around, LayerSpec, MoeSpec
@@ -37,7 +37,7 @@ FAMILY = Family(
     Naming(
         moe="ffn",
         router_weight="router.layer.weight",
-        stacked=Stacked(gate_up="experts.mlp.w1", up="experts.mlp.v1", down="experts.mlp.w2", flat=True),
+        stacked=StackedNames(gate_up="experts.mlp.w1", up="experts.mlp.v1", down="experts.mlp.w2", flat=True),
         attention="norm_attn_norm.attn",
         qkv="Wqkv",
         out="out_proj",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import alternating, gqa
 from afserve.families.read_ffn import CLAMPED_SWIGLU, activation, check_top_k
 from afserve.spec_parts import LayerSpec, MoeSpec
@@ -37,7 +37,7 @@ FAMILY = Family(
     _layers,
     Naming(
         router_weight="router.weight",
-        stacked=Stacked("experts.gate_up_proj", "experts.down_proj", transposed=True, interleaved=True),
+        stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", transposed=True, interleaved=True),
     ),
     defaults={"rms_norm_eps": 1e-5},
 )

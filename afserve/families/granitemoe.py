@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa
 from afserve.families.read_ffn import activation, stack
 from afserve.spec_parts import Around, LayerSpec, MoeSpec
@@ -44,7 +44,7 @@ FAMILY = Family(
     Naming(
         moe="block_sparse_moe",
         router_weight="router.layer.weight",
-        stacked=Stacked(gate_up="input_linear.weight", down="output_linear.weight"),
+        stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
     ),
     _around,
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS, Range
 from afserve.families.family import Family
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
 from afserve.families.read_ffn import activation, check_top_k
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
@@ -81,7 +81,7 @@ TEXT = Naming(
     dense_ffn="feed_forward",
     shared="shared_expert",
     router_weight="router.weight",
-    stacked=Stacked("experts.gate_up_proj", "experts.down_proj", transposed=True),
+    stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", transposed=True),
 )
 FAMILY = Family(_layers, TEXT, defaults={"rms_norm_eps": 1e-5})
 WITH_VISION = replace(

@@ -9,7 +9,7 @@ ROUTED = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.out
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
+class StackedNames:
     """Experts that lie in tensors of all experts, below `moe`. An expert's gate and up are (I, H), its down is (H, I).
 
     `gate_up` holds both, gate first, or every other one where they are `interleaved`; or `up` is a tensor of its own.
@@ -39,7 +39,7 @@ class Naming:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    stacked: Stacked | None = None
+    stacked: StackedNames | None = None
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate.weight"
     router_weight: str = "gate.weight"

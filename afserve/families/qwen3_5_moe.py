@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.qwen3_next import around, layers
 from afserve.spec_parts import LayerSpec
 
@@ -23,7 +23,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 TEXT = Naming(
     shared="shared_expert",
     linear_parts=True,
-    stacked=Stacked("experts.gate_up_proj", "experts.down_proj", sometimes=True),
+    stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", sometimes=True),
 )
 FAMILY = Family(_layers, TEXT, around)
 WITH_VISION = replace(FAMILY, naming=replace(TEXT, stem="model.language_model"), sections=("text_config",))

@@ -5,7 +5,7 @@ tensors knows.
 """
 
 from afserve.config_json import ConfigFields
-from afserve.coverage import Coverage, ModuleNames
+from afserve.coverage import ModuleNames, QuantCoverage
 from afserve.errors import shown
 
 _LISTS = ("ignore", "modules_to_not_convert", "ignored_layers")
@@ -13,7 +13,7 @@ _KEYS = {"compressed-tensors": "ignore", "gptq": "dynamic"}  # where a method li
 _WHOLE = 16  # bits of a module that AutoRound leaves as it is
 
 
-def read_coverage(fields: ConfigFields) -> Coverage | None:
+def read_coverage(fields: ConfigFields) -> QuantCoverage | None:
     """None for a checkpoint that is not quantised. `read_quantization` has refused what is no section."""
     config = fields.section("quantization_config") or fields.section("compression_config")
     if not config:
@@ -24,7 +24,7 @@ def read_coverage(fields: ConfigFields) -> Coverage | None:
     only = ModuleNames(_named(quant), where=quant.where)
     for names in (left_out, only):
         names.check()
-    return Coverage(method, _KEYS.get(method, "modules_to_not_convert"), left_out, only)
+    return QuantCoverage(method, _KEYS.get(method, "modules_to_not_convert"), left_out, only)
 
 
 def _left_out(quant: ConfigFields) -> tuple[str, ...]:

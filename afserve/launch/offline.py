@@ -28,7 +28,7 @@ from afserve.launch.rebalance import balance_rules
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import check_kv_transport, choose_transport
 from afserve.launch.wishes import Wishes
-from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.server.choice import ChoiceDecoder, TextPiece
 from afserve.server.completion import Completion
 from afserve.spec import ModelSpec
 from afserve.tls import check_exposed
@@ -113,7 +113,7 @@ class OfflineRun:
     async def _one(self, index: int, request: GenerationRequest) -> Completion:
         decoder = ChoiceDecoder(self.tokenizer, request.params)
         events: list[TokenEvent] = []
-        pieces: list[Piece] = []
+        pieces: list[TextPiece] = []
         async with aclosing(self.run.frontend.generate(request)) as arriving:
             async for event in arriving:
                 events.append(event)
@@ -122,7 +122,7 @@ class OfflineRun:
                 pieces.append(decoder.feed(event))
                 if pieces[-1].finish_reason is not None:
                     break
-        ended: Piece | TokenEvent = events[-1] if events[-1].error else pieces[-1]
+        ended: TextPiece | TokenEvent = events[-1] if events[-1].error else pieces[-1]
         taken = [e.token_ids[: piece.tokens] for e, piece in zip(events, pieces, strict=False)]
         return Completion(
             request.prompt_ids,

@@ -25,7 +25,7 @@ from afserve.launch.render_objects import (
     trust,
     who,
 )
-from afserve.launch.render_site import HTTP_PORT, NODES_PORT, Pool, Site
+from afserve.launch.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
 from afserve.member import Role
 
 _DRAIN = 30  # seconds that answers have when a gateway goes
@@ -71,7 +71,7 @@ def _controller(site: Site, asked: KubernetesSettings) -> list[Object]:
     ]
 
 
-def _pool(site: Site, asked: KubernetesSettings, pool: Pool) -> list[Object]:
+def _pool(site: Site, asked: KubernetesSettings, pool: NodePool) -> list[Object]:
     name = str(pool.role)
     words = ["node", "--role", name, *joining(site)]
     sizes: dict[str, Any] = {"cpu": str(site.sizes.cpus), "memory": f"{site.sizes.memory}Gi"}

@@ -16,7 +16,7 @@ from afserve.launch.render_objects import (
     template,
     trust,
 )
-from afserve.launch.render_site import HTTP_PORT, Pool, Site
+from afserve.launch.render_site import HTTP_PORT, NodePool, Site
 
 _HEAD = {"cpu": "2", "memory": "8Gi"}
 
@@ -44,7 +44,7 @@ def entrypoint(site: Site) -> list[str]:
     ]
 
 
-def _resources(site: Site, pool: Pool) -> str:
+def _resources(site: Site, pool: NodePool) -> str:
     gpu = "" if pool.on_cpu else ",GPU=1"
     return f"CPU={site.sizes.cpus}{gpu},afserve_{pool.role}=1"
 
@@ -64,7 +64,7 @@ def _job(site: Site, asked: KubernetesSettings) -> Object:
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
 
 
-def _group(site: Site, asked: KubernetesSettings, pool: Pool) -> Object:
+def _group(site: Site, asked: KubernetesSettings, pool: NodePool) -> Object:
     sizes = {"cpu": str(site.sizes.cpus), "memory": f"{site.sizes.memory}Gi"}
     pods = _pods(site, asked, str(pool.role), sizes, 0 if pool.on_cpu else 1)
     pods["spec"]["nodeSelector"] = asked.selector(pool)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from afserve.launch.render_site import HTTP_PORT, NODES_PORT, Pool, Site
+from afserve.launch.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
 from afserve.member import Role
 
 Object = dict[str, Any]
@@ -33,7 +33,7 @@ class KubernetesSettings:
     most_gateways: int = 8
     selectors: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
 
-    def selector(self, pool: Pool) -> dict[str, str]:
+    def selector(self, pool: NodePool) -> dict[str, str]:
         """By default a label with the hardware's name, for people to put on their hosts."""
         return dict(self.selectors.get(pool.role) or {"afserve.dev/hardware": pool.hardware})
 

@@ -14,7 +14,7 @@ _ROLE = {Role.ATTENTION: "attention", Role.EXPERT: "experts"}  # as a cluster fi
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class NodePool:
     """The nodes of a role: `nodes` on `hosts` machines of one kind, at most `per_host` on one."""
 
     role: Role
@@ -38,7 +38,7 @@ class Site:
     """A run as schedulers see it. `certs`: nodes speak TLS; without, they are told that plain text is meant."""
 
     cluster: Cluster
-    pools: tuple[Pool, ...]
+    pools: tuple[NodePool, ...]
     sizes: Sizes
     certs: bool = True
     extra: tuple[str, ...] = ()  # further arguments of `afserve up`
@@ -77,7 +77,7 @@ def site_of(cluster: Cluster, sizes: Sizes, *, certs: bool = True, extra: tuple[
     return Site(cluster, pools, sizes, certs, extra)
 
 
-def _pool(cluster: Cluster, role: Role) -> Pool | None:
+def _pool(cluster: Cluster, role: Role) -> NodePool | None:
     hosts = [host for host in cluster.hosts if host.role == _ROLE[role]]
     if not hosts:
         return None
@@ -89,4 +89,4 @@ def _pool(cluster: Cluster, role: Role) -> Pool | None:
             param="cluster",
         )
     devices = [host.devices for host in hosts]
-    return Pool(role, sum(devices), len(hosts), max(devices), kinds[0], hosts[0].on_cpu)
+    return NodePool(role, sum(devices), len(hosts), max(devices), kinds[0], hosts[0].on_cpu)

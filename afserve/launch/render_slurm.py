@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from afserve.errors import ConfigError
-from afserve.launch.render_site import HTTP_PORT, NODES_PORT, Pool, Site
+from afserve.launch.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
 from afserve.member import Role
 
 _LEAST = 2  # hosts of a component that survives the loss of one
@@ -55,7 +55,7 @@ def _check(hosts: int, what: str) -> None:
         )
 
 
-def _header(site: Site, asked: SlurmSettings, hosts: int, pools: list[Pool]) -> list[str]:
+def _header(site: Site, asked: SlurmSettings, hosts: int, pools: list[NodePool]) -> list[str]:
     most = max(pool.per_host for pool in pools)
     lines = [f"--nodes={hosts}", f"--ntasks-per-node={most}", f"--cpus-per-task={site.sizes.cpus}"]
     lines += [] if pools[0].on_cpu else [f"--gpus-per-node={most}"]
@@ -110,7 +110,7 @@ def _hosts(site: Site, apart: bool) -> list[str]:
     return lines
 
 
-def _role(site: Site, asked: SlurmSettings, pool: Pool, number: int, apart: bool) -> list[str]:
+def _role(site: Site, asked: SlurmSettings, pool: NodePool, number: int, apart: bool) -> list[str]:
     where = f"--het-group={number}" if apart else f'--nodelist="${pool.role.upper()}"'
     gpus = "" if pool.on_cpu else " --gpus-per-task=1"
     trust = '--certs "$CERTS"' if site.certs else "--insecure-nodes"

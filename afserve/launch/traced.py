@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from afserve.control.traces import SUFFIX, Life, read_life
+from afserve.control.traces import SUFFIX, NodeLife, read_life
 from afserve.recording import Recording
 from afserve.server.live.exchanges import Call, Trip, calls, shifts, trips
 from afserve.trace import Trace
@@ -24,7 +24,7 @@ _AT_ONCE = (
 class Drawn:
     """Everything that one life of a node has sent. `ahead`: at most so much is to be added to its clock."""
 
-    life: Life
+    life: NodeLife
     parts: Sequence[TracePart]
     ahead: float
 

@@ -14,7 +14,7 @@ from afserve.errors import ConfigError
 from afserve.launch.ray_settings import RaySettings
 from afserve.member import AttentionPhase
 from afserve.server.settings import Listening, ServerSettings
-from afserve.settings import File, in_range, setting
+from afserve.settings import FileUse, in_range, setting
 
 if TYPE_CHECKING:
     from afserve.launch.gpus import Gpus
@@ -155,11 +155,11 @@ class RunSettings:
     models: Path | None = setting(
         None,
         "Serve several models, each with its own nodes, as this TOML file says.",
-        File.READ,
+        FileUse.READ,
         metavar="FILE",
     )
     cluster: Path | None = setting(
-        None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
+        None, "Start what `afserve plan --cluster FILE` wrote.", FileUse.READ, metavar="FILE"
     )
     listen: str | None = setting(
         None,
@@ -178,13 +178,13 @@ class RunSettings:
     token_file: Path | None = setting(
         None,
         "The run's token, made where there is none; else a new one for each run.",
-        File.WRITTEN,
+        FileUse.WRITTEN,
         metavar="FILE",
     )
     certs: Path | None = setting(
         None,
         "This host's certificates, from `afserve certs issue`: nodes speak TLS.",
-        File.FOLDER,
+        FileUse.FOLDER,
         metavar="FOLDER",
     )
     insecure_nodes: bool = setting(False, "Let nodes of other hosts speak plain text.")
@@ -203,8 +203,8 @@ class RunSettings:
     rebalance: str | None = setting(
         None, "auto, off, or every so many SECONDS; auto with --redundant-experts.", metavar="WHEN"
     )
-    record_routing: Path | None = setting(None, "Write routing counts here at the end.", File.WRITTEN)
-    trace: Path | None = setting(None, "Write a Perfetto trace of this run here at its end.", File.WRITTEN)
+    record_routing: Path | None = setting(None, "Write routing counts here at the end.", FileUse.WRITTEN)
+    trace: Path | None = setting(None, "Write a Perfetto trace of this run here at its end.", FileUse.WRITTEN)
     log_level: str = setting("warning", "", LOG_LEVELS)
 
 

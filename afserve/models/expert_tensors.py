@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming, Stacked, bias_of
+from afserve.families.naming import Naming, StackedNames, bias_of
 from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -69,7 +69,7 @@ def read_codes(
     return ExpertCodes(both, down, *_biases(spec, source, naming, layer, expert, dtype))
 
 
-def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> Stacked | None:
+def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> StackedNames | None:
     """The layout of tensors of all experts, if this expert lies in such."""
     found = naming.stacked
     if found is None or not found.sometimes:
@@ -102,7 +102,7 @@ class _Reader:
     spec: ModelSpec
     source: TensorSource
     naming: Naming
-    layout: Stacked
+    layout: StackedNames
     layer: int
     expert: int
     dtype: torch.dtype

@@ -19,7 +19,7 @@ from afserve.digest_cache import DigestCache
 from afserve.errors import CheckpointError
 from afserve.families.naming import ROUTED
 from afserve.member import MODEL_ROLES, Role
-from afserve.models.shards import SINGLE, ShardFile, Stored, read_index
+from afserve.models.shards import SINGLE, ShardFile, StoredTensor, read_index
 from afserve.models.tally import HOW, Tally, complete, sampled
 
 TEXT_FILES = (
@@ -145,7 +145,7 @@ def _all_bytes(
     return {weights_of(role, full=True): str(tally) for role, tally in tallies.items()}
 
 
-def _tensors(file: ShardFile, names: Names, role: str) -> list[Stored]:
+def _tensors(file: ShardFile, names: Names, role: str) -> list[StoredTensor]:
     """Those of a role, by name. Raises CheckpointError where one that the index names is missing."""
     found = [
         row for row in file.tensors() if role_of(row.name) == role and (names is None or row.name in names)

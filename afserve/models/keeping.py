@@ -18,7 +18,7 @@ from afserve.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptFormat:
     """At most one of int8, fp8 and int4. `stored`: the checkpoint has it so, and nothing is rounded."""
 
     int8: bool = False
@@ -68,16 +68,16 @@ class Keeping:
                 param="expert_dtype",
             )
 
-    def of(self, layer: int) -> Kept:
+    def of(self, layer: int) -> KeptFormat:
         """`layer` is a MoE layer number."""
         if self._asked == "int8":
-            return Kept(int8=True)
+            return KeptFormat(int8=True)
         stored = self._stored_int4(layer)
         if stored is not None:
-            return Kept(int4=stored, stored=True)
+            return KeptFormat(int4=stored, stored=True)
         if self._asked == "int4":
-            return Kept(int4=Groups(), stored=self._source.makes_int4)
-        return Kept(fp8=self._stays_fp8(layer), stored=True)
+            return KeptFormat(int4=Groups(), stored=self._source.makes_int4)
+        return KeptFormat(fp8=self._stays_fp8(layer), stored=True)
 
     def _gate(self, layer: int) -> str | None:
         """A checkpoint may leave some layers' experts in 16 bits, so each layer is asked for its first expert."""

@@ -29,7 +29,7 @@ _BITS = {  # of a number, by the names that the safetensors library has
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor in a file; `begin` and `end` count from the file's first byte."""
 
     name: str
@@ -79,7 +79,7 @@ class ShardFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def tensors(self) -> list[Stored]:
+    def tensors(self) -> list[StoredTensor]:
         """All of the header, by name."""
         size = self.found.st_size
         length = int.from_bytes(self.read(_LENGTH, 0), "little")
@@ -120,7 +120,7 @@ class ShardFile:
     def _some(self, count: int, offset: int) -> bytes:
         return os.pread(self._descriptor, count, offset)
 
-    def _stored(self, name: str, entry: object, first: int) -> Stored:
+    def _stored(self, name: str, entry: object, first: int) -> StoredTensor:
         """Offsets in the header count from its end."""
         fields = entry if isinstance(entry, dict) else {}
         dtype, space = fields.get("dtype"), self.found.st_size - first
@@ -139,9 +139,9 @@ class ShardFile:
             raise self._broken(
                 f"tensor {shown(name)}: {end - begin:,} bytes are not {dtype} {shown(list(shape))}"
             )
-        return Stored(name, dtype, shape, first + begin, first + end)
+        return StoredTensor(name, dtype, shape, first + begin, first + end)
 
-    def _check_apart(self, rows: Sequence[Stored]) -> None:
+    def _check_apart(self, rows: Sequence[StoredTensor]) -> None:
         """No two tensors in the same bytes."""
         placed = sorted((row for row in rows if row.begin < row.end), key=lambda row: row.begin)
         for one, next_one in pairwise(placed):

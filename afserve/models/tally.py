@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from afserve.digest_cache import Digest
-from afserve.models.shards import ShardFile, Stored
+from afserve.models.shards import ShardFile, StoredTensor
 
 SAMPLES, SAMPLE_BYTES, WHOLE_BYTES = 4, 64, 16 << 10
 HOW = f"{SAMPLES}x{SAMPLE_BYTES}:{WHOLE_BYTES}"
@@ -54,24 +54,24 @@ class Tally:
         )
 
 
-def sampled(stored: Stored, file: ShardFile) -> Tally:
+def sampled(stored: StoredTensor, file: ShardFile) -> Tally:
     """By all of a small tensor, and by bytes at places that follow from the name of a larger one."""
     return _tally(stored, _samples(stored, file))
 
 
-def complete(stored: Stored, file: ShardFile) -> Tally:
+def complete(stored: StoredTensor, file: ShardFile) -> Tally:
     """By every byte."""
     return _tally(stored, _blocks(stored, file))
 
 
-def _tally(stored: Stored, pieces: Iterable[bytes]) -> Tally:
+def _tally(stored: StoredTensor, pieces: Iterable[bytes]) -> Tally:
     digest = blake2b(f"{stored.name}\0{stored.dtype}\0{stored.shape}\0".encode(), digest_size=32)
     for piece in pieces:
         digest.update(piece)
     return Tally(int.from_bytes(digest.digest(), "little"), 1, frozenset({stored.dtype}))
 
 
-def _samples(stored: Stored, file: ShardFile) -> Iterator[bytes]:
+def _samples(stored: StoredTensor, file: ShardFile) -> Iterator[bytes]:
     size = stored.end - stored.begin
     if size <= WHOLE_BYTES:
         yield file.read(size, stored.begin)
@@ -82,6 +82,6 @@ def _samples(stored: Stored, file: ShardFile) -> Iterator[bytes]:
         yield file.read(SAMPLE_BYTES, stored.begin + drawn % (size - SAMPLE_BYTES + 1))
 
 
-def _blocks(stored: Stored, file: ShardFile) -> Iterator[bytes]:
+def _blocks(stored: StoredTensor, file: ShardFile) -> Iterator[bytes]:
     for begin in range(stored.begin, stored.end, _BLOCK):
         yield file.read(min(_BLOCK, stored.end - begin), begin)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError
-from afserve.models.shards import ShardFile, Stored
+from afserve.models.shards import ShardFile, StoredTensor
 
 MOST_MAPPED = 512 << 20  # bytes handed out before files are mapped anew
 _DTYPES = {
@@ -106,7 +106,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         with ShardFile(path) as header:
-            self.stored: dict[str, Stored] = {row.name: row for row in header.tensors()}
+            self.stored: dict[str, StoredTensor] = {row.name: row for row in header.tensors()}
         try:
             self.file = File(path, writes=False)
         except OSError as error:

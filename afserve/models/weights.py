@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from afserve.coverage import Coverage
+from afserve.coverage import QuantCoverage
 from afserve.errors import CheckpointError
 from afserve.kernels.grouped import Grouped, groups_of
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
@@ -85,7 +85,7 @@ class Checkpoint:
         device: torch.device = CPU,
         quantization: Quantization | None = None,
         reads: bool = False,
-        coverage: Coverage | None = None,
+        coverage: QuantCoverage | None = None,
     ) -> None:
         """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once. `coverage`:
         which of them config.json says are quantised."""

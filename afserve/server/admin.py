@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from afserve.control.wire.changes import decode_change
 from afserve.server.hosted import Hosted
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 
@@ -33,47 +33,47 @@ class Admin:
         model = self._model(request)
         self._service.check_ready(model)
         with await self._service.bodies.read(request) as body:
-            text = await self._service.text.prepare(Kind.PLACEMENT, body.data)
+            text = await self._service.text.prepare(BodyKind.PLACEMENT, body.data)
         assert isinstance(text, bytes)
         await model.backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
 
     async def scale(self, request: Request) -> Response:
         """Other numbers of nodes. Answers when they are on their way; /status shows who is there."""
-        return await self._change(request, Kind.SCALE)
+        return await self._change(request, BodyKind.SCALE)
 
     async def drain(self, request: Request) -> Response:
         """One node goes once nothing needs it."""
-        return await self._change(request, Kind.DRAIN)
+        return await self._change(request, BodyKind.DRAIN)
 
     async def restart(self, request: Request) -> Response:
         """New processes for some nodes or all, one after another."""
-        return await self._change(request, Kind.RESTART)
+        return await self._change(request, BodyKind.RESTART)
 
     async def role(self, request: Request) -> Response:
         """One node goes, and one of another role starts in its place."""
-        return await self._change(request, Kind.ROLE)
+        return await self._change(request, BodyKind.ROLE)
 
     async def phase(self, request: Request) -> Response:
         """One attention node computes prompts for others, or decodes what others computed, or does both."""
-        return await self._change(request, Kind.PHASE)
+        return await self._change(request, BodyKind.PHASE)
 
     async def fault(self, request: Request) -> Response:
         """One node is broken on purpose; /status shows what that led to."""
-        return await self._change(request, Kind.FAULT)
+        return await self._change(request, BodyKind.FAULT)
 
     async def down(self, request: Request) -> Response:
         """The run ends with all its models, whether it is ready or not."""
         models = self._service.models
         ready = (model for model in models if model.backend.ready())
-        return await self._changed(request, Kind.END, next(ready, models.first))
+        return await self._changed(request, BodyKind.END, next(ready, models.first))
 
-    async def _change(self, request: Request, kind: Kind) -> Response:
+    async def _change(self, request: Request, kind: BodyKind) -> Response:
         model = self._model(request)
         self._service.check_ready(model)
         return await self._changed(request, kind, model)
 
-    async def _changed(self, request: Request, kind: Kind, model: Hosted) -> Response:
+    async def _changed(self, request: Request, kind: BodyKind, model: Hosted) -> Response:
         with await self._service.bodies.read(request) as body:
             asked = await self._service.text.prepare(kind, body.data)
         assert isinstance(asked, bytes)

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from afserve.errors import AfserveError, RequestError
 from afserve.server.body import ClientGone, SlowReader, until_gone
 from afserve.server.chat_reply import ChatDraft
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 from afserve.server.completion_reply import CompletionDraft, CompletionReply
 from afserve.server.direct import Direct, direct_of
 from afserve.server.generation import Numbered, PieceTaker, Task
@@ -140,13 +140,13 @@ class _Events:
     def takes(self) -> bool:
         return self._stream.free
 
-    def take(self, index: int, piece: Piece) -> None:
+    def take(self, index: int, piece: TextPiece) -> None:
         if self._shows(index, piece):
             chunk = self._reply.plain(index, piece, self._tail)
             if chunk:
                 self._stream.write_now(self._source.stamped(chunk))
 
-    async def of(self, index: int, piece: Piece) -> bytes:
+    async def of(self, index: int, piece: TextPiece) -> bytes:
         """Nothing where the client is to see nothing of it."""
         if not self._shows(index, piece):
             return b""
@@ -155,14 +155,14 @@ class _Events:
             chunk = await self._drafted(index, piece)
         return self._source.stamped(chunk) if chunk and not piece.old else b""
 
-    def _shows(self, index: int, piece: Piece) -> bool:
+    def _shows(self, index: int, piece: TextPiece) -> bool:
         self._usage.add(piece)
         self._source.passed(index, piece)
         if self._counts:
             self._tail = f',"usage":{encode(self._usage.body())}'
         return bool(piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs)
 
-    async def _drafted(self, index: int, piece: Piece) -> bytes:
+    async def _drafted(self, index: int, piece: TextPiece) -> bytes:
         reply = self._reply
         assert isinstance(reply, CompletionReply)
         draft = reply.draft(index)
@@ -204,7 +204,7 @@ class Source:
         self._at = None if since is None else Position(since.tokens, since.ended)
         self._said = "" if since is None else since.id
 
-    def passed(self, index: int, piece: Piece) -> None:
+    def passed(self, index: int, piece: TextPiece) -> None:
         if self._at is not None and not piece.old:
             self._at.passed(index, piece)
 
@@ -216,7 +216,7 @@ class Source:
         return stamped(events, before, self._said)
 
 
-async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
+async def _add(draft: CompletionDraft | ChatDraft, piece: TextPiece) -> None:
     for _ in draft.add(piece):
         await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ from afserve.server.admin import Admin
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
-from afserve.server.embeddings import Embeddings
+from afserve.server.embeddings import EmbeddingsEndpoint
 from afserve.server.exposition import HttpMetrics
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
@@ -27,10 +27,10 @@ from afserve.server.info import Info
 from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
 from afserve.server.openapi.document import described
-from afserve.server.prepare import Kind, Preparer, TextModel
+from afserve.server.prepare import BodyKind, Preparer, TextModel
 from afserve.server.preparers import Preparers
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
-from afserve.server.requests import Again, Requests
+from afserve.server.requests import Again, RequestEndpoints
 from afserve.server.resumables import Resumables
 from afserve.server.running import Running
 from afserve.server.sampling import model_defaults
@@ -128,9 +128,9 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
 
 def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
-    requests = Requests(service)
-    completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
-    files, embeddings = Files(service), Embeddings(service)
+    requests = RequestEndpoints(service)
+    completions, chat = Generate(service, BodyKind.COMPLETION), Generate(service, BodyKind.CHAT)
+    files, embeddings = Files(service), EmbeddingsEndpoint(service)
     batches = Batches(
         service,
         files,
@@ -164,13 +164,13 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/batches", batches.all, methods=["GET"]),
         Route("/v1/batches/{batch_id}", batches.get, methods=["GET"]),
         Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
-        Route("/v1/messages", Spoken(service, Kind.MESSAGE, message), methods=["POST"]),
+        Route("/v1/messages", Spoken(service, BodyKind.MESSAGE, message), methods=["POST"]),
         Route("/v1/messages/count_tokens", info.count, methods=["POST"]),
         Route("/load", info.load, methods=["GET"]),
         Route("/api/tags", info.tags, methods=["GET"]),
         Route("/api/version", info.version, methods=["GET"]),
-        Route("/api/chat", Spoken(service, Kind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
-        Route("/api/generate", Spoken(service, Kind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),
+        Route("/api/chat", Spoken(service, BodyKind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
+        Route("/api/generate", Spoken(service, BodyKind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),
         Route("/v1/requests/{id}", requests.status, methods=["GET"]),
         Route("/v1/requests/{id}", requests.delete, methods=["DELETE"]),
         Route("/v1/requests/{id}/events", Again(service, stream=True), methods=["GET"]),

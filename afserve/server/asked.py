@@ -18,15 +18,15 @@ from afserve.server.access.accounts import Account
 from afserve.server.chat_reply import ChatReply
 from afserve.server.completion_reply import CompletionReply, Echo
 from afserve.server.generation import Task
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.replies import Reply
 from afserve.server.running import Watched
 from afserve.server.spans import NOWHERE, Span
-from afserve.server.wording import Header
+from afserve.server.wording import ChunkHeader
 from afserve.tokenizer import Tokenizer
 
-_PREFIX = {Kind.COMPLETION: "cmpl", Kind.CHAT: "chatcmpl"}
+_PREFIX = {BodyKind.COMPLETION: "cmpl", BodyKind.CHAT: "chatcmpl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Asked:
     """`created` in Unix seconds. `owner` says whose it is without saying the key."""
 
     id: str
-    kind: Kind
+    kind: BodyKind
     created: int
     owner: str
     prepared: Prepared
 
     @classmethod
-    def new(cls, kind: Kind, prepared: Prepared, created: int, owner: str) -> "Asked":
+    def new(cls, kind: BodyKind, prepared: Prepared, created: int, owner: str) -> "Asked":
         """With a seed, so that wherever a token is drawn, and drawn again, it is the same."""
         own = None if prepared.resume is None else prepared.resume.id
         if prepared.resume is not None and prepared.params.seed is None:
@@ -97,8 +97,8 @@ class Asked:
         )
 
     def reply(self, tokenizer: Tokenizer) -> Reply:
-        asked, header = self.prepared, Header(self.id, self.created, self.prepared.model)
-        if self.kind is Kind.CHAT:
+        asked, header = self.prepared, ChunkHeader(self.id, self.created, self.prepared.model)
+        if self.kind is BodyKind.CHAT:
             return ChatReply(
                 header, tokenizer, asked.logprobs, asked.reading, joined=asked.resume is not None
             )
@@ -145,7 +145,7 @@ class Asked:
             raise ProtocolError(f"{head['id']}: {len(found)} of its {head['prompts']} prompts were kept")
         prompts = tuple(found[p] for p in range(head["prompts"]))
         prepared = replace(prepared, prompts=prompts)
-        return cls(head["id"], Kind(head["kind"]), head["created"], head["owner"], prepared)
+        return cls(head["id"], BodyKind(head["kind"]), head["created"], head["owner"], prepared)
 
 
 def owner_of(authorization: str) -> str:

@@ -4,15 +4,15 @@ import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 from afserve.server.logprobs import chat_entries
-from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.wording import Header, Usage, encode, inner, quoted, text_of
+from afserve.server.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
 from afserve.tokenizer import Tokenizer
 
 
-class Told:
+class ReadChoice:
     """One choice of a chat, read: its words, its reasoning, its calls, and what finished it.
 
     Calls have the same ids whoever reads a choice of this `name`; without one they are drawn.
@@ -26,7 +26,7 @@ class Told:
         self._thinking = self._reading.thinks == "inside"
         self.reasoning_tokens = 0
 
-    def parts(self, piece: Piece) -> list[Part]:
+    def parts(self, piece: TextPiece) -> list[Part]:
         """What this piece turns out to be, without what nobody wants to be told."""
         parts = self._reader.feed(piece.text) if piece.text else []
         if piece.finish_reason is not None:
@@ -41,7 +41,7 @@ class Told:
         if isinstance(part, Thought):
             return self._reading.tell_reasoning
         most = self._reading.most_calls
-        return isinstance(part, Said) or not most or part.index < most
+        return isinstance(part, Content) or not most or part.index < most
 
     def reason(self, reason: str | None) -> str | None:
         """OpenAI's own: a call that the model chose ends with `tool_calls`, one that was named does not."""
@@ -57,7 +57,7 @@ class Told:
     def delta(self, part: Part) -> str:
         """The JSON of a stream's `delta`."""
         match part:
-            case Said(text):
+            case Content(text):
                 return f'{{"content":{text_of(text)}}}'
             case Thought(text):
                 return f'{{"reasoning":{text_of(text)},"reasoning_content":{text_of(text)}}}'
@@ -75,7 +75,7 @@ class Told:
         arguments: dict[int, str] = {}
         for part in parts:
             match part:
-                case Said(text):
+                case Content(text):
                     words["content"] = words.get("content", "") + text
                 case Thought(text):
                     words["reasoning"] = words["reasoning_content"] = words.get("reasoning", "") + text
@@ -105,7 +105,7 @@ class ChatDraft:
         self, tokenizer: Tokenizer, index: int, scored: bool, reading: Reading | None = None, name: str = ""
     ) -> None:
         self._tokenizer = tokenizer
-        self.told = Told(reading, name)
+        self.told = ReadChoice(reading, name)
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []
@@ -114,7 +114,7 @@ class ChatDraft:
         self.size = 0
         self.reason: str | None = None
 
-    def add(self, piece: Piece) -> Iterator[None]:
+    def add(self, piece: TextPiece) -> Iterator[None]:
         for part in self.told.parts(piece):
             self._take(part)
         if self._scores is not None and piece.logprobs:
@@ -134,7 +134,7 @@ class ChatDraft:
                 into = self._calls[index][1]
             case Thought(text):
                 into = self._thoughts
-            case Said(text):
+            case Content(text):
                 into = self._text
         into.append(inner(text))
         self.size += len(into[-1])
@@ -174,7 +174,7 @@ class ChatReply:
 
     def __init__(
         self,
-        header: Header,
+        header: ChunkHeader,
         tokenizer: Tokenizer,
         logprobs: int | None,
         reading: Reading | None = None,
@@ -182,7 +182,7 @@ class ChatReply:
         joined: bool = False,
     ) -> None:
         self._reading, self._joined = reading, joined
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, ReadChoice] = {}
         self.header = header
         self._tokenizer = tokenizer
         self._logprobs = logprobs
@@ -196,7 +196,7 @@ class ChatReply:
         self._told[index] = draft.told
         return draft
 
-    def plain(self, index: int, piece: Piece, tail: str) -> bytes:
+    def plain(self, index: int, piece: TextPiece, tail: str) -> bytes:
         opening = b""
         if index not in self._begun:
             self._begun.add(index)
@@ -208,11 +208,11 @@ class ChatReply:
         delta = f'{{"content":{text_of(piece.text)}}}' if piece.text else "{}"
         return opening + self._chunk(index, delta, scores, piece.finish_reason, tail)
 
-    def _read(self, index: int, piece: Piece, scores: str, tail: str) -> bytes:
+    def _read(self, index: int, piece: TextPiece, scores: str, tail: str) -> bytes:
         """A chunk for each part; the first has the scores, the last the reason."""
         told = self._told.get(index)
         if told is None:
-            told = self._told[index] = Told(self._reading, self._name(index))
+            told = self._told[index] = ReadChoice(self._reading, self._name(index))
         parts = told.parts(piece)
         deltas = [told.joined(parts)] if self._joined and parts else [told.delta(part) for part in parts]
         reason = told.reason(piece.finish_reason)

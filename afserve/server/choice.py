@@ -12,7 +12,7 @@ from afserve.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Piece:
+class TextPiece:
     """New text of one choice. `tokens` counts generated tokens, also those that show no text. Nobody changes one.
 
     `old`: the client has it already, from an earlier connection. `stop`: the stop string that ended the choice.
@@ -43,11 +43,11 @@ class ChoiceDecoder:
         self._min_tokens = params.min_tokens
         self._tokens = 0
 
-    def feed(self, event: TokenEvent) -> Piece:
+    def feed(self, event: TokenEvent) -> TextPiece:
         if event.finish_reason is None and not self._watches and len(event.token_ids) == 1:
             self._tokens += 1
             text = self._detokenizer.push(event.token_ids[0])
-            return Piece(text, 1, event.logprobs, event.prompt_logprobs, event.cached_tokens)
+            return TextPiece(text, 1, event.logprobs, event.prompt_logprobs, event.cached_tokens)
         raise_failure(event)
         text = ""
         for i, token_id in enumerate(event.token_ids):
@@ -69,8 +69,8 @@ class ChoiceDecoder:
     def _pass(self, text: str) -> str:
         return text if self._tokens < self._min_tokens else self._stops.push(text)
 
-    def _piece(self, event: TokenEvent, text: str, tokens: int, reason: str | None) -> Piece:
-        return Piece(
+    def _piece(self, event: TokenEvent, text: str, tokens: int, reason: str | None) -> TextPiece:
+        return TextPiece(
             text,
             tokens,
             event.logprobs[:tokens],

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from afserve.engine.request import TokenLogprob
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 from afserve.server.logprobs import Columns, Scored
 from afserve.server.prepared import EchoText
-from afserve.server.wording import Header, Usage, encode, inner, quoted, text_of
+from afserve.server.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
 from afserve.tokenizer import Tokenizer
 
 # Tokens of a prompt that are drawn at once: 256 with twenty alternatives take about 5 ms.
@@ -47,7 +47,7 @@ class CompletionDraft:
     def size(self) -> int:
         return self._characters + (0 if self.columns is None else self.columns.size)
 
-    def add(self, piece: Piece) -> Iterator[None]:
+    def add(self, piece: TextPiece) -> Iterator[None]:
         """Stops now and then while it draws a long prompt, so that others have their turn."""
         reply, echo = self._reply, self._reply.echo
         if echo is not None and reply.first(self.index):
@@ -86,7 +86,7 @@ class CompletionReply:
 
     def __init__(
         self,
-        header: Header,
+        header: ChunkHeader,
         tokenizer: Tokenizer,
         n: int,
         logprobs: int | None,
@@ -121,7 +121,7 @@ class CompletionReply:
         columns = None if self._logprobs is None else Columns.at(self._offsets.get(index, 0))
         return CompletionDraft(self, index, columns)
 
-    def plain(self, index: int, piece: Piece, tail: str) -> bytes | None:
+    def plain(self, index: int, piece: TextPiece, tail: str) -> bytes | None:
         """The chunk of a piece of text alone; None where it needs a draft."""
         if not self.is_plain:
             return None

@@ -14,7 +14,7 @@ from afserve.server.openai import BUDGET, ChatRequest
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
-from afserve.server.structured import Wanted
+from afserve.server.structured import WantedGrammar
 from afserve.server.tools import told_in_words
 from afserve.tokenizer import Tokenizer
 
@@ -67,10 +67,10 @@ class Conversation:
         """Whether special tokens must stay in the text, because they mark what is read from it."""
         return reading is not None and (bool(reading.thinks) or marked(reading.calls))
 
-    def format(self, asked: ChatRequest, prompt: str) -> Wanted | None:
+    def format(self, asked: ChatRequest, prompt: str) -> WantedGrammar | None:
         """What the answer must follow, from its first token on."""
         schema = asked.tools.schema()
-        found = asked.wanted if schema is None else Wanted("tools", of_schema(schema, "tools"))
+        found = asked.wanted if schema is None else WantedGrammar("tools", of_schema(schema, "tools"))
         strict = asked.tools.strict if found is None and asked.tools.used else ""
         if strict:
             found = self._strict(asked)
@@ -86,7 +86,9 @@ class Conversation:
             raise _no_budget("cannot be held beside strict tools; leave one of both out")
         marks = self._thought_marks()
         # An answer that follows a format from its first token on has no reasoning.
-        return found or Wanted(BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(prompt)))
+        return found or WantedGrammar(
+            BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(prompt))
+        )
 
     @property
     def template_source(self) -> str:
@@ -100,7 +102,7 @@ class Conversation:
             raise _no_budget("this model has no tokens that mark its reasoning; leave it out")
         return ids[:-1], ids[-1]
 
-    def _strict(self, asked: ChatRequest) -> Wanted:
+    def _strict(self, asked: ChatRequest) -> WantedGrammar:
         if self._calls != "hermes":
             raise RequestError(
                 f"tools: {asked.tools.strict!r} is strict, which cannot be held in this model's form of calls; use "
@@ -108,7 +110,7 @@ class Conversation:
                 param="tools",
             )
         tags = asked.tools.tags()
-        return Wanted("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
+        return WantedGrammar("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
 
     def _begins_inside(self, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already."""

@@ -18,7 +18,7 @@ from afserve.server.body import until_gone
 from afserve.server.choice import raise_failure
 from afserve.server.generation import Task
 from afserve.server.hosted import Hosted
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.prepared import Prepared
 from afserve.server.running import Watched
 from afserve.server.scheduling import within
@@ -28,7 +28,7 @@ from afserve.server.spans import origin_of
 LONGEST_NUMBER = 16  # bytes of one with its comma, as -1.23456789e-05,
 
 
-class Embeddings:
+class EmbeddingsEndpoint:
     """The endpoint, as an ASGI application."""
 
     def __init__(self, service: Service) -> None:
@@ -39,7 +39,7 @@ class Embeddings:
         with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
             arrived = service.http.clock.now()
             service.check()
-            asked = await service.text.prepare(Kind.EMBEDDING, body.data)
+            asked = await service.text.prepare(BodyKind.EMBEDDING, body.data)
             body.release()
             assert isinstance(asked, Prepared)
             model = service.serving(asked.model)

@@ -10,7 +10,7 @@ from afserve.server.access.accounts import account_of
 from afserve.server.answer import Answer, Source
 from afserve.server.asked import Asked, owner_of
 from afserve.server.hosted import Hosted
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.prepared import Prepared
 from afserve.server.requests import answer_of
 from afserve.server.running import Watched
@@ -21,7 +21,7 @@ from afserve.server.spans import origin_of, span_of
 class Generate:
     """One of the two endpoints that make text, as an ASGI application. A body on its way is no request yet."""
 
-    def __init__(self, service: Service, kind: Kind) -> None:
+    def __init__(self, service: Service, kind: BodyKind) -> None:
         self._service = service
         self._kind = kind
 

@@ -16,7 +16,7 @@ from afserve.control.requests import Taker
 from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant, TokenEvent
 from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
-from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.server.choice import ChoiceDecoder, TextPiece
 from afserve.server.goodput import Times
 from afserve.server.observe import RequestTimer, ServerMetrics
 from afserve.server.running import Watched
@@ -24,7 +24,7 @@ from afserve.server.scheduling import Scheduling
 from afserve.server.spans import NOWHERE, Span
 from afserve.tokenizer import Tokenizer
 
-Numbered = tuple[int, Piece]
+Numbered = tuple[int, TextPiece]
 # Pieces that may wait for a slow client, per sequence, before the engine's iterator is no longer read.
 HELD_PIECES = 64
 # Pieces between two turns of the event loop for others.
@@ -83,7 +83,7 @@ class PieceTaker(Protocol):
         """Whether it would take a piece now."""
         ...
 
-    def take(self, index: int, piece: Piece) -> None:
+    def take(self, index: int, piece: TextPiece) -> None:
         """One that ends nothing."""
         ...
 
@@ -106,7 +106,7 @@ class _Sequence:
         """None where a piece may be the last before the engine says so, or others wait for their turn."""
         return self._take if self._pieces is not None and self._alone else None
 
-    def piece(self, event: TokenEvent) -> Piece:
+    def piece(self, event: TokenEvent) -> TextPiece:
         """Raises what went wrong with an event before."""
         if self._failure is not None:
             raise self._failure

@@ -31,7 +31,7 @@ class Times:
 ANY_TIME = Times()
 
 
-class Goodput:
+class GoodputMeter:
     def __init__(self, draw: DrawCounts | None = None) -> None:
         """`draw` is told of a phase whenever a sequence was judged."""
         self._draw = draw

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
 from afserve.server.exposition import exposition
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 from afserve.server.status import model_object, status_object
@@ -31,19 +31,19 @@ class Info:
         return model_object(self._service.models.named(name).backend.model, name)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._text(request, Kind.TOKENIZE)
+        return await self._text(request, BodyKind.TOKENIZE)
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._text(request, Kind.DETOKENIZE)
+        return await self._text(request, BodyKind.DETOKENIZE)
 
     async def tokenizer(self, request: Request) -> Response:
         """What a client needs to make prompts of token ids as this server would; of one model, or of ?model=NAME."""
         name = request.query_params.get("model")
         asked = json.dumps({} if name is None else {"model": name}).encode()
-        found = await self._service.text.prepare(Kind.TOKENIZER, asked)
+        found = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
         return Response(found, media_type="application/json")
 
-    async def _text(self, request: Request, kind: Kind) -> Response:
+    async def _text(self, request: Request, kind: BodyKind) -> Response:
         with await self._service.bodies.read(request) as body:
             return Response(await self._service.text.prepare(kind, body.data), media_type="application/json")
 
@@ -75,7 +75,7 @@ class Info:
         return json_response({"models": [{"name": name, "model": name, **common} for name in models.names]})
 
     async def count(self, request: Request) -> Response:
-        return await self._text(request, Kind.MESSAGE_COUNT)
+        return await self._text(request, BodyKind.MESSAGE_COUNT)
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})

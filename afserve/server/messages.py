@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields
-from afserve.server.unsupported import Known, refuse_known
+from afserve.server.unsupported import KnownField, refuse_known
 
 MAX_MESSAGES = 8192
 _NOT_SHOWN = {
-    "function_call": Known("use tool_calls"),
-    "audio": Known("this model reads text only"),
+    "function_call": KnownField("use tool_calls"),
+    "audio": KnownField("this model reads text only"),
 }
 
 

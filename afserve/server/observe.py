@@ -21,7 +21,7 @@ from afserve.metrics import (
     Sample,
     gauge,
 )
-from afserve.server.goodput import ANY_TIME, DrawCounts, Goodput, Times
+from afserve.server.goodput import ANY_TIME, DrawCounts, GoodputMeter, Times
 from afserve.server.kv_moves import by_phase, moved_kv
 from afserve.server.kv_tiers import tiers
 from afserve.server.losses import losses
@@ -38,7 +38,7 @@ class ServerMetrics:
     ) -> None:
         """`times` are the server's own. `draw` is told the goodput whenever it changes."""
         self.clock = clock or MonotonicClock()
-        self.times, self.goodput = times, Goodput(draw)
+        self.times, self.goodput = times, GoodputMeter(draw)
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)

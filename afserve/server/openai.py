@@ -12,16 +12,16 @@ from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else, refuse, token_ids
 from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
-from afserve.server.structured import Wanted, wanted_format
+from afserve.server.structured import WantedGrammar, wanted_format
 from afserve.server.tools import Tools, tools_of
-from afserve.server.unsupported import Known, refuse_known, refuse_unsupported
+from afserve.server.unsupported import KnownField, refuse_known, refuse_unsupported
 
 Prompt = str | tuple[int, ...]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 BUDGET = "thinking_token_budget"
 MOST_RESUME_SECONDS = 86_400.0
 _OF_TEMPLATES = {
-    name: Known(f"use {name} of the request", even_empty=True)
+    name: KnownField(f"use {name} of the request", even_empty=True)
     for name in ("messages", "tools", "documents", "add_generation_prompt")
 }
 _OWN_ID = re.compile("[0-9a-f]{32,64}")
@@ -36,7 +36,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeOptions:
     """Keep the request for `seconds` without a connection. `id`: as its client wants it to be known."""
 
     seconds: float
@@ -55,8 +55,8 @@ class CompletionRequest:
     add_special_tokens: bool
     stream: bool
     options: StreamOptions
-    wanted: Wanted | None
-    resume: Resume | None
+    wanted: WantedGrammar | None
+    resume: ResumeOptions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class ChatRequest:
     logprobs: int | None
     stream: bool
     options: StreamOptions
-    wanted: Wanted | None
+    wanted: WantedGrammar | None
     effort: str | None
     thoughts: int | None
-    resume: Resume | None
+    resume: ResumeOptions | None
 
 
 def completion_request(fields: Fields) -> CompletionRequest:
@@ -200,7 +200,7 @@ def _stream_options(fields: Fields) -> StreamOptions:
     return StreamOptions(options.flag("include_usage"), options.flag("continuous_usage_stats"))
 
 
-def _resume(fields: Fields) -> Resume | None:
+def _resume(fields: Fields) -> ResumeOptions | None:
     """A client's own id is as long as a random one: it is all that others would have to guess."""
     seconds = fields.number("resume", 0.001, MOST_RESUME_SECONDS)
     id = fields.text("request_id")
@@ -218,4 +218,4 @@ def _resume(fields: Fields) -> Resume | None:
             "the server's",
             param="request_id",
         )
-    return Resume(seconds, id)
+    return ResumeOptions(seconds, id)

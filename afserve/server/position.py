@@ -7,7 +7,7 @@ are the last events of a stream. How tokens were grouped into events does not ma
 from collections.abc import Iterable
 
 from afserve.errors import RequestError, shown
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 
 USAGE, DONE = "usage", "done"
 MOST_CHOICES = 32  # of a stream that may be resumed: its ids stay short
@@ -41,7 +41,7 @@ class Position:
             )
         return cls(map(int, digits), (part.endswith("e") for part in parts))
 
-    def passed(self, index: int, piece: Piece) -> None:
+    def passed(self, index: int, piece: TextPiece) -> None:
         self.tokens[index] += piece.tokens
         self.ended[index] = self.ended[index] or piece.finish_reason is not None
 

@@ -43,7 +43,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 SCREENED_CHARACTERS = 4
 
 
-class Kind(IntEnum):
+class BodyKind(IntEnum):
     """What a body is for."""
 
     COMPLETION = 1
@@ -68,14 +68,14 @@ class Kind(IntEnum):
     TOKENIZER = 20
 
 
-CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
-    Kind.SCALE: scale_of,
-    Kind.DRAIN: drain_of,
-    Kind.RESTART: restart_of,
-    Kind.FAULT: fault_of,
-    Kind.ROLE: role_of,
-    Kind.PHASE: phase_of,
-    Kind.END: end_of,
+CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
+    BodyKind.SCALE: scale_of,
+    BodyKind.DRAIN: drain_of,
+    BodyKind.RESTART: restart_of,
+    BodyKind.FAULT: fault_of,
+    BodyKind.ROLE: role_of,
+    BodyKind.PHASE: phase_of,
+    BodyKind.END: end_of,
 }
 
 
@@ -86,13 +86,13 @@ def _following(fields: Fields) -> Translated:
 
 
 # Who translates a body, and what chat fields are called there.
-TRANSLATED: Mapping[Kind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
-    Kind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
-    Kind.FOLLOWING: (_following, responses.NAMES),
-    Kind.MESSAGE: (anthropic.translate, anthropic.NAMES),
-    Kind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
-    Kind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
-    Kind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
+TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
+    BodyKind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
+    BodyKind.FOLLOWING: (_following, responses.NAMES),
+    BodyKind.MESSAGE: (anthropic.translate, anthropic.NAMES),
+    BodyKind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
+    BodyKind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
+    BodyKind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
 }
 
 
@@ -138,24 +138,24 @@ class Preparer:
         """What a request may call this model, the one that answers have first."""
         return (self._model.name, *self._model.aliases)
 
-    def prepare(self, kind: Kind, fields: Fields) -> Answer:
+    def prepare(self, kind: BodyKind, fields: Fields) -> Answer:
         """Raises RequestError, or another refusal of the caller's, that names the field."""
-        if kind is Kind.COMPLETION:
+        if kind is BodyKind.COMPLETION:
             self._check_sequences(prompt_count(fields), fields)
             if self._elsewhere and asks_format(fields):
                 raise Elsewhere
             return self._completion(completion_request(fields))
-        if kind is Kind.EMBEDDING:
+        if kind is BodyKind.EMBEDDING:
             return self._embedding(embedding_request(fields), fields)
-        if kind is Kind.CHAT:
+        if kind is BodyKind.CHAT:
             return self._chat(chat_request(fields))
         if kind in TRANSLATED:
             return self._translated(kind, fields)
-        if kind is Kind.TOKENIZE:
+        if kind is BodyKind.TOKENIZE:
             return self._tokenize(fields)
-        if kind is Kind.DETOKENIZE:
+        if kind is BodyKind.DETOKENIZE:
             return self._detokenize(fields)
-        if kind is Kind.TOKENIZER:
+        if kind is BodyKind.TOKENIZER:
             return self._about_tokenizer()
         if kind in CHANGES:
             return encode_change(CHANGES[kind](fields))
@@ -203,18 +203,18 @@ class Preparer:
         skips = not conversation.shows_special(reading)
         return self._prepared([ids], params, asked, None, reading, skips=skips)
 
-    def _translated(self, kind: Kind, fields: Fields) -> Answer:
+    def _translated(self, kind: BodyKind, fields: Fields) -> Answer:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
         refuse_resume(fields)
         previous = fields.get("previous_response_id")
-        if kind is Kind.RESPONSE and previous is not None:
+        if kind is BodyKind.RESPONSE and previous is not None:
             return json.dumps(fields.text("previous_response_id")).encode()
         translate, names = TRANSLATED[kind]
         with named(names):
             found = translate(fields)
         with named({**names, **found.names}):
             prepared = self._chat(chat_request(Fields(found.chat)))
-        if kind is Kind.MESSAGE_COUNT:
+        if kind is BodyKind.MESSAGE_COUNT:
             return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
         kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
         return replace(prepared, facts=found.facts, kept=kept)

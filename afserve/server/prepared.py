@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
-from afserve.server.openai import Resume, StreamOptions
+from afserve.server.openai import ResumeOptions, StreamOptions
 from afserve.server.reading.table import Reading
 from afserve.server.scheduling import Scheduling
 
@@ -59,7 +59,7 @@ class Prepared:
     reading: Reading | None
     facts: Mapping[str, object] = field(default_factory=dict)
     kept: bytes = b""
-    resume: Resume | None = None
+    resume: ResumeOptions | None = None
     model: str = ""
 
 
@@ -102,7 +102,7 @@ def from_bytes(data: bytes) -> Answer:
         reading and Reading(**reading),
         words["facts"],
         data[len(data) - words["kept"] :],
-        words["resume"] and Resume(**words["resume"]),
+        words["resume"] and ResumeOptions(**words["resume"]),
         words["model"],
     )
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from afserve.errors import NotFoundError, shown
 from afserve.server.fields import Fields, parse_object
-from afserve.server.prepare import CHANGES, Kind, Preparer
+from afserve.server.prepare import CHANGES, BodyKind, Preparer
 from afserve.server.prepared import Answer
 from afserve.server.surfaces.ollama import plain_name
 
-_NO_TEXT = {*CHANGES, Kind.PLACEMENT}  # what they are for stands in the address
-_OLLAMA = (Kind.OLLAMA_CHAT, Kind.OLLAMA_GENERATE)
+_NO_TEXT = {*CHANGES, BodyKind.PLACEMENT}  # what they are for stands in the address
+_OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE)
 
 
 class Preparers:
@@ -19,7 +19,7 @@ class Preparers:
         self._first = preparers[0]
         self._named = {name: each for each in preparers for name in each.names}
 
-    def prepare(self, kind: Kind, body: bytes) -> Answer:
+    def prepare(self, kind: BodyKind, body: bytes) -> Answer:
         """Raises NotFoundError for a model that is not served, and what `Preparer.prepare` raises."""
         fields = Fields(parse_object(body))
         return self._of(_model_of(kind, fields)).prepare(kind, fields)
@@ -38,10 +38,10 @@ def unserved(name: str, names: Sequence[str]) -> NotFoundError:
     return NotFoundError(f"model: {shown(name)} is not served here, {listed}", param="model")
 
 
-def _model_of(kind: Kind, fields: Fields) -> str | None:
+def _model_of(kind: BodyKind, fields: Fields) -> str | None:
     if kind in _NO_TEXT:
         return None
-    asked = fields.section("asked") if kind is Kind.FOLLOWING else fields
+    asked = fields.section("asked") if kind is BodyKind.FOLLOWING else fields
     assert asked is not None, "the gateway puts it there"
     name = asked.text("model")
     return plain_name(name) if name is not None and kind in _OLLAMA else name

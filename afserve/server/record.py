@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from afserve.engine.request import TokenEvent, TokenLogprob
-from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.server.choice import ChoiceDecoder, TextPiece
 from afserve.server.position import Position
 
-Numbered = tuple[int, Piece]
+Numbered = tuple[int, TextPiece]
 TURN = 128  # tokens that are made text again between two turns of the event loop
 _TOKEN, _SCORE, _ALTERNATIVE = 4, 150, 90  # bytes that one takes, measured
 
@@ -32,7 +32,7 @@ class RecordedChoice:
     first: TokenEvent | None = None
     end: TokenEvent | None = None
 
-    def add(self, event: TokenEvent, piece: Piece) -> None:
+    def add(self, event: TokenEvent, piece: TextPiece) -> None:
         """A stop string may end it before the event's last token."""
         if self.first is None:
             self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None)
@@ -61,7 +61,7 @@ class RecordedChoice:
             )
 
 
-class Record:
+class AnswerRecord:
     """Of one request. Its writer adds what comes; readers follow, each in its own queue.
 
     With `exact` what was is told token by token again, else many at a time.
@@ -77,7 +77,7 @@ class Record:
     def finished(self) -> bool:
         return self.failure is not None or all(one.end is not None for one in self.told)
 
-    def add(self, index: int, event: TokenEvent, piece: Piece) -> None:
+    def add(self, index: int, event: TokenEvent, piece: TextPiece) -> None:
         self.told[index].add(event, piece)
         for queue in self._readers:
             queue.put_nowait((index, piece))
@@ -122,7 +122,7 @@ class Record:
             self._readers.discard(queue)
 
 
-def _seen(piece: Piece, index: int, passed: Position, since: Position) -> Piece:
+def _seen(piece: TextPiece, index: int, passed: Position, since: Position) -> TextPiece:
     """Whether the client has it: all of its tokens, and the end if it is one."""
     passed.passed(index, piece)
     told = passed.tokens[index] <= since.tokens[index]

@@ -33,7 +33,7 @@ def answer_of(
     return Answer(source, service.inflight, one.task, reply, stream, service.settings)
 
 
-class Requests:
+class RequestEndpoints:
     """The endpoints. `events` and `answer` are ASGI applications, because they notice that the client has gone."""
 
     def __init__(self, service: Service) -> None:
@@ -74,7 +74,7 @@ class Again:
 
     def __init__(self, service: Service, *, stream: bool) -> None:
         self._service, self._stream = service, stream
-        self._requests = Requests(service)
+        self._requests = RequestEndpoints(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service

@@ -23,7 +23,7 @@ from afserve.server.goodput import Times
 from afserve.server.hosted import Hosted, Models
 from afserve.server.observe import RequestTimer
 from afserve.server.position import MOST_CHOICES, Position
-from afserve.server.record import TURN, Numbered, Record, bytes_of, split
+from afserve.server.record import TURN, AnswerRecord, Numbered, bytes_of, split
 from afserve.server.scheduling import within
 from afserve.server.settings import MIB, ServerSettings
 
@@ -41,7 +41,7 @@ class Resumable:
 
     def __init__(self, asked: Asked, task: Task, opened: Sequence[Opened]) -> None:
         self.asked, self.task, self.opened = asked, task, list(opened)
-        self.record = Record(asked.choices, exact=asked.exact)
+        self.record = AnswerRecord(asked.choices, exact=asked.exact)
         self.readers = 0
         self.expires: asyncio.TimerHandle | None = None
         self.tasks: list[asyncio.Task[None]] = []

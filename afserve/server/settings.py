@@ -12,7 +12,7 @@ from afserve.config_ranges import Range
 from afserve.errors import ConfigError
 from afserve.logs import FORMATS, STDERR
 from afserve.server.access.key_file import check_private
-from afserve.settings import File, check, flag_of, setting
+from afserve.settings import FileUse, check, flag_of, setting
 
 KIB, MIB = 1 << 10, 1 << 20
 _SECONDS = Range(0.01, 86_400, whole=False)
@@ -31,17 +31,19 @@ class Listening:
     served_model_name: tuple[str, ...] = setting(
         (), "What clients may call the model; answers have the first name.", metavar="NAME[,NAME]"
     )
-    ssl_certfile: Path | None = setting(None, "Serve HTTPS with this certificate chain (PEM).", File.READ)
-    ssl_keyfile: Path | None = setting(None, "Its key; not needed where it is in --ssl-certfile.", File.READ)
+    ssl_certfile: Path | None = setting(None, "Serve HTTPS with this certificate chain (PEM).", FileUse.READ)
+    ssl_keyfile: Path | None = setting(
+        None, "Its key; not needed where it is in --ssl-certfile.", FileUse.READ
+    )
     insecure_http: bool = setting(False, "Serve plain HTTP to other machines.")
     api_key_file: Path | None = setting(
-        None, "Clients must send one of these keys (one per line).", File.READ
+        None, "Clients must send one of these keys (one per line).", FileUse.READ
     )
-    admin_key_file: Path | None = setting(None, "Keys for /admin and /status (one per line).", File.READ)
+    admin_key_file: Path | None = setting(None, "Keys for /admin and /status (one per line).", FileUse.READ)
     api_keys: Path | None = setting(
         None,
         "Clients must send a key of this file, which `afserve keys` writes; read again when it changes.",
-        File.READ,
+        FileUse.READ,
     )
     state_dir: Path | None = setting(
         None,

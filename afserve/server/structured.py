@@ -12,7 +12,7 @@ KEPT = 256  # grammars that are known to be good
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedGrammar:
     """A grammar, and the field that asked for it."""
 
     param: str
@@ -32,7 +32,7 @@ class Formats:
         self._compiler = compiler
         self._known: dict[str, None] = {}  # the oldest first
 
-    def checked(self, wanted: Wanted | None) -> str:
+    def checked(self, wanted: WantedGrammar | None) -> str:
         """Its grammar, "" for none. Raises RequestError that names the field."""
         if wanted is None:
             return ""
@@ -45,7 +45,7 @@ class Formats:
         return wanted.grammar
 
 
-def wanted_format(fields: Fields) -> Wanted | None:
+def wanted_format(fields: Fields) -> WantedGrammar | None:
     """Raises RequestError where there are two, or one that is none."""
     found = [wanted for read in (_response_format, _guided, _structured) for wanted in read(fields)]
     if len(found) > 1:
@@ -56,13 +56,13 @@ def wanted_format(fields: Fields) -> Wanted | None:
     return found[0] if found else None
 
 
-def _response_format(fields: Fields) -> list[Wanted]:
+def _response_format(fields: Fields) -> list[WantedGrammar]:
     form = fields.section("response_format")
     kind = None if form is None else form.text("type")
     if form is None or kind in (None, "text"):
         return []
     if kind == "json_object":
-        return [Wanted("response_format", of_object())]
+        return [WantedGrammar("response_format", of_object())]
     if kind != "json_schema":
         raise RequestError(
             f"response_format: {shown(kind)} is none of text, json_object, json_schema",
@@ -74,7 +74,7 @@ def _response_format(fields: Fields) -> list[Wanted]:
     return [schema_in(named, "schema")]
 
 
-def schema_in(fields: Fields, key: str) -> Wanted:
+def schema_in(fields: Fields, key: str) -> WantedGrammar:
     """The JSON schema under `key`, which may be its text."""
     name, value = fields.name(key), fields.get(key)
     if isinstance(value, str):
@@ -83,7 +83,7 @@ def schema_in(fields: Fields, key: str) -> Wanted:
         fields.refuse(key, "a JSON schema, an object")
     if _deeper(value, MAX_SCHEMA_DEPTH):
         raise RequestError(f"{name}: is nested more than {MAX_SCHEMA_DEPTH} deep", param=name)
-    return Wanted(name, of_schema(value, name))
+    return WantedGrammar(name, of_schema(value, name))
 
 
 def _deeper(value: object, most: int) -> bool:
@@ -100,22 +100,22 @@ def _deeper(value: object, most: int) -> bool:
     return True
 
 
-def _choice(fields: Fields, key: str) -> Wanted:
+def _choice(fields: Fields, key: str) -> WantedGrammar:
     choices = fields.texts(key, MAX_CHOICES)
     if not choices or not isinstance(fields.get(key), list):
         fields.refuse(key, "an array of at least one string")
-    return Wanted(fields.name(key), of_choice(choices))
+    return WantedGrammar(fields.name(key), of_choice(choices))
 
 
-def _regex(fields: Fields, key: str) -> Wanted:
-    return Wanted(fields.name(key), of_regex(fields.text(key) or "", fields.name(key)))
+def _regex(fields: Fields, key: str) -> WantedGrammar:
+    return WantedGrammar(fields.name(key), of_regex(fields.text(key) or "", fields.name(key)))
 
 
-def _lark(fields: Fields, key: str) -> Wanted:
-    return Wanted(fields.name(key), of_lark(fields.text(key) or "", fields.name(key)))
+def _lark(fields: Fields, key: str) -> WantedGrammar:
+    return WantedGrammar(fields.name(key), of_lark(fields.text(key) or "", fields.name(key)))
 
 
-_KINDS: Mapping[str, Callable[[Fields, str], Wanted]] = {
+_KINDS: Mapping[str, Callable[[Fields, str], WantedGrammar]] = {
     "json": schema_in,
     "regex": _regex,
     "choice": _choice,
@@ -123,7 +123,7 @@ _KINDS: Mapping[str, Callable[[Fields, str], Wanted]] = {
 }
 
 
-def _guided(fields: Fields) -> list[Wanted]:
+def _guided(fields: Fields) -> list[WantedGrammar]:
     return [
         read(fields, f"guided_{kind}")
         for kind, read in _KINDS.items()
@@ -131,13 +131,13 @@ def _guided(fields: Fields) -> list[Wanted]:
     ]
 
 
-def _structured(fields: Fields) -> list[Wanted]:
+def _structured(fields: Fields) -> list[WantedGrammar]:
     section = fields.section("structured_outputs")
     if section is None:
         return []
     found = [read(section, kind) for kind, read in _KINDS.items() if section.get(kind) is not None]
     if section.flag("json_object"):
-        found.append(Wanted(section.name("json_object"), of_object()))
+        found.append(WantedGrammar(section.name("json_object"), of_object()))
     odd = [
         key for key in section.raw() if key not in (*_KINDS, "json_object") and section.get(key) is not None
     ]

@@ -24,7 +24,7 @@ from afserve.errors import (
     OverloadedError,
     RequestError,
 )
-from afserve.server.prepare import TRANSLATED, Elsewhere, Kind, TextModel
+from afserve.server.prepare import TRANSLATED, BodyKind, Elsewhere, TextModel
 from afserve.server.prepared import Answer, from_bytes
 from afserve.server.preparers import Preparers
 from afserve.server.settings import ServerSettings
@@ -33,7 +33,7 @@ from afserve.server.text_process import LENGTH, MEMORY_EXIT, QUESTION
 log = logging.getLogger("afserve.server")
 # Measured: a body of so many bytes takes at most 9 ms of the event loop (random text), a process at least 0.3 ms.
 INLINE_BYTES = 8192
-TEMPLATED = {Kind.CHAT, *TRANSLATED}
+TEMPLATED = {BodyKind.CHAT, *TRANSLATED}
 # Wall time for one second of CPU time: a machine may be busy, or stopped for a while.
 PATIENCE, SLACK_SECONDS = 6, 20.0
 _PIPE_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class TextPool:
         self._ending: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
-    async def prepare(self, kind: Kind, body: bytes) -> Answer:
+    async def prepare(self, kind: BodyKind, body: bytes) -> Answer:
         """Raises what `Preparers.prepare` raises, and RequestError where it needs more time or memory than it may."""
         if len(body) <= INLINE_BYTES and kind not in TEMPLATED:
             try:
@@ -79,7 +79,7 @@ class TextPool:
             self._end(process)
         await asyncio.gather(*self._ending)
 
-    async def _elsewhere(self, kind: Kind, body: bytes) -> Answer:
+    async def _elsewhere(self, kind: BodyKind, body: bytes) -> Answer:
         if self._places.locked() and self._waiting >= self._settings.text_waiting:
             raise OverloadedError(f"{self._waiting} requests wait to be tokenized; send this one again later")
         self._waiting += 1
@@ -92,7 +92,7 @@ class TextPool:
         finally:
             self._places.release()
 
-    async def _ask(self, kind: Kind, body: bytes) -> Answer:
+    async def _ask(self, kind: BodyKind, body: bytes) -> Answer:
         process = self._idle.pop() if self._idle else await self._started()
         self._busy.add(process)
         data = b""

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
 from afserve.grammar import Compiler
-from afserve.server.prepare import Kind, Preparer, TextModel, check_template
+from afserve.server.prepare import BodyKind, Preparer, TextModel, check_template
 from afserve.server.prepared import to_bytes
 from afserve.server.preparers import Preparers
 from afserve.server.sampling import model_defaults
@@ -55,7 +55,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
     while (frame := _frame(source))[0]:
         kind, body = frame
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        answer = _answer(preparers, Kind(kind), body)
+        answer = _answer(preparers, BodyKind(kind), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(sink, answer)
         if len(body) > _LARGE:
@@ -91,7 +91,7 @@ def _limit_memory(mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answer(preparers: Preparers, kind: Kind, body: bytes) -> bytes:
+def _answer(preparers: Preparers, kind: BodyKind, body: bytes) -> bytes:
     try:
         return to_bytes(preparers.prepare(kind, body))
     except AfserveError as error:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from json.encoder import JSONEncoder, encode_basestring
 
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 
 DONE = b"data: [DONE]\n\n"
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -17,7 +17,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self.completion_tokens += piece.tokens
         self.cached_tokens += piece.cached_tokens
 
@@ -31,7 +31,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ChunkHeader:
     """What every chunk of one answer repeats."""
 
     id: str

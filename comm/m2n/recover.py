@@ -18,7 +18,7 @@ from afserve.clock import Clock
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import RowSplit, Splitter
 from afserve.comm.m2n.ticket import Ticket
-from afserve.comm.m2n.waves import NEVER, NO_EXPERT, Message, Recovery, RecoveryStats, Wave, nodes_of
+from afserve.comm.m2n.waves import NEVER, NO_EXPERT, DispatchRecovery, Message, RecoveryStats, Wave, nodes_of
 from afserve.comm.transport import Box, Header
 from afserve.errors import DispatchRefused, ProtocolError
 from afserve.placement.placement import Placement
@@ -29,7 +29,7 @@ Refused = Callable[[Box, DispatchRefused], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WaveLoss:
     why: str
     since: float
 
@@ -54,7 +54,7 @@ class Recoveries:
     ) -> None:
         self._attention, self._splitter, self._clock, self._deadline = attention, splitter, clock, deadline
         self._send, self._answer, self._refused = send, answer, refused
-        self._losses: dict[int, Loss] = {}
+        self._losses: dict[int, WaveLoss] = {}
         self._given_up: dict[int, dict[int, str]] = {}  # micro-batch -> row of its step -> why
         self._waves = self._resent_rows = self._given_up_rows = self._stalled_tickets = 0
         self._stalled = {"unnoticed": 0.0, "resend": 0.0, "homeless": 0.0}
@@ -65,10 +65,10 @@ class Recoveries:
     def absent(self, nodes: Iterable[int], why: str) -> None:
         """Expert nodes that are not there; the first reason that was given for one stays."""
         for node in nodes:
-            self._losses.setdefault(node, Loss(why, self._clock.now()))
+            self._losses.setdefault(node, WaveLoss(why, self._clock.now()))
 
     def lost(self, node: int, why: str) -> None:
-        self._losses[node] = Loss(why, self._clock.now())
+        self._losses[node] = WaveLoss(why, self._clock.now())
 
     def present(self, node: int) -> None:
         self._losses.pop(node, None)
@@ -119,7 +119,7 @@ class Recoveries:
                 return self._advance(ticket, self._of(ticket))
         return True
 
-    def _advance(self, ticket: Ticket, recovery: Recovery) -> bool:
+    def _advance(self, ticket: Ticket, recovery: DispatchRecovery) -> bool:
         for message in recovery.answered(ticket.missing):
             try:
                 self._add(recovery, message)
@@ -158,7 +158,7 @@ class Recoveries:
             self._waves, self._resent_rows, self._given_up_rows, stalled, self._stalled_tickets
         )
 
-    def _of(self, ticket: Ticket) -> Recovery:
+    def _of(self, ticket: Ticket) -> DispatchRecovery:
         """The ticket's, which begins here with the messages that are under way."""
         if ticket.recovery is None:
             assert ticket.rows_given is not None and ticket.split is not None, "a ticket that sent nothing"
@@ -169,17 +169,19 @@ class Recoveries:
                 Message(first, part.box, part.header.rows, since, since, part.header) for part in ticket.parts
             ]
             y_TH = torch.zeros(x_TH.shape, dtype=torch.float32, device=x_TH.device)
-            ticket.recovery = Recovery(x_TH, expert_TK, weight_TK, y_TH, since, self._clock.now(), messages)
+            ticket.recovery = DispatchRecovery(
+                x_TH, expert_TK, weight_TK, y_TH, since, self._clock.now(), messages
+            )
             self._keep(ticket, ticket.recovery)
         return ticket.recovery
 
-    def _keep(self, ticket: Ticket, recovery: Recovery) -> None:
+    def _keep(self, ticket: Ticket, recovery: DispatchRecovery) -> None:
         """Answers that were taken already are in the sum."""
         for message in [m for m in recovery.messages if m.box in ticket.answers]:
             recovery.add(message, ticket.answers[message.box])
         ticket.answers.clear()
 
-    def _route(self, ticket: Ticket, recovery: Recovery, expert_TK: Tensor) -> None:
+    def _route(self, ticket: Ticket, recovery: DispatchRecovery, expert_TK: Tensor) -> None:
         """One more wave, by the table of now; NO_EXPERT where a choice is not concerned."""
         routes = self._table.layers[ticket.layer]
         homeless_TK = routes.homeless(expert_TK)
@@ -199,18 +201,18 @@ class Recoveries:
                 recovery.messages.append(Message(wave, box, rows, now))
                 self._resent_rows += rows
 
-    def _add(self, recovery: Recovery, message: Message) -> None:
+    def _add(self, recovery: DispatchRecovery, message: Message) -> None:
         assert message.header is not None, "an answer to what was not sent"
         recovery.add(message, self._answer(message.box, message.header))
 
-    def _add_if_sound(self, recovery: Recovery, message: Message) -> None:
+    def _add_if_sound(self, recovery: DispatchRecovery, message: Message) -> None:
         """Of a node that is lost: what it refused, or answered wrongly, is asked elsewhere."""
         try:
             self._add(recovery, message)
         except ProtocolError:
             return
 
-    def _give_up(self, ticket: Ticket, recovery: Recovery, now: float) -> None:
+    def _give_up(self, ticket: Ticket, recovery: DispatchRecovery, now: float) -> None:
         before = len(recovery.given_up)
         for message in [m for m in recovery.messages if now - m.since >= self._deadline]:
             if message.header is not None and message.box in ticket.missing:
@@ -225,7 +227,7 @@ class Recoveries:
             for row, why in recovery.given_up.items():
                 known.setdefault(row, why)
 
-    def _due(self, ticket: Ticket, recovery: Recovery) -> float:
+    def _due(self, ticket: Ticket, recovery: DispatchRecovery) -> float:
         """When something has to be given up next."""
         messages = min((m.since + self._deadline for m in recovery.messages), default=NEVER)
         experts = (self._homeless_until(ticket.layer, e) for e in recovery.homeless_experts)
@@ -235,7 +237,7 @@ class Recoveries:
         """It has been homeless since the last of its nodes was lost."""
         return self._deadline + max((loss.since for _, loss in self._homes(layer, expert)), default=0.0)
 
-    def _homes(self, layer: int, expert: int) -> list[tuple[str, Loss]]:
+    def _homes(self, layer: int, expert: int) -> list[tuple[str, WaveLoss]]:
         """The nodes that the placement gives an expert, all of them absent."""
         nodes = (node for node, _, _ in self._placement.layers[layer].replicas(expert))
         return [(str(member.expert_node(node)), self._losses[node]) for node in nodes if node in self._losses]
@@ -247,7 +249,7 @@ class Recoveries:
         homes = "; ".join(f"{node}: {loss.why}" for node, loss in self._homes(layer, expert))
         return f"expert {expert} was on no node for {self._deadline:g} s ({homes})"
 
-    def _count(self, recovery: Recovery, now: float) -> None:
+    def _count(self, recovery: DispatchRecovery, now: float) -> None:
         self._stalled_tickets += 1
         self._stalled["unnoticed"] += max(0.0, recovery.noticed - recovery.since)
         self._stalled["homeless" if recovery.was_homeless else "resend"] += now - recovery.noticed

@@ -9,7 +9,7 @@ from torch import Tensor
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.m2n.rows import RowSplit
 from afserve.comm.m2n.staging import Copy
-from afserve.comm.m2n.waves import Recovery
+from afserve.comm.m2n.waves import DispatchRecovery
 from afserve.comm.transport import Box, Header
 
 Given = tuple[Tensor, Tensor, Tensor]  # rows, experts and weights of a dispatch
@@ -43,7 +43,7 @@ class Ticket:
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)
     answers: dict[Box, Tensor] = field(default_factory=dict)
-    recovery: Recovery | None = None
+    recovery: DispatchRecovery | None = None
 
     def epochs(self) -> Iterator[int]:
         """Of its messages that are not answered yet. Rows that have no home are in none, and of no epoch."""

@@ -47,7 +47,7 @@ class Message:
 
 
 @dataclass(slots=True, eq=False)
-class Recovery:
+class DispatchRecovery:
     """What is known of one dispatch from the first loss on; y_TH is the sum so far.
 
     It was sent at `since`, the loss was known at `noticed`. `given_up` are rows of which no sum will come, and why.

@@ -37,7 +37,7 @@ def aligned(count: int, to: int = _LINE) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MessageSpan:
     """Byte offsets of a message's parts from its first byte; `end` is the message's length."""
 
     weight: int
@@ -67,11 +67,11 @@ class Frame:
     def row_bytes(self) -> int:
         return self._row_bytes
 
-    def span(self, rows: int) -> Span:
+    def span(self, rows: int) -> MessageSpan:
         slot = HEADER_BYTES + rows * self._choice_bytes
         scale = slot + rows * self._choice_bytes
         x = aligned(scale + 4 * rows * self.scales)
-        return Span(HEADER_BYTES, slot, scale, x, x + rows * self._row_bytes)
+        return MessageSpan(HEADER_BYTES, slot, scale, x, x + rows * self._row_bytes)
 
     def payload(self, rows: int) -> int:
         """Bytes after the header; the same as `span(rows).end - HEADER_BYTES`."""

@@ -24,7 +24,7 @@ from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting,
 from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.in_time import Late, in_time
 from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
-from afserve.comm.transports.tcp import DialledStream, TcpTransport
+from afserve.comm.transports.tcp import DialledStream, TcpTransport, join_all
 from afserve.errors import ProtocolError, RendezvousError
 
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
@@ -185,18 +185,11 @@ def connect(
     """An attention node's end, with one connection and one group per expert node."""
     check_layout(layout)
     carriage.check()
-    segments, streams = [], []
-    with ExitStack() as opened:
-        for expert, address in addresses.items():
-            segment, stream = _join(address, expert, attention, layout, timeout, carriage)
-            opened.callback(stream.end, "another expert node could not be joined")
-            segments.append(segment)
-            streams.append(stream)
-        opened.pop_all()  # they all answered: the transport closes them
+    segments, streams = join_all(
+        addresses, lambda address, expert: _join(address, expert, attention, layout, timeout, carriage)
+    )
     end = DistTransport(segments, attention, carriage)
-    for expert, stream in zip(addresses, streams, strict=True):
-        end.welcome(expert, stream)
-    end.ready([])
+    end.welcome_all(addresses, streams)
     return end
 
 

@@ -9,9 +9,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,9 @@ from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
 from afserve.errors import ProtocolError
 from afserve.tls import Certificates
+
+AnySegment = TypeVar("AnySegment", bound=Segment)
+AnyStream = TypeVar("AnyStream", bound=MessageStream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,12 @@ class TcpTransport:
         self._lanes.rebuild(list(self._segments.values()))
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
 
+    def welcome_all(self, peers: Iterable[int], streams: Sequence[MessageStream]) -> None:
+        """Those that this end begins with."""
+        for peer, stream in zip(peers, streams, strict=True):
+            self.welcome(peer, stream)
+        self.ready([])
+
     def welcome(self, peer: int, stream: MessageStream) -> None:
         """From any thread: `stream` is the way to `peer` from now on."""
         self._newcomers.put((peer, stream))
@@ -303,19 +313,27 @@ def connect(
 ) -> TcpTransport:
     """An attention node's end, with one connection per expert node."""
     check_layout(layout)
+    segments, streams = join_all(
+        addresses, lambda address, expert: _join(address, expert, attention, layout, timeout, certificates)
+    )
+    end = TcpTransport(segments, attention, certificates)
+    end.welcome_all(addresses, streams)
+    return end
+
+
+def join_all(
+    addresses: Mapping[int, str], join: Callable[[str, int], tuple[AnySegment, AnyStream]]
+) -> tuple[list[AnySegment], list[AnyStream]]:
+    """What `join(address, expert)` makes of each expert node. Where it raises, those joined before are left again."""
     segments, streams = [], []
     with ExitStack() as opened:
         for expert, address in addresses.items():
-            segment, stream = _join(address, expert, attention, layout, timeout, certificates)
+            segment, stream = join(address, expert)
             opened.callback(stream.end, "another expert node could not be joined")
             segments.append(segment)
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
-    end = TcpTransport(segments, attention, certificates)
-    for expert, stream in zip(addresses, streams, strict=True):
-        end.welcome(expert, stream)
-    end.ready([])
-    return end
+    return segments, streams
 
 
 def dialled(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.split import LOG2E, LOWEST, Parts, join_parts, part_span
+from afserve.kernels.triton.split import LOG2E, LOWEST, SplitScratch, join_parts, part_span
 
 NO_WINDOW = 1 << 30
 NO_TILE = tl.constexpr(1 << 30)  # start of a sequence that is not there
@@ -194,7 +194,7 @@ def decode_gqa(
     repeat = q_TAD.shape[1] // groups
     scratch = None
     if parts > 1:
-        scratch = Parts.empty(batch.sequences, q_TAD.shape[1], parts, columns, q_TAD.device)
+        scratch = SplitScratch.empty(batch.sequences, q_TAD.shape[1], parts, columns, q_TAD.device)
     _decode[(batch.sequences, groups, parts)](
         q_TAD, k_NGBD, v_NGBD, out, *_scratch(scratch), sink_A,
         batch.query_start_S1, batch.context_S, batch.block_table_SB,
@@ -223,7 +223,7 @@ def chunks_gqa(
     )  # fmt: skip
 
 
-def _scratch(parts: Parts | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _scratch(parts: SplitScratch | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return (None, None, None) if parts is None else (parts.values_RAPD, parts.largest_RAP, parts.sum_RAP)
 
 

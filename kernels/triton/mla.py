@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.split import LOG2E, LOWEST, Parts, join_parts, part_span
+from afserve.kernels.triton.split import LOG2E, LOWEST, SplitScratch, join_parts, part_span
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 
@@ -99,7 +99,7 @@ def attend_mla(
     out = torch.empty((tokens, heads, rank), dtype=q_TAC.dtype, device=q_TAC.device)
     if not tokens:
         return out
-    scratch = Parts.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
+    scratch = SplitScratch.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
     one_each = batch.max_query == 1 and tokens == batch.sequences
     buffers = (scratch.values_RAPD, scratch.largest_RAP, scratch.sum_RAP) if scratch else (None, None, None)
     _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](

@@ -21,7 +21,7 @@ LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with 
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SplitScratch:
     """Scratch of one split attention: values_RAPD unscaled, largest_RAP and sum_RAP in base 2, all float32."""
 
     values_RAPD: Tensor
@@ -29,7 +29,7 @@ class Parts:
     sum_RAP: Tensor
 
     @classmethod
-    def empty(cls, rows: int, heads: int, parts: int, columns: int, device: torch.device) -> "Parts":
+    def empty(cls, rows: int, heads: int, parts: int, columns: int, device: torch.device) -> "SplitScratch":
         values = torch.empty((rows, heads, parts, columns), dtype=torch.float32, device=device)
         largest, total = (
             torch.empty((rows, heads, parts), dtype=torch.float32, device=device) for _ in range(2)
@@ -91,7 +91,9 @@ def _join(
     tl.store(to, values.to(out_ptr.dtype.element_ty), mask=d < columns)
 
 
-def join_parts(parts: Parts, sink_A: Tensor | None, query_start_S1: Tensor | None, out_TAD: Tensor) -> None:
+def join_parts(
+    parts: SplitScratch, sink_A: Tensor | None, query_start_S1: Tensor | None, out_TAD: Tensor
+) -> None:
     """out = sum of the parts' values under one softmax, `sink_A` a logit that takes weight and gives no value.
 
     With query_start_S1, row s is sequence s and only sequences of one query are written, at their token.

@@ -15,7 +15,7 @@ from afserve.placement.optimizer.local_search import Answer, rounds
 from afserve.placement.optimizer.outcome import Balanced, Certificate
 from afserve.placement.optimizer.problem import Floats, Ints, MovePrice, Problem, Throttle, unthrottled
 from afserve.placement.optimizer.slot_budget import within_memory
-from afserve.placement.optimizer.task import Task
+from afserve.placement.optimizer.task import BalanceTask
 from afserve.placement.placement import Placement
 
 _EQUAL = 0.0005  # plans this close count as equally balanced: the one with fewer moves is taken
@@ -34,7 +34,7 @@ def balance(problem: Problem, throttle: Throttle = unthrottled) -> Balanced:
     """
     if problem.memory is not None:
         return within_memory(problem, problem.memory, balance)
-    task = Task(problem, throttle)
+    task = BalanceTask(problem, throttle)
     if problem.current is None:
         answer = task.fresh()
         return _outcome(task, answer, _certificate(task, answer))
@@ -56,7 +56,7 @@ class _Choice:
         return gain if price is None else gain * price.horizon_s - price.seconds(self.busiest)
 
 
-def _from_current(task: Task, current: Placement) -> Balanced:
+def _from_current(task: BalanceTask, current: Placement) -> Balanced:
     problem = task.problem
     old = _old_slots(current, task.room_N)
     start = task.adopted(current)
@@ -73,7 +73,7 @@ def _from_current(task: Task, current: Placement) -> Balanced:
     return _outcome(task, best.answer, _verdict(task, best, stay))
 
 
-def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
+def _searched(task: BalanceTask, old: Ints, start: Ints, budget: int) -> list[_Choice]:
     """Some, more and all of the budget, so that a price has a choice; a small known load with several norms."""
     if budget == 0:
         return []
@@ -92,7 +92,7 @@ def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
     return ways
 
 
-def _relabelled(task: Task, old: Ints) -> _Choice:
+def _relabelled(task: BalanceTask, old: Ints) -> _Choice:
     """A plan from nothing, its nodes renamed so that as many experts as possible stay."""
     slot, share = task.fresh()
     kind_N = task.kinds(task.avoid_N)
@@ -101,7 +101,7 @@ def _relabelled(task: Task, old: Ints) -> _Choice:
     return _choice(task, old, align(old, slot, share))
 
 
-def _choice(task: Task, old: Ints, answer: Answer) -> _Choice:
+def _choice(task: BalanceTask, old: Ints, answer: Answer) -> _Choice:
     task.throttle()
     moves_LN = count_moves(old, answer[0], task.experts)
     return _Choice(answer, float(task.value(answer).sum()), int(moves_LN.sum()), int(moves_LN.sum(0).max()))
@@ -114,7 +114,7 @@ def _old_slots(current: Placement, room_N: Ints) -> Ints:
     return old
 
 
-def _certificate(task: Task, answer: Answer) -> Certificate:
+def _certificate(task: BalanceTask, answer: Answer) -> Certificate:
     largest, bound = task.largest(*answer), task.bound()
     proof = Certificate(_tuple(largest), _tuple(np.minimum(bound, largest)))
     if task.problem.time is None:
@@ -123,7 +123,7 @@ def _certificate(task: Task, answer: Answer) -> Certificate:
     return replace(proof, seconds=_tuple(seconds), seconds_bound=_tuple(np.minimum(least, seconds)))
 
 
-def _verdict(task: Task, best: _Choice, stay: _Choice) -> Certificate:
+def _verdict(task: BalanceTask, best: _Choice, stay: _Choice) -> Certificate:
     price = task.problem.price
     gain = 1.0 - best.value / stay.value if stay.value > 0 else 0.0
     cost = 0.0 if price is None else price.seconds(best.busiest)
@@ -148,7 +148,7 @@ def _verdict(task: Task, best: _Choice, stay: _Choice) -> Certificate:
     )
 
 
-def _outcome(task: Task, answer: Answer, proof: Certificate) -> Balanced:
+def _outcome(task: BalanceTask, answer: Answer, proof: Certificate) -> Balanced:
     wide = 0 if task.problem.current is None else task.problem.current.slots_per_node()
     width_N = np.minimum(
         task.problem.nodes.slots, max(task.experts, wide)

@@ -18,7 +18,7 @@ from afserve.placement.placement import FREE
 Flags = NDArray[np.bool_]
 
 
-class Spans:
+class DomainSpans:
     """Owns how many replicas each expert has in each domain, and in how many domains it is, while slots change."""
 
     def __init__(self, slot_LNS: Ints, experts: int, copies: int, domain_N: Ints) -> None:
@@ -51,7 +51,7 @@ class Spans:
 
 def apart(slot_LNS: Ints, load_LE: Floats, copies: int, domain_N: Ints, room_N: Ints) -> Ints:
     """slot_LNS with every expert in at least `copies` domains, by few changes; as many as there is room for."""
-    spans = Spans(slot_LNS, load_LE.shape[1], copies, domain_N)
+    spans = DomainSpans(slot_LNS, load_LE.shape[1], copies, domain_N)
     short_L = (spans.span < copies).any(1)
     slot = slot_LNS.copy()
     for layer in np.flatnonzero(short_L):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.optimizer.bound import lower_bound
-from afserve.placement.optimizer.domains import Spans
+from afserve.placement.optimizer.domains import DomainSpans
 from afserve.placement.optimizer.problem import Floats, Ints, Throttle, unthrottled
 from afserve.placement.optimizer.split import count_replicas, split
 from afserve.placement.placement import FREE
@@ -27,7 +27,7 @@ _EXACT_NODES = 128  # above, an exact split costs more than it finds
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class SlotExchange:
     """The best candidate of each layer `row`: slot `take` of node `cool` gets the expert in slot `give` of node `hot`.
 
     In a trade the other way round too.
@@ -42,13 +42,13 @@ class Exchange:
     cool: Ints
     take: Ints
 
-    def better(self, other: "Exchange") -> "Exchange":
+    def better(self, other: "SlotExchange") -> "SlotExchange":
         """Per layer the larger gain per move."""
         mine = self.gain / self.moves >= other.gain / other.moves
-        return Exchange(*(np.where(mine, getattr(self, f), getattr(other, f)) for f in self.__slots__))
+        return SlotExchange(*(np.where(mine, getattr(self, f), getattr(other, f)) for f in self.__slots__))
 
-    def only(self, which: Flags) -> "Exchange":
-        return Exchange(*(getattr(self, f)[which] for f in self.__slots__))
+    def only(self, which: Flags) -> "SlotExchange":
+        return SlotExchange(*(getattr(self, f)[which] for f in self.__slots__))
 
 
 class Search:
@@ -64,7 +64,7 @@ class Search:
         room_N: Ints,
         squarings: int = 3,
         throttle: Throttle = unthrottled,
-        spans: Spans | None = None,
+        spans: DomainSpans | None = None,
     ) -> None:
         self._spans = spans
         self.slot = slot_LNS.copy()
@@ -144,7 +144,7 @@ class Search:
             self.rows[stuck] = rows.reshape(self.rows[stuck].shape)
             self.level[stuck] = self.rows[stuck].sum(3) / self._pace
 
-    def _best(self, row: Ints, copies: bool) -> Exchange:
+    def _best(self, row: Ints, copies: bool) -> SlotExchange:
         level = self.level[row]
         heat = (self._power(level, row) * self._weight_C1).sum(1)
         hot = np.where(self._refused[row], -1.0, heat).argmax(1)
@@ -158,7 +158,7 @@ class Search:
         coldest = np.argpartition(np.take_along_axis(chill, cool_LK, 1), few - 1, axis=1)[:, :few]
         return copy.better(self._trade(row, level, hot, np.take_along_axis(cool_LK, coldest, 1)))
 
-    def _copy(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> Exchange:
+    def _copy(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> SlotExchange:
         """A further replica of an expert of `hot` on a cool node. Arrays are layer x scenario x slot x cool node."""
         line, pace_1, pace_K = np.arange(len(row)), self._pace[hot][:, None, None, None], self._pace[cool_LK]
         pace_K = pace_K[:, None, None]
@@ -175,7 +175,7 @@ class Search:
         gain = np.where(present | (victim_LK < 0)[:, None], -np.inf, gain)
         (give, near), best = _argmax(gain)
         one = np.ones(len(row), dtype=np.int64)
-        return Exchange(row, best, one, one == 0, hot, give, cool_LK[line, near], victim_LK[line, near])
+        return SlotExchange(row, best, one, one == 0, hot, give, cool_LK[line, near], victim_LK[line, near])
 
     def _victims(self, row: Ints, cool_LK: Ints) -> tuple[Ints, Floats, Floats]:
         """Per cool node the slot that is missed least: empty, or a replica whose others take its traffic best."""
@@ -216,7 +216,7 @@ class Search:
         refuge: Floats = mean_LN[line, np.where(first_LKS == cool_LK[:, :, None], second_LKS, first_LKS)]
         return refuge
 
-    def _trade(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> Exchange:
+    def _trade(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> SlotExchange:
         """An expert of `hot` and one of a cool node change places, or it goes into an empty slot there.
 
         Arrays are layer x scenario x slot of hot x cool node x slot there.
@@ -242,9 +242,9 @@ class Search:
         (give, near, take), best = _argmax(np.where(barred, -np.inf, gain))
         cool = cool_LK[line, near]
         moves = np.where(self.slot[row, cool, take] == FREE, 1, 2)
-        return Exchange(row, best, moves, np.ones(len(row), dtype=bool), hot, give, cool, take)
+        return SlotExchange(row, best, moves, np.ones(len(row), dtype=bool), hot, give, cool, take)
 
-    def _parted(self, spans: Spans, row: Ints, hot: Ints, cool_LK: Ints) -> Flags:
+    def _parted(self, spans: DomainSpans, row: Ints, hot: Ints, cool_LK: Ints) -> Flags:
         """Trades that would leave an expert in too few domains: layer x slot of hot x cool node x slot there."""
         own, theirs = self.slot[row, hot][:, :, None], self.slot[row[:, None], cool_LK]
         (
@@ -259,7 +259,7 @@ class Search:
         parted: Flags = ~goes[..., None] | ~comes[:, None]
         return parted
 
-    def _attempt(self, made: Exchange) -> Flags:
+    def _attempt(self, made: SlotExchange) -> Flags:
         """Makes the exchanges, undoes those that do not help. Flags those kept."""
         row = made.row
         arrays = [self.slot, self.rows, self.level, self._copies]
@@ -317,7 +317,7 @@ def _argmax(gain: Floats) -> tuple[tuple[NDArray[np.intp], ...], Floats]:
     return np.unravel_index(pick, gain.shape[1:]), flat[np.arange(len(flat)), pick]
 
 
-def _affordable(hopeful: Flags, found: Exchange, left: int) -> Flags:
+def _affordable(hopeful: Flags, found: SlotExchange, left: int) -> Flags:
     """The layers with the largest gain per move, as many as `left` moves pay for."""
     if found.moves[hopeful].sum() <= left:
         return hopeful

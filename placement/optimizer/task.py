@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.optimizer.bound import lower_bound
 from afserve.placement.optimizer.current import adopt
-from afserve.placement.optimizer.domains import Spans, apart
+from afserve.placement.optimizer.domains import DomainSpans, apart
 from afserve.placement.optimizer.improve import Search
 from afserve.placement.optimizer.local_search import Answer, LocalSearch, rounds
 from afserve.placement.optimizer.packing import pack
@@ -22,7 +22,7 @@ _DENSE_WORK = (
 )
 
 
-class Task:
+class BalanceTask:
     """Owns no state beyond the problem's arrays. `room_N` is the usable width of every layer here."""
 
     def __init__(self, problem: Problem, throttle: Throttle = unthrottled) -> None:
@@ -69,7 +69,7 @@ class Task:
         return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE, tolerance=tolerance, quick=quick)
 
     def search(self, slot_LNS: Ints, squarings: int = 3) -> Search:
-        spans = Spans(slot_LNS, self.experts, self.copies, self.domain_N) if self.copies > 1 else None
+        spans = DomainSpans(slot_LNS, self.experts, self.copies, self.domain_N) if self.copies > 1 else None
         return Search(
             slot_LNS,
             self.wary_CLE,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
 from afserve.placement.planner.calibration_links import LEAST, by_row, column, in_one_call, kernel, line, link
-from afserve.placement.planner.fields import Fields
+from afserve.placement.planner.fields import TableFields
 from afserve.placement.planner.fit import Fit, fit_positive
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import afd_stages, colocated_stages
@@ -88,7 +88,7 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
         part = _part(row)
         if part not in _FIELDS:
             continue
-        fields, names = Fields(where, row), _FIELDS[part]
+        fields, names = TableFields(where, row), _FIELDS[part]
         found[part].append(
             {name: _number(fields, name) for name in (*names, *filter(fields.has, _MORE))}
             | {"seconds": fields.number("seconds", least=1e-9)}
@@ -102,7 +102,7 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
     return found
 
 
-def _number(fields: Fields, name: str) -> float:
+def _number(fields: TableFields, name: str) -> float:
     value = fields.number(name, least=_LEAST_OF.get(name, 0.0))
     if name in _NODES and (value != int(value) or value > _MOST_NODES):
         raise fields.refuse(name, f"must be a whole number up to {_MOST_NODES}")

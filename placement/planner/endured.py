@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.losses import READERS, Role
+from afserve.placement.planner.losses import READERS, PlanRole
 from afserve.placement.planner.perf_prefill import BUSY
 
 Array = NDArray[np.float64]
@@ -29,12 +29,12 @@ class Endured:
     fewer: float
 
 
-def expected(roles: Sequence[Role], mtbf: float, days: float) -> float:
+def expected(roles: Sequence[PlanRole], mtbf: float, days: float) -> float:
     """Losses, where a device is lost every `mtbf` seconds on average."""
     return sum(role.units * role.size for role in roles) * days * DAY / mtbf
 
 
-def endured(roles: Sequence[Role], mtbf: float, days: float, again: float, seed: int) -> Endured:
+def endured(roles: Sequence[PlanRole], mtbf: float, days: float, again: float, seed: int) -> Endured:
     """`again`: seconds of the whole deployment that it takes to compute a lost rank's requests again. Places are lost
     independently of each other, and of how long they have served; more than `MOST` losses are not drawn."""
     assert expected(roles, mtbf, days) <= MOST
@@ -72,7 +72,7 @@ def endured(roles: Sequence[Role], mtbf: float, days: float, again: float, seed:
     )
 
 
-def _marks(role: Role, at: Array) -> Array:
+def _marks(role: PlanRole, at: Array) -> Array:
     return np.concatenate([at, at + role.stall, at + role.down])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from afserve.errors import ConfigError
 from afserve.placement.planner.engine import Engine, Rates, Wait
 from afserve.placement.planner.engine_rows import Like, MeasuredRows
-from afserve.placement.planner.fields import Fields
+from afserve.placement.planner.fields import TableFields
 
 _NAMES = ("model", "chip", "experts", "layout", "prompts")
 _LENGTHS = ("prompt", "answer")
@@ -59,7 +59,7 @@ def _table(rows: MeasuredRows) -> list[list[object]]:
 
 def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
     """`source` is shown in errors (the file). Raises ConfigError naming file, key and value."""
-    entries = Fields(source, values)
+    entries = TableFields(source, values)
     if [str(name) for name in entries.items("columns")] != list(COLUMNS):
         raise ConfigError(f"{source}: columns must be {', '.join(COLUMNS)}", param="engine")
     kinds = tuple(str(kind) for kind in entries.items("kinds"))
@@ -88,7 +88,7 @@ def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
     )
 
 
-def _said(entries: Fields) -> Mapping[str, object]:
+def _said(entries: TableFields) -> Mapping[str, object]:
     """What is printed again as it is: JSON has no infinity."""
     for key, value in entries.table.items():
         try:
@@ -98,28 +98,28 @@ def _said(entries: Fields) -> Mapping[str, object]:
     return entries.table
 
 
-def _flag(entries: Fields, key: str) -> bool:
+def _flag(entries: TableFields, key: str) -> bool:
     value = entries.table.get(key)
     if not isinstance(value, bool):
         raise entries.refuse(key, "must be true or false")
     return value
 
 
-def _share(entries: Fields, key: str) -> float:
+def _share(entries: TableFields, key: str) -> float:
     value = entries.number(key)
     if not 0.1 <= value <= 1:
         raise entries.refuse(key, "must be 0.1 to 1")
     return value
 
 
-def _counts(entries: Fields, key: str) -> tuple[int, ...]:
+def _counts(entries: TableFields, key: str) -> tuple[int, ...]:
     found = tuple(value for value in entries.items(key) if isinstance(value, int) and 1 <= value <= 64)
     if not found or len(found) != len(entries.items(key)):
         raise entries.refuse(key, "must be a list of whole numbers from 1 to 64")
     return found
 
 
-def _numbers(entries: Fields, names: tuple[str, ...] = (), least: float = 0) -> dict[str, float]:
+def _numbers(entries: TableFields, names: tuple[str, ...] = (), least: float = 0) -> dict[str, float]:
     """Of a section of numbers: exactly `names` where they are given."""
     found = {name: entries.number(name, least=least) for name in names or entries.table}
     wrong = next((name for name, value in found.items() if value > _MOST), None)
@@ -128,13 +128,13 @@ def _numbers(entries: Fields, names: tuple[str, ...] = (), least: float = 0) -> 
     return found
 
 
-def _rows(entries: Fields) -> MeasuredRows:
+def _rows(entries: TableFields) -> MeasuredRows:
     likes, numbers = [], []
     for place, row in enumerate(entries.items("rows")):
         where = f"{entries.source}: row {place + 1}"
         if not isinstance(row, list) or len(row) != len(COLUMNS):
             raise ConfigError(f"{where} must be a list of {len(COLUMNS)} values", param="engine")
-        one = Fields(where, dict(zip(COLUMNS, row, strict=True)))
+        one = TableFields(where, dict(zip(COLUMNS, row, strict=True)))
         names = {name: one.text(name) for name in _NAMES}
         prompt, answer = (one.number(name, least=1) for name in _LENGTHS)
         likes.append(Like(**names, prompt=prompt, answer=answer))

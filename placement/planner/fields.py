@@ -19,7 +19,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 MOST = 1e18  # of a number; bytes per second of any machine
 
 
-class Fields:
+class TableFields:
     """A read-only view of a table; every getter checks type and range."""
 
     def __init__(self, source: str, table: Mapping[str, object]) -> None:
@@ -63,11 +63,11 @@ class Fields:
             raise self.refuse(key, "must be a list")
         return list(value or ())
 
-    def section(self, key: str) -> "Fields":
+    def section(self, key: str) -> "TableFields":
         value = self.table.get(key)
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.source}: [{key}] is missing or not a table", param=key)
-        return Fields(f"{self.source}: [{key}]", value)
+        return TableFields(f"{self.source}: [{key}]", value)
 
     def _default(self, key: str, default: float | None) -> float:
         if default is None:

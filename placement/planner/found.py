@@ -14,7 +14,7 @@ _WRITTEN = re.compile(r"([a-z]+)=([0-9.e+-]+)(?:@([0-9.e+-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class FoundTier:
     """`share` of all prompt tokens, 0 to 1; `rate` in bytes/s for each attention rank, infinite in its own memory."""
 
     name: str
@@ -26,7 +26,7 @@ class Tier:
 class Found:
     """By tier; nothing is found by default."""
 
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[FoundTier, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(
@@ -59,7 +59,7 @@ def parse_found(texts: tuple[str, ...]) -> Found:
     return found
 
 
-def _tier(text: str) -> Tier:
+def _tier(text: str) -> FoundTier:
     written = _WRITTEN.fullmatch(text.strip())
     name, share, rate = written.groups() if written else ("", "", None)
     if name not in TIERS or not 0 < _number(share) < 1 or (rate is None) != (name == MEMORY):
@@ -69,12 +69,12 @@ def _tier(text: str) -> Tier:
             param="found",
         )
     if rate is None:
-        return Tier(name, float(share))
+        return FoundTier(name, float(share))
     if not _SLOWEST <= _number(rate) <= _FASTEST:
         raise ConfigError(
             f"--found {shown(text)}: {shown(rate)} GB/s is not {_SLOWEST:g} to {_FASTEST:g}", param="found"
         )
-    return Tier(name, float(share), float(rate) * 1e9)
+    return FoundTier(name, float(share), float(rate) * 1e9)
 
 
 def _number(text: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from afserve.errors import ConfigError
-from afserve.placement.planner.fields import Fields
+from afserve.placement.planner.fields import TableFields
 
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "int4": 0.5625}
 """Bytes per weight. Four-bit formats carry one scale byte per 16 weights."""
@@ -71,7 +71,7 @@ class Hardware:
 
 def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
     """`source` is shown in errors (the file). Raises ConfigError naming file, table and key."""
-    fields = Fields(source, table)
+    fields = TableFields(source, table)
     chip, node = fields.section("chip"), fields.section("node")
     found = Hardware(
         name=fields.section("meta").text("name"),
@@ -95,7 +95,7 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
     return _checked(source, found)
 
 
-def _sources(fields: Fields) -> dict[str, str]:
+def _sources(fields: TableFields) -> dict[str, str]:
     """[source] may be absent: a file of one's own need not say."""
     if not fields.has("source"):
         return {}

@@ -12,7 +12,7 @@ from afserve.placement.planner.kv import USABLE, cache_bytes
 from afserve.placement.planner.perf_prefill import MOST_PARTS, reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import ANY, APART, Pool, Targets, families
+from afserve.placement.planner.search import ANY, APART, DevicePool, Targets, families
 
 _GIB = 2.0**30
 _MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no device holds
@@ -163,7 +163,7 @@ def _enough(question: Question) -> str:
     chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
 
     def fits(count: int) -> bool:
-        return _anything_fits(replace(question, pools=(Pool(chip, count),)))
+        return _anything_fits(replace(question, pools=(DevicePool(chip, count),)))
 
     high = next((1 << power for power in range(1, _MOST) if fits(1 << power)), 0)
     if not high:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.kv import attention_weight_bytes, expert_weight_bytes
-from afserve.placement.planner.pace import Pace
+from afserve.placement.planner.pace import SpeedProfile
 from afserve.placement.planner.perf import prompt_seconds
 from afserve.placement.planner.perf_prefill import decoding_only
 from afserve.placement.planner.plan import Plan
@@ -39,7 +39,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryTimes:
     """Seconds: `notice` until a loss is known, `restart` until a replacement begins to read weights, at `reload`
     bytes/s. kv_copies: whether another attention rank has a copy of running requests' KV. all_end: whether a loss ends
     everything, which then starts anew, as of engines that cannot go on without a device."""
@@ -52,7 +52,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class DeviceLoss:
     """A device of that role is lost `at` so many seconds."""
 
     role: str
@@ -60,7 +60,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class PlanRole:
     """One kind of place in a plan. units: how many, each of `size` devices that are lost together. stall: seconds that
     every rank waits after a loss. down: seconds until the place is filled again. speed[n]: of steps (of reading, where
     it only reads prompts) with n places empty, once what remains goes on; 0 where it cannot. moves: its requests go on
@@ -75,7 +75,7 @@ class Role:
     moves: bool = False
 
 
-def roles_of(question: Question, plan: Plan, recovery: Recovery) -> tuple[Role, ...]:
+def roles_of(question: Question, plan: Plan, recovery: RecoveryTimes) -> tuple[PlanRole, ...]:
     """The places of `plan` that can be lost: `attention`, `experts` and `prefill`, or `devices` where each has both."""
     found = [_decoding(question, plan, recovery)]
     if plan.kind == "afd":
@@ -106,29 +106,29 @@ def again_second(question: Question, plan: Plan) -> float:
     return float(both[0]) / work.mean_prompt
 
 
-def _decoding(question: Question, plan: Plan, recovery: Recovery) -> Role:
+def _decoding(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRole:
     """Attention ranks, or colocated ones, which take their share of the experts with them."""
     setting, degree = question.setting_for(plan.kind), plan.attention.tensor_parallel
     held = attention_weight_bytes(setting.shape, setting.precision, degree)
     if plan.kind == "afd":
         down = recovery.notice + recovery.restart + held / recovery.reload
-        return Role("attention", plan.ranks, degree, 0.0, down, (1.0,) * (plan.ranks + 1), moves=True)
+        return PlanRole("attention", plan.ranks, degree, 0.0, down, (1.0,) * (plan.ranks + 1), moves=True)
     experts = _expert_bytes(question, plan)
     down = recovery.notice + recovery.restart + (held + experts) / recovery.reload
     left, speed = (plan.ranks - 1) * degree, _speeds(question, plan)
     stall = _stall(question, recovery, experts * degree, left, down) if speed[1] else down
-    return Role("devices", plan.ranks, degree, stall, down, speed, moves=True)
+    return PlanRole("devices", plan.ranks, degree, stall, down, speed, moves=True)
 
 
-def _experts(question: Question, plan: Plan, recovery: Recovery) -> Role:
+def _experts(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRole:
     held = _expert_bytes(question, plan)
     down = recovery.notice + recovery.restart + held / recovery.reload
     left, speed = plan.experts.devices - 1, _speeds(question, plan)
     stall = _stall(question, recovery, held, left, down) if speed[1] else down
-    return Role("experts", plan.experts.devices, 1, stall, down, speed)
+    return PlanRole("experts", plan.experts.devices, 1, stall, down, speed)
 
 
-def _readers(question: Question, plan: Plan, recovery: Recovery) -> Role:
+def _readers(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRole:
     """Devices that only read prompts: colocated ones hold all experts."""
     pool = reading_pool(question, plan)
     assert pool is not None and plan.prefill is not None, "the plan has it"
@@ -140,7 +140,7 @@ def _readers(question: Question, plan: Plan, recovery: Recovery) -> Role:
         held += float(expert_weight_bytes(setting.shape, setting.precision, setting.routing, one)[0])
     down = recovery.notice + recovery.restart + held / recovery.reload
     speed = tuple(float(left) / places for left in range(places, -1, -1))
-    return Role(READERS, places, size, 0.0, down, speed)
+    return PlanRole(READERS, places, size, 0.0, down, speed)
 
 
 def _expert_bytes(question: Question, plan: Plan) -> float:
@@ -150,7 +150,7 @@ def _expert_bytes(question: Question, plan: Plan) -> float:
     return float(expert_weight_bytes(setting.shape, setting.precision, setting.routing, devices)[0])
 
 
-def _stall(question: Question, recovery: Recovery, lost: float, left: int, down: float) -> float:
+def _stall(question: Question, recovery: RecoveryTimes, lost: float, left: int, down: float) -> float:
     """Until every expert has a device again: at once where each has another copy, else when those that are `left` have
     read their part of the `lost` bytes, or the place is filled."""
     if left < 1:
@@ -185,13 +185,13 @@ def _speeds(question: Question, plan: Plan) -> tuple[float, ...]:
 class Outage:
     """A loss as it is played. `stalled`: until when every rank waits; `back`: when the place is filled again."""
 
-    role: Role
+    role: PlanRole
     at: float
     stalled: float
     back: float
 
 
-def outages(roles: Iterable[Role], losses: Iterable[Loss]) -> list[Outage]:
+def outages(roles: Iterable[PlanRole], losses: Iterable[DeviceLoss]) -> list[Outage]:
     """In order of time."""
     named = {role.name: role for role in roles}
     found = [
@@ -201,19 +201,19 @@ def outages(roles: Iterable[Role], losses: Iterable[Loss]) -> list[Outage]:
     return sorted(found, key=lambda one: one.at)
 
 
-def pace_of(happened: Iterable[Outage]) -> Pace:
+def pace_of(happened: Iterable[Outage]) -> SpeedProfile:
     """The speed at which steps go on while and after these are lost."""
     return _pace([one for one in happened if one.role.name != READERS or one.role.moves])
 
 
-def reading_pace(happened: Iterable[Outage], kind: str, *, all_end: bool) -> Pace:
+def reading_pace(happened: Iterable[Outage], kind: str, *, all_end: bool) -> SpeedProfile:
     """The speed at which the devices that only read prompts do so, together. Those of AFD need the experts too."""
     return _pace([one for one in happened if one.role.name == READERS or kind == "afd" or all_end])
 
 
-def _pace(happened: list[Outage]) -> Pace:
+def _pace(happened: list[Outage]) -> SpeedProfile:
     times = sorted({0.0, *(when for one in happened for when in (one.at, one.stalled, one.back))})
-    return Pace.of(times, [_speed(happened, when) for when in times])
+    return SpeedProfile.of(times, [_speed(happened, when) for when in times])
 
 
 def _speed(happened: list[Outage], when: float) -> float:
@@ -226,7 +226,7 @@ def _speed(happened: list[Outage], when: float) -> float:
     return speed
 
 
-def computed_again(context: Array, recovery: Recovery) -> Array:
+def computed_again(context: Array, recovery: RecoveryTimes) -> Array:
     """Tokens of these contexts that are computed again where they go on."""
     kept = recovery.kv_copies and not recovery.all_end
     return np.minimum(context, float(BLOCK)) if kept else context

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pace:
+class SpeedProfile:
     """speed[i] (seconds of work per second, 0 to 1) holds from since[i] on; since[0] is 0, and the last speed, which
     is above 0, holds for ever. done[i]: work done until since[i]."""
 
@@ -22,7 +22,7 @@ class Pace:
     done: Array
 
     @classmethod
-    def of(cls, since: Sequence[float], speed: Sequence[float]) -> "Pace":
+    def of(cls, since: Sequence[float], speed: Sequence[float]) -> "SpeedProfile":
         assert since[0] == 0 and speed[-1] > 0, "it begins at 0 and goes on for ever"
         times, speeds = np.array(since, dtype=np.float64), np.array(speed, dtype=np.float64)
         done = np.concatenate([[0.0], np.cumsum(np.diff(times) * speeds[:-1])])
@@ -42,4 +42,4 @@ class Pace:
         return begins + (total - before) / float(self.speed[last])
 
 
-ALWAYS = Pace.of([0.0], [1.0])
+ALWAYS = SpeedProfile.of([0.0], [1.0])

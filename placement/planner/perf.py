@@ -106,7 +106,7 @@ def afd_stages(
     requests = ranks * batch * micro_batches
     factor = setting.engine.factor(setting.like(attention_chip, "afd"), requests, devices)
     factor = factor * _served(setting, "served_apart", batch * micro_batches)
-    parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
+    parts = RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
 
@@ -153,7 +153,7 @@ def colocated_stages(
     prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
     factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
     factor = factor * _served(setting, "served", batch * micro_batches)
-    parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
+    parts = RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
 
@@ -292,7 +292,7 @@ def prompt_seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RawStages:
     """Seconds of one micro-batch before an engine's measured rows correct them: per MoE layer, and `outside` and
     `step` per step."""
 
@@ -306,7 +306,7 @@ class Parts:
 
 
 def _finish(
-    setting: Setting, parts: Parts, prompt: tuple[Array, Array], resident: Array, factor: Array
+    setting: Setting, parts: RawStages, prompt: tuple[Array, Array], resident: Array, factor: Array
 ) -> Stages:
     """Add prompts: while one request writes its answer, its rank also reads one prompt; the busiest of attention,
     experts and what brings KV pays. A prompt waits as in an M/G/1 queue: long prompts among short ones make everybody

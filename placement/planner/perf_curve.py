@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.fields import Fields
+from afserve.placement.planner.fields import TableFields
 
 Array = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ class CurveSet:
 
 def curves_from_table(source: str, table: Mapping[str, object]) -> CurveSet:
     """Read `[curve."NAME"]` tables of a fits file."""
-    fields = Fields(source, table)
+    fields = TableFields(source, table)
     meta, curves = fields.section("meta"), fields.section("curve")
     return CurveSet(
         meta.text("name"),
@@ -123,7 +123,7 @@ def curves_from_table(source: str, table: Mapping[str, object]) -> CurveSet:
     )
 
 
-def _curve(fields: Fields) -> Curve:
+def _curve(fields: TableFields) -> Curve:
     return Curve(
         launch=fields.number("launch_us", 0.0) * 1e-6,
         memory=fields.number("memory", 1.0, least=1e-3),

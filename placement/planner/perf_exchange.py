@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ExchangeWay:
     """One direction of a layer's exchange: all its seconds, and those of them on the expert hosts' own links, where the
     rows of one micro-batch fan out while the network moves another's."""
 
@@ -29,7 +29,9 @@ class Way:
     inside: Array
 
 
-def ways_period(attention: Array, experts: Array, ways: tuple[Way, Way], micro_batches: int) -> Array:
+def ways_period(
+    attention: Array, experts: Array, ways: tuple[ExchangeWay, ExchangeWay], micro_batches: int
+) -> Array:
     """As `layer_period`, with the network and the hosts' own links as stations of their own."""
     there, back = ways
     out, into = there.seconds - there.inside, back.seconds - back.inside
@@ -46,7 +48,7 @@ def m2n_ways(
     ranks: Array,
     expert_devices: Array,
     rows: Array,
-) -> tuple[Way, Way]:
+) -> tuple[ExchangeWay, ExchangeWay]:
     """Dispatch and combine of one layer; `rows` per rank."""
     total = ranks * tensor_parallel + expert_devices
     domain = min(attention_chip.fast_domain, expert_chip.fast_domain)
@@ -75,7 +77,7 @@ def m2n_ways(
                 same_domain=True,
             )
             seconds, inside = np.where(total <= domain, near, seconds), np.where(total <= domain, 0.0, inside)
-        results.append(Way(np.asarray(seconds), np.asarray(inside)))
+        results.append(ExchangeWay(np.asarray(seconds), np.asarray(inside)))
     return results[0], results[1]
 
 

@@ -25,7 +25,7 @@ MOST_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PrefillInstance:
     """One prompt on one of the instances that read prompts. size: devices of an instance. seconds: it is busy with a
     prompt. latency: until the prompt is read; prompts from other devices share its experts. moved: bytes of cache.
     fetching: of the latency, until what is found is there. experts: of it, theirs. chunk: of the prompt, what one step
@@ -41,7 +41,7 @@ class Reader:
     lag: float
     parts: int = 1
 
-    def among(self, parts: int, network: float) -> "Reader":
+    def among(self, parts: int, network: float) -> "PrefillInstance":
         """So many as one instance, each over `network` bytes per second: chunks go round, and each device sends the
         keys and values of its chunks to the others layer by layer. So each is a layer of a chunk behind the one
         before. What is sent is added, as by the servers that decide it (`control/node/splitting.py`): that it goes
@@ -74,7 +74,7 @@ def expert_seconds_for_prompts(
 
 def reader(
     setting: Setting, chip: Hardware, experts: Hardware | None, expert_devices: Array
-) -> Reader | None:
+) -> PrefillInstance | None:
     """An instance of `chip`: one attention device beside `expert_devices` of `experts`, or colocated where that is
     None, as few devices as hold the model. None where it does not fit."""
     shape, precision = setting.shape, setting.precision
@@ -87,19 +87,26 @@ def reader(
     if experts is not None:
         attention, read = prompt_seconds(setting, chip, experts, 1, np.ones(1), expert_devices)
         busy, latency = np.maximum(attention, fetching), fetching + attention + read
-        return Reader(1.0, busy, latency, moved, fetching, read, chunk, lag) if own <= room else None
+        return PrefillInstance(1.0, busy, latency, moved, fetching, read, chunk, lag) if own <= room else None
     for size in 2.0 ** np.arange(11):
         held = expert_weight_bytes(shape, precision, setting.routing, np.array([size]))
         if own + float(held[0]) <= room:
             one = np.full_like(expert_devices, size)
             attention, read = prompt_seconds(setting, chip, chip, 1, one, one)
             busy, latency = np.maximum(attention + read, fetching) / size, fetching + attention + read
-            return Reader(float(size), busy, latency, moved, fetching, latency - fetching, chunk, lag)
+            return PrefillInstance(
+                float(size), busy, latency, moved, fetching, latency - fetching, chunk, lag
+            )
     return None
 
 
 def with_reader(
-    setting: Setting, stages: Stages, found: Reader, chip: Hardware, decoding: Hardware, requests: Array
+    setting: Setting,
+    stages: Stages,
+    found: PrefillInstance,
+    chip: Hardware,
+    decoding: Hardware,
+    requests: Array,
 ) -> Stages:
     """`stages` of decoding `requests` at once, with the devices that read their prompts on `chip` and the first token.
 
@@ -120,7 +127,7 @@ def with_reader(
 
 
 def _first_token(
-    setting: Setting, step: Array, found: Reader, chip: Hardware, decoding: Hardware, rate: Array
+    setting: Setting, step: Array, found: PrefillInstance, chip: Hardware, decoding: Hardware, rate: Array
 ) -> tuple[Array, Array]:
     """(seconds to it, devices that read): the wait for a free instance, the prompt, its cache over the slower network,
     one step."""

@@ -24,20 +24,20 @@ from afserve.placement.planner.perf_ffn import (
     distinct_targets,
     transfer,
 )
-from afserve.placement.planner.phase_tables import Step, Tables, Work, interpolate
+from afserve.placement.planner.phase_tables import StageTables, StepTimes, Work, interpolate
 
 _AT = 4096.0  # rows at which the slope of a transfer is taken
 Wire = tuple[tuple[float, float], tuple[float, float]]
 """Of dispatch and of combine: seconds at no rows, and for each row of a rank."""
-IDLE = Step(0.0)
+IDLE = StepTimes(0.0)
 
 
-def together(steps: Iterable[Step]) -> Step:
+def together(steps: Iterable[StepTimes]) -> StepTimes:
     """What several pools or ranks do to another pool."""
     busy = [step for step in steps if step.seconds]
     if not busy:
         return IDLE
-    return Step(
+    return StepTimes(
         max(step.seconds for step in busy),
         min(1.0, sum(step.experts for step in busy)),
         min(1.0, sum(step.links for step in busy)),
@@ -87,7 +87,7 @@ def pieces_on_gpu(chip: Hardware, hidden: int, precision: str, floor: float) -> 
 class Together:
     """Ranks on `devices`, with the experts spread over these."""
 
-    tables: Tables
+    tables: StageTables
     devices: int
 
     @cached_property
@@ -104,7 +104,7 @@ class Together:
         """Devices that hold its experts."""
         return self.devices
 
-    def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
+    def step(self, work: Work, other: StepTimes = IDLE, pieces: Pieces | None = None) -> StepTimes:
         key = work.sizes()
         found = self._known.get(key)
         if found is None:
@@ -114,10 +114,10 @@ class Together:
         return found
 
     @cached_property
-    def _known(self) -> dict[Hashable, Step]:
+    def _known(self) -> dict[Hashable, StepTimes]:
         return self.tables.steps(self)
 
-    def _step(self, part: Work, micro_batches: int) -> Step:
+    def _step(self, part: Work, micro_batches: int) -> StepTimes:
         layers = self.tables.layers
         attention, outside = self.tables.attention(part)
         experts = interpolate(self.tables.experts(self.devices), part.all_requests + part.all_tokens)
@@ -129,16 +129,16 @@ class Together:
         exchange = 4 * self.tables.setting.exchange * (micro_batches > 1)
         busy = attention / layers + experts + exchange
         period = layer_period(busy, 0.0, dispatch, combine, micro_batches)
-        return Step(step_seconds(busy, 0.0, period, outside, layers, micro_batches))
+        return StepTimes(step_seconds(busy, 0.0, period, outside, layers, micro_batches))
 
 
 class _Sharing(ABC):
     """A pool of attention ranks whose experts another pool uses too."""
 
-    tables: Tables
+    tables: StageTables
     micro_batches: int
 
-    def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
+    def step(self, work: Work, other: StepTimes = IDLE, pieces: Pieces | None = None) -> StepTimes:
         """`other` is the step that the other pool of these experts is in; decoding comes first. Where nothing is
         decoded it is the step of one rank, and `all_tokens` are those of all ranks that read meanwhile."""
         key = work.sizes(), other.shares(), pieces
@@ -151,11 +151,11 @@ class _Sharing(ABC):
         return found
 
     @cached_property
-    def _known(self) -> dict[Hashable, Step]:
+    def _known(self) -> dict[Hashable, StepTimes]:
         return self.tables.steps(self)
 
     @abstractmethod
-    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+    def _step(self, part: Work, other: StepTimes, pieces: Pieces | None, micro_batches: int) -> StepTimes:
         """Of one of so many micro-batches."""
 
 
@@ -164,7 +164,7 @@ class Apart(_Sharing):
     """`ranks` attention ranks that use `experts` expert devices, beside another pool or alone, with at most so many
     micro-batches. `one_host`: all of them, and the other pool, are on one fast link."""
 
-    tables: Tables
+    tables: StageTables
     ranks: int
     experts: int
     micro_batches: int = MAX_MICRO_BATCHES
@@ -217,7 +217,7 @@ class Apart(_Sharing):
 
         return _line(both)
 
-    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+    def _step(self, part: Work, other: StepTimes, pieces: Pieces | None, micro_batches: int) -> StepTimes:
         layers = self.tables.layers
         seconds, outside = self.tables.attention(part)
         rows, tokens = part.requests + part.tokens, part.all_requests + part.all_tokens
@@ -240,7 +240,7 @@ class Apart(_Sharing):
         step = step_seconds(attention, taken, period, outside, layers, micro_batches)
         passes = micro_batches * layers / step
         mine, near = (1.0, 1.0) if part.requests else (part.tokens / part.all_tokens, 1 / self.ranks)
-        return Step(step, mine * min(1.0, own * passes), near * min(1.0, max(wire) * passes), piece)
+        return StepTimes(step, mine * min(1.0, own * passes), near * min(1.0, max(wire) * passes), piece)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Beside(_Sharing):
     """`ranks` attention ranks on some of `devices`, which all hold a part of the experts, so that a device has both;
     the rest of the devices are another pool's. What decodes goes first on every device, in attention and in experts."""
 
-    tables: Tables
+    tables: StageTables
     ranks: int
     devices: int
     micro_batches: int = MAX_MICRO_BATCHES
@@ -263,7 +263,7 @@ class Beside(_Sharing):
         """Tokens of caches that fit; 0 where not even the weights do."""
         return self.tables.kv_tokens(self.ranks * self.tables.tensor_parallel, self.devices)
 
-    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+    def _step(self, part: Work, other: StepTimes, pieces: Pieces | None, micro_batches: int) -> StepTimes:
         layers, degree = self.tables.layers, self.tables.tensor_parallel
         seconds, outside = self.tables.attention(part)
         tokens, table = part.all_requests + part.all_tokens, self.tables.experts(self.devices)
@@ -293,7 +293,7 @@ class Beside(_Sharing):
         mine = 1.0 if part.requests else part.tokens / part.all_tokens
         near = (self.ranks if part.requests else 1) * degree / self.devices
         own = seconds / layers + exchange + experts
-        return Step(
+        return StepTimes(
             step,
             mine * min(1.0, experts * passes),
             near * min(1.0, max(per_out, per_back) * rows / (1 + other.links) * passes),
@@ -314,7 +314,7 @@ def quickest(kernels: Iterable[Wire], rows: float) -> Wire:
 
 
 @lru_cache(maxsize=1024)
-def wires(tables: Tables, devices: int) -> tuple[Wire, ...]:
+def wires(tables: StageTables, devices: int) -> tuple[Wire, ...]:
     """Between `devices` that each have attention and experts, per kernel: a copy to each device that is chosen, or one
     to each host, which passes it on."""
     setting, chip, count = tables.setting, tables.chip, np.array([float(devices)])

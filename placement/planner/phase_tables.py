@@ -86,7 +86,7 @@ def interpolate(table: Sequence[float], size: float) -> float:
     return slope * (size - _SIZES[at]) + table[at]
 
 
-class Step(NamedTuple):
+class StepTimes(NamedTuple):
     """`seconds` of a step. Shares of them, 0 to 1: how long it has the expert devices and the links to them, and, where
     attention and experts share devices, its own devices (`busy`). `piece`: seconds until it lets another one in."""
 
@@ -106,12 +106,12 @@ class Step(NamedTuple):
             round(self.busy, 2),
         )
 
-    def rounded(self) -> "Step":
+    def rounded(self) -> "StepTimes":
         there, experts, links, piece, busy = self.shares()
-        return Step(float(there), experts, links, near(piece), busy)
+        return StepTimes(float(there), experts, links, near(piece), busy)
 
 
-class Tables:
+class StageTables:
     """The closed forms of one device kind, tabulated; an attention rank has `tensor_parallel` devices."""
 
     def __init__(self, setting: Setting, chip: Hardware, tensor_parallel: int = 1) -> None:
@@ -134,7 +134,7 @@ class Tables:
         self._rows: list[float] = (first - self._pair * _ROWS**2 / 2).tolist()
         self._attention: dict[Work, tuple[float, float]] = {}
         self._experts: dict[int, list[float]] = {}
-        self._steps: dict[Hashable, dict[Hashable, Step]] = {}
+        self._steps: dict[Hashable, dict[Hashable, StepTimes]] = {}
 
     def attention(self, work: Work) -> tuple[float, float]:
         """(seconds of all layers, seconds outside of them): rows of both kinds share products."""
@@ -168,7 +168,7 @@ class Tables:
             found = self._experts[devices] = seconds.tolist()
         return found
 
-    def steps(self, pool: Hashable) -> "dict[Hashable, Step]":
+    def steps(self, pool: Hashable) -> "dict[Hashable, StepTimes]":
         """What is known of the steps of such a pool: pools of several layouts are alike."""
         return self._steps.setdefault(pool, {})
 

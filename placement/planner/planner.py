@@ -18,9 +18,9 @@ from afserve.placement.planner.search import (
     ANY,
     BATCH_LIMIT,
     HERE,
-    Layout,
+    DevicePool,
+    GivenLayout,
     PlanFamily,
-    Pool,
     Targets,
     best_batches,
     families,
@@ -43,13 +43,13 @@ class Question:
     are its processes, with the requests in flight of `setting`; None where each has a host of its own."""
 
     setting: Setting
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     targets: Targets = NO_TARGETS
     objective: str = "dollar"
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     kinds: tuple[str, ...] = KINDS
     tokens_per_second: float = 0.0
-    layout: Layout = ANY
+    layout: GivenLayout = ANY
     engines: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
     machine: OneMachine | None = None
@@ -76,7 +76,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankedPlans:
     """Plans best first, at most one per family; `tried` counts layouts."""
 
     plans: tuple[Plan, ...]
@@ -86,7 +86,7 @@ class Answer:
         return next((plan for plan in self.plans if kind in (None, plan.kind)), None)
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question) -> RankedPlans:
     """Empty `plans` when no deployment meets the targets in these pools."""
     found: list[tuple[float, Plan]] = []
     tried = 0
@@ -102,7 +102,7 @@ def answer(question: Question) -> Answer:
             found.append(best)
     floored = question.floored
     found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
-    return Answer(tuple(plan for _, plan in found), tried)
+    return RankedPlans(tuple(plan for _, plan in found), tried)
 
 
 def _on_one_machine(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Answer, Question, answer
-from afserve.placement.planner.search import ANY, Pool
+from afserve.placement.planner.planner import Question, RankedPlans, answer
+from afserve.placement.planner.search import ANY, DevicePool
 from afserve.placement.planner.sensitivity import merit, probability
 
 LIKELY = 0.6
@@ -21,7 +21,7 @@ _TIMES, _MOST = (2, 4, 8), 512
 class _Size:
     """The best plans of either kind on larger pools."""
 
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     afd: Plan
     gain: float
     chance: float
@@ -31,7 +31,7 @@ class _Size:
         return f"with {named}, {describe(self.afd)} is {self.gain:.0%} ahead, better with probability {self.chance:.2f}"
 
 
-def on_more_devices(question: Question, found: Answer) -> str:
+def on_more_devices(question: Question, found: RankedPlans) -> str:
     """A sentence that names the least pools on which AFD is likely ahead, where it is not on these; "" where that is
     none of those tried, or the layout is given."""
     afd, colocated = found.best("afd"), found.best("colocated")
@@ -40,7 +40,7 @@ def on_more_devices(question: Question, found: Answer) -> str:
         return ""
     smaller = question.pools
     for times in _TIMES:
-        pools = tuple(Pool(pool.chip, times * pool.count) for pool in question.pools)
+        pools = tuple(DevicePool(pool.chip, times * pool.count) for pool in question.pools)
         if sum(pool.count for pool in pools) > _MOST:
             return ""
         ahead = _ahead(question, pools)
@@ -52,23 +52,25 @@ def on_more_devices(question: Question, found: Answer) -> str:
     return ""
 
 
-def _least(question: Question, low: tuple[Pool, ...], high: _Size) -> _Size:
+def _least(question: Question, low: tuple[DevicePool, ...], high: _Size) -> _Size:
     """The fewest whole nodes between two sizes with which AFD is likely ahead."""
     while True:
-        pools = tuple(Pool(few.chip, _between(few, many)) for few, many in zip(low, high.pools, strict=True))
+        pools = tuple(
+            DevicePool(few.chip, _between(few, many)) for few, many in zip(low, high.pools, strict=True)
+        )
         if pools in (low, high.pools):
             return high
         found = _ahead(question, pools)
         low, high = (pools, high) if found is None else (low, found)
 
 
-def _between(few: Pool, many: Pool) -> int:
+def _between(few: DevicePool, many: DevicePool) -> int:
     """In whole nodes, where the pool has more than one."""
     node = few.chip.devices if few.count > few.chip.devices else 1
     return few.count + (many.count - few.count) // (2 * node) * node
 
 
-def _ahead(question: Question, pools: tuple[Pool, ...]) -> _Size | None:
+def _ahead(question: Question, pools: tuple[DevicePool, ...]) -> _Size | None:
     """None where AFD is not likely ahead on these pools."""
     larger = replace(question, pools=pools)
     found = answer(larger)

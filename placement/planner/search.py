@@ -30,7 +30,7 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DevicePool:
     chip: Hardware
     count: int
 
@@ -44,7 +44,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GivenLayout:
     """What of a layout is given and not sought; 0 = sought. devices: of a colocated deployment. running: requests that
     an engine is configured to decode at once. slices: each device has a slice of every expert; hosts of one device then
     split attention over the network too."""
@@ -57,7 +57,7 @@ class Layout:
     slices: bool = False
 
 
-ANY = Layout()
+ANY = GivenLayout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ class PlanFamily:
 
 
 def families(
-    pools: list[Pool],
+    pools: list[DevicePool],
     micro_batches: tuple[int, ...],
     kinds: tuple[str, ...],
-    layout: Layout = ANY,
+    layout: GivenLayout = ANY,
     prompts: tuple[str, ...] = (HERE,),
 ) -> Iterator[PlanFamily]:
     """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair. prompts: read by
@@ -177,7 +177,7 @@ def families(
 
 
 def _without_readers(
-    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...], layout: Layout
+    pools: list[DevicePool], micro_batches: tuple[int, ...], kinds: tuple[str, ...], layout: GivenLayout
 ) -> Iterator[PlanFamily]:
     for pool in pools:
         for tensor_parallel in _parallel(pool, layout):
@@ -197,14 +197,14 @@ def _without_readers(
                     yield PlanFamily("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
 
 
-def _parallel(pool: Pool, layout: Layout) -> list[int]:
+def _parallel(pool: DevicePool, layout: GivenLayout) -> list[int]:
     if layout.tensor_parallel:
         return [layout.tensor_parallel]
     joined = 8 if layout.slices and pool.chip.devices == 1 else max(pool.chip.fast_domain, 1)
     return [t for t in TENSOR_PARALLEL if t <= min(joined, pool.count, 8)]
 
 
-def _counts(pool: Pool, group: int, devices: int = 0) -> Array:
+def _counts(pool: DevicePool, group: int, devices: int = 0) -> Array:
     """How many groups of so many devices: any number within one node, then whole nodes (several at a time where that
     would be more than GRID steps), and the whole pool; or as many as make `devices`."""
     if devices:
@@ -216,14 +216,16 @@ def _counts(pool: Pool, group: int, devices: int = 0) -> Array:
     return np.unique(np.concatenate([within, beyond, [groups] * (groups > 0)])).astype(np.float64)
 
 
-def _tidy(pool: Pool, devices: Array) -> NDArray[np.bool_]:
+def _tidy(pool: DevicePool, devices: Array) -> NDArray[np.bool_]:
     """Whole nodes, equal parts of one node, or the whole pool: nobody offers 64 devices in nodes of 8 to use 63."""
     node = pool.chip.devices
     part = (devices <= node) & (node % np.maximum(devices, 1) == 0)
     return np.asarray((devices % node == 0) | part | (devices == pool.count))
 
 
-def _layouts(attention: Pool, experts: Pool, tensor_parallel: int, layout: Layout) -> tuple[Array, Array]:
+def _layouts(
+    attention: DevicePool, experts: DevicePool, tensor_parallel: int, layout: GivenLayout
+) -> tuple[Array, Array]:
     """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
     same = attention.chip.name == experts.chip.name
     given = bool(layout.attention_devices or layout.expert_devices)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.phase_stages import Apart, Beside, Pieces, Together
-from afserve.placement.planner.phase_tables import Tables
+from afserve.placement.planner.phase_tables import StageTables
 from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.simulate_phases import Asked, Layout, Targets, goodput
+from afserve.placement.planner.simulate_phases import GoodputTargets, PhaseLayout, SimulatedRequest, goodput
 
 SHARED, HOSTED, TWO_COPIES, MIXED = KINDS = (
     "shared experts",
@@ -34,28 +34,28 @@ _PARTS = 8  # a first search tries the parts of a pool in so many steps
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PhasePool:
     """`devices` of a kind, of which `node` share a host; instances of P/D are halves of hosts or several where there
     are more than two hosts. `stages` of an attention rank on one device, on two, and so on: instances with their own
     experts may have any of them."""
 
-    stages: tuple[Tables, ...]
+    stages: tuple[StageTables, ...]
     devices: int
     node: int
 
     @classmethod
-    def of(cls, setting: Setting, chip: Hardware, devices: int) -> "Pool":
+    def of(cls, setting: Setting, chip: Hardware, devices: int) -> "PhasePool":
         """Ranks of one device, two, four and so on up to a host."""
         degrees = [2**power for power in range(chip.devices.bit_length())]
-        return cls(tuple(Tables(setting, chip, degree) for degree in degrees), devices, chip.devices)
+        return cls(tuple(StageTables(setting, chip, degree) for degree in degrees), devices, chip.devices)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestLayout:
     """Requests per second inside both targets."""
 
     rate: float
-    layout: Layout
+    layout: PhaseLayout
 
     @property
     def reads(self) -> int:
@@ -64,20 +64,20 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlayedLoad:
     """What is played: requests and targets."""
 
-    asked: Sequence[Asked]
-    targets: Targets
+    asked: Sequence[SimulatedRequest]
+    targets: GoodputTargets
 
-    def rate(self, layout: Layout, *, above: float = 0.0, guess: float = 1.0) -> float:
+    def rate(self, layout: PhaseLayout, *, above: float = 0.0, guess: float = 1.0) -> float:
         return goodput(layout, self.asked, self.targets, above=above, guess=guess)
 
-    def shorter(self) -> "Load":
-        return Load(self.asked[: max(len(self.asked) // _SHORT, 1)], self.targets)
+    def shorter(self) -> "PlayedLoad":
+        return PlayedLoad(self.asked[: max(len(self.asked) // _SHORT, 1)], self.targets)
 
 
-def search(kind: str, pool: Pool, load: Load, pieces: Pieces) -> dict[int, Found]:
+def search(kind: str, pool: PhasePool, load: PlayedLoad, pieces: Pieces) -> dict[int, BestLayout]:
     """The best for each number of devices that only read prompts, most requests per second first; empty where the
     model does not fit."""
     for stages in pool.stages:
@@ -91,36 +91,36 @@ def search(kind: str, pool: Pool, load: Load, pieces: Pieces) -> dict[int, Found
     return _ranked(found.values())
 
 
-def replay(known: Iterable[Found], load: Load) -> dict[int, Found]:
+def replay(known: Iterable[BestLayout], load: PlayedLoad) -> dict[int, BestLayout]:
     """The goodput of these layouts under this load, as `search` has it."""
-    played = [Found(load.rate(found.layout, guess=found.rate or 1.0), found.layout) for found in known]
+    played = [BestLayout(load.rate(found.layout, guess=found.rate or 1.0), found.layout) for found in known]
     return _ranked(played)
 
 
-def _ranked(found: Iterable[Found]) -> dict[int, Found]:
+def _ranked(found: Iterable[BestLayout]) -> dict[int, BestLayout]:
     return {one.reads: one for one in sorted(found, key=lambda one: -one.rate)}
 
 
 def _best(
-    layouts: Iterable[Layout], load: Load, known: dict[int, Found], *, beat: bool = False
-) -> dict[int, Found]:
+    layouts: Iterable[PhaseLayout], load: PlayedLoad, known: dict[int, BestLayout], *, beat: bool = False
+) -> dict[int, BestLayout]:
     """`known` with what is better for its number of readers; `beat`: better than all."""
     best = dict(known)
     for layout in layouts:
         if any(pool.kv_tokens <= 0 for pool in (*layout.both, *layout.reads, *layout.decodes)):
             continue
-        reads = Found(0.0, layout).reads
+        reads = BestLayout(0.0, layout).reads
         above = best[reads].rate if reads in best else 0.0
         if beat:
             above = max(found.rate for found in best.values())
         guess = max((found.rate for found in best.values()), default=0.0)
         rate = load.rate(layout, above=above, guess=guess or 1.0)
         if rate > above or (reads not in best and not beat):
-            best[reads] = Found(rate, layout)
+            best[reads] = BestLayout(rate, layout)
     return best
 
 
-class Split(NamedTuple):
+class SharedSplit(NamedTuple):
     """Devices of a pool whose experts are shared. `experts`: devices for them alone, or 0 where every device has some.
     `degrees`: devices of an attention rank that reads, and of one that decodes."""
 
@@ -131,7 +131,7 @@ class Split(NamedTuple):
     micro_batches: int = 2
     degrees: tuple[int, int] = (1, 1)
 
-    def layout(self, pool: Pool, pieces: Pieces) -> Layout | None:
+    def layout(self, pool: PhasePool, pieces: Pieces) -> PhaseLayout | None:
         """The rest decodes, with at most so many micro-batches; none where there are not enough devices."""
         devices = self.reads, pool.devices - self.experts - self.reads
         if min(devices) < 1 or any(part % degree for part, degree in zip(devices, self.degrees, strict=True)):
@@ -144,19 +144,21 @@ class Split(NamedTuple):
                 self.degrees, ranks, (MAX_MICRO_BATCHES, self.micro_batches), strict=True
             )
         )
-        return Layout(self.chunk, reads=(first,), decodes=(last,), pieces=replace(pieces, floor=self.floor))
+        return PhaseLayout(
+            self.chunk, reads=(first,), decodes=(last,), pieces=replace(pieces, floor=self.floor)
+        )
 
-    def _side(self, pool: Pool, tables: Tables, ranks: int, most: int) -> Apart | Beside:
+    def _side(self, pool: PhasePool, tables: StageTables, ranks: int, most: int) -> Apart | Beside:
         if not self.experts:
             return Beside(tables, ranks, pool.devices, most)
         return Apart(tables, ranks, self.experts, most, pool.devices <= tables.chip.fast_domain)
 
 
-def split_of(layout: Layout) -> Split:
+def split_of(layout: PhaseLayout) -> SharedSplit:
     """What `Split.layout` made it of."""
     first, last = layout.reads[0], layout.decodes[0]
     assert layout.pieces is not None and isinstance(last, Apart | Beside), "of shared experts"
-    return Split(
+    return SharedSplit(
         first.held if isinstance(first, Apart) else 0,
         first.ranks * first.tables.tensor_parallel,
         layout.chunk,
@@ -166,17 +168,17 @@ def split_of(layout: Layout) -> Split:
     )
 
 
-def _shared(pool: Pool, pieces: Pieces, hosted: bool) -> Iterator[Layout]:
+def _shared(pool: PhasePool, pieces: Pieces, hosted: bool) -> Iterator[PhaseLayout]:
     step = max(1, round(pool.devices / _PARTS))
     for experts in (0,) if hosted else range(step, pool.devices - 1, step):
         for reads in range(step, pool.devices - experts, step):
             for floor, most in product(FLOORS[::2], DECODE_MICRO_BATCHES[::2]):
-                layout = Split(experts, reads, CHUNKS[1], floor, most).layout(pool, pieces)
+                layout = SharedSplit(experts, reads, CHUNKS[1], floor, most).layout(pool, pieces)
                 if layout is not None:
                     yield layout
 
 
-def _closer(pool: Pool, load: Load, known: dict[int, Found]) -> dict[int, Found]:
+def _closer(pool: PhasePool, load: PlayedLoad, known: dict[int, BestLayout]) -> dict[int, BestLayout]:
     """Neighbours of the best, half as far away each time."""
     step = max(1, round(pool.devices / _PARTS))
     while step:
@@ -187,7 +189,7 @@ def _closer(pool: Pool, load: Load, known: dict[int, Found]) -> dict[int, Found]
     return known
 
 
-def _around(pool: Pool, best: Found, step: int) -> Iterator[Layout]:
+def _around(pool: PhasePool, best: BestLayout, step: int) -> Iterator[PhaseLayout]:
     """One thing changed, or two counts of devices."""
     split, pieces = split_of(best.layout), best.layout.pieces
     assert pieces is not None, "of shared experts"
@@ -209,7 +211,7 @@ def _around(pool: Pool, best: Found, step: int) -> Iterator[Layout]:
             yield layout
 
 
-def _two_copies(pool: Pool) -> Iterator[Layout]:
+def _two_copies(pool: PhasePool) -> Iterator[PhaseLayout]:
     several, stages = pool.devices > 2 * pool.node, pool.stages[::2]
     for reads in range(1, pool.devices):
         if several and reads % max(pool.node // 2, 1):
@@ -217,16 +219,16 @@ def _two_copies(pool: Pool) -> Iterator[Layout]:
         for first in _instances(pool, reads, stages):
             for second in _instances(pool, pool.devices - reads, stages):
                 for chunk in CHUNKS:
-                    yield Layout(chunk, reads=first, decodes=second, first_there=True)
+                    yield PhaseLayout(chunk, reads=first, decodes=second, first_there=True)
 
 
-def _mixed(pool: Pool) -> Iterator[Layout]:
+def _mixed(pool: PhasePool) -> Iterator[PhaseLayout]:
     for both in _instances(pool, pool.devices, pool.stages):
         for chunk in MIXED_CHUNKS:
-            yield Layout(chunk, both=both)
+            yield PhaseLayout(chunk, both=both)
 
 
-def _instances(pool: Pool, devices: int, ranks: Sequence[Tables]) -> Iterator[tuple[Together, ...]]:
+def _instances(pool: PhasePool, devices: int, ranks: Sequence[StageTables]) -> Iterator[tuple[Together, ...]]:
     """One of all devices, or several of whole hosts."""
     size = devices
     while True:
@@ -238,7 +240,7 @@ def _instances(pool: Pool, devices: int, ranks: Sequence[Tables]) -> Iterator[tu
         size //= 2
 
 
-def described(layout: Layout) -> str:
+def described(layout: PhaseLayout) -> str:
     """Devices, ranks and chunk in words."""
     if layout.both:
         return f"{_sizes(layout.both)}, chunks of {layout.chunk}"

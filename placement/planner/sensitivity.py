@@ -12,7 +12,7 @@ import numpy as np
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.planner import Question, RankedPlans
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
@@ -63,7 +63,7 @@ def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:
     return replace(chip, **{field: getattr(chip, field) * factor for field in fields})
 
 
-def verdict(question: Question, found: Answer) -> str:
+def verdict(question: Question, found: RankedPlans) -> str:
     """Disaggregate or not, by how much, and why; how sure that is, and what would make it surer."""
     colocated, afd = found.best("colocated"), found.best("afd")
     said = _conclusion(question, found)
@@ -72,7 +72,7 @@ def verdict(question: Question, found: Answer) -> str:
     return f"{said} {chance_words(question, afd, colocated)}"
 
 
-def _conclusion(question: Question, found: Answer) -> str:
+def _conclusion(question: Question, found: RankedPlans) -> str:
     colocated, afd = found.best("colocated"), found.best("afd")
     if afd is None and colocated is None:
         return "Nothing meets the targets in these pools."

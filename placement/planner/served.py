@@ -17,7 +17,7 @@ from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.search import PlanFamily
-from afserve.placement.planner.setting import Prefill, Setting
+from afserve.placement.planner.setting import PrefillSetting, Setting
 from afserve.placement.planner.shape import ModelShape
 from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
@@ -95,7 +95,7 @@ class ServedRow:
             Routing(self.skew),
             split_experts=not self.data_parallel and not self.expert_parallel,
             concurrency=self.concurrency,
-            prefill=Prefill(self.prefill_devices, self.prefill_workers / self.decode_workers)
+            prefill=PrefillSetting(self.prefill_devices, self.prefill_workers / self.decode_workers)
             if self.disaggregated and self.prefill_devices
             else None,
         )

@@ -27,7 +27,7 @@ NOTHING_FOUND = Found()
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class PrefillSetting:
     """Where prompts are read when they are read elsewhere: devices per instance (0: as many as an instance of decoding
     has) of the same hardware, and how many instances there are for each instance of decoding."""
 
@@ -73,7 +73,7 @@ class Setting:
     reached: CurveSet | None = None
     split_experts: bool = False
     concurrency: float = 0.0
-    prefill: Prefill | None = None
+    prefill: PrefillSetting | None = None
     found: Found = NOTHING_FOUND
     ttft: float = float("inf")
 

@@ -41,7 +41,7 @@ Stream = tuple[int, int]  # attention node, micro-batch
 Job = tuple[float, Callable[[], None]]  # seconds, and what happens at the end
 
 
-class Node(Protocol):
+class CoreUser(Protocol):
     def next(self, now: float) -> Job | None: ...
 
 
@@ -51,7 +51,7 @@ class Cores:
     def __init__(self, cores: int) -> None:
         self.now = 0.0
         self._free = self._cores = cores
-        self._line: deque[Node] = deque()
+        self._line: deque[CoreUser] = deque()
         self._active: set[int] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
@@ -64,7 +64,7 @@ class Cores:
         """Whether another core than that of the node which asks is busy."""
         return self._free < self._cores - 1
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: CoreUser) -> None:
         """It has work; nothing changes for one that runs or is in line."""
         if id(node) not in self._active:
             self._active.add(id(node))
@@ -78,7 +78,7 @@ class Cores:
         self.now, _, event = heapq.heappop(self._events)
         event()
 
-    def _go_on(self, node: Node) -> None:
+    def _go_on(self, node: CoreUser) -> None:
         job = node.next(self.now)
         if job is None:
             self._active.discard(id(node))
@@ -149,7 +149,7 @@ class Experts:
             run.cores.at(run.cores.now + run.stages.combine, partial(run.combined, stream, layer))
 
 
-class Gateway:
+class CoresGateway:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.steps = 0
@@ -176,7 +176,7 @@ class Run:
         self.stages, self.layers, self.cores = stages, layers, Cores(cores)
         self._attention = [Attention(self, index) for index in range(ranks)]
         self._experts = [Experts(self, index) for index in range(expert_nodes)]
-        self._gateway = Gateway(stages.gateway)
+        self._gateway = CoresGateway(stages.gateway)
         self._missing: dict[Stream, int] = {}
         self.ends: dict[Stream, list[float]] = {}
         streams = itertools.product(range(ranks), range(len(begins) // ranks))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.simulate_stages import Link, StageTable
+from afserve.placement.planner.simulate_stages import LinkTimes, StageTable
 
 Array = NDArray[np.float64]
 Ranks = NDArray[np.int64]
@@ -41,7 +41,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StationSpan:
     """One box of the timeline: station name, micro-batch, layer, start and end in seconds."""
 
     station: str
@@ -57,7 +57,7 @@ class Played:
 
     step_seconds: list[float] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StationSpan] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -153,7 +153,9 @@ class Simulation:
         if not over.all():
             self._attend(back[~over], ranks[~over], batch, 0)
 
-    def _transfer(self, name: str, link: Link, ready: Array, ranks: Ranks, batch: int, layer: int) -> Array:
+    def _transfer(
+        self, name: str, link: LinkTimes, ready: Array, ranks: Ranks, batch: int, layer: int
+    ) -> Array:
         """When each rank's rows are across: both its own link and the experts', which takes one after the other, must
         have let them through. They flow through both at the same time."""
         own = self._serve(name, ranks, batch, layer, ready, np.full(len(ranks), link.own))
@@ -189,7 +191,7 @@ class Simulation:
         """Boxes of rank 0, and of the passes that have its rows."""
         first, step = self.script.warm, int(self._step[0, batch])
         if ranks[0] == 0 and first <= step < first + self.script.trace_steps:
-            self.result.spans.append(Span(station, batch, layer, start, end))
+            self.result.spans.append(StationSpan(station, batch, layer, start, end))
 
     def _finish(self) -> None:
         for name, work in self._work.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.losses import Outage, Recovery, computed_again, pace_of
+from afserve.placement.planner.losses import Outage, RecoveryTimes, computed_again, pace_of
 from afserve.placement.planner.simulate_requests import (
     AT,
     LOST,
@@ -18,8 +18,8 @@ from afserve.placement.planner.simulate_requests import (
     SECOND,
     Arrivals,
     Rank,
-    Served,
-    Serving,
+    RankServing,
+    ServedRequests,
 )
 
 Array = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Struck:
     """What happens: `outages` by time; how it is recovered; `second`: seconds to compute a token again."""
 
     outages: Sequence[Outage]
-    recovery: Recovery
+    recovery: RecoveryTimes
     second: float
 
 
@@ -39,12 +39,12 @@ class Losing:
     that lost their rank; again: their tokens that are computed again."""
 
     def __init__(self, rank: Rank, ranks: int, sent: Sequence[Arrivals], struck: Struck, seed: int) -> None:
-        self.served = [Served() for _ in sent]
+        self.served = [ServedRequests() for _ in sent]
         self._ranks, self._struck = ranks, struck
         pace = pace_of(struck.outages)
         self._random = np.random.default_rng([seed, len(sent)])
         self._serving = [
-            Serving(rank, arrivals, np.random.default_rng([seed, number]), done, pace)
+            RankServing(rank, arrivals, np.random.default_rng([seed, number]), done, pace)
             for number, (arrivals, done) in enumerate(zip(sent, self.served, strict=True))
         ]
         self._back = np.zeros(len(sent))  # when each serves again

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from afserve.placement.planner.phase_stages import IDLE, Apart, Beside, Pieces, Together, together
-from afserve.placement.planner.phase_tables import Step, Work
+from afserve.placement.planner.phase_tables import StepTimes, Work
 
 Pool = Together | Apart | Beside
 _NEVER = float("inf")
@@ -22,7 +22,7 @@ _LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none a
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulatedRequest:
     """Seconds of arrival, tokens of prompt and answer."""
 
     at: float
@@ -31,7 +31,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PhaseLayout:
     """`both` pools do everything, or `reads` and `decodes` share the work. `chunk`: prompt tokens of a rank in a step;
     they count for more the more they attend to, so that long prompts make steps little longer.
     `pieces`: the two share expert devices, which compute prompts in such pieces. `first_there`: the pool that reads a
@@ -48,7 +48,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class Times:
+class RequestTimes:
     """Of one request, seconds: its first token and its last, since nothing."""
 
     first: float = _NEVER
@@ -56,13 +56,13 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class GoodputTargets:
     """Seconds to the first token and per further one."""
 
     ttft: float
     tpot: float
 
-    def met(self, asked: Asked, times: Times) -> bool:
+    def met(self, asked: SimulatedRequest, times: RequestTimes) -> bool:
         further = max(asked.answer - 1, 1)
         return times.first - asked.at <= self.ttft and times.ended - times.first <= self.tpot * further
 
@@ -81,7 +81,7 @@ class _Station:
     number: int
     pool: Pool
     chunk: int
-    asked: Sequence[Asked]
+    asked: Sequence[SimulatedRequest]
     ranks: int
     free: float = 0.0  # tokens of KV
     queues: list[deque[_Prompt]] = field(default_factory=list)  # by rank
@@ -92,7 +92,7 @@ class _Station:
     context: float = 0.0
     steps: int = 0
     until: float = _NEVER
-    step: Step = IDLE
+    step: StepTimes = IDLE
     queued: int = 0  # tokens of prompts that are not computed
     reading: int = 0  # of those, in this step
     read: list[int] = field(default_factory=list)  # prompts that this step completes
@@ -127,7 +127,7 @@ class _Station:
         self.context += one.prompt + 1
         self.tails += tail
 
-    def begin(self, now: float, other: Step, pieces: Pieces | None, beside: int) -> None:
+    def begin(self, now: float, other: StepTimes, pieces: Pieces | None, beside: int) -> None:
         """The next step, where there is anything to do. `beside`: prompt tokens of other ranks at these experts."""
         tokens, pairs, total = self._read_on() if self.queued else (0, 0, 0)
         if not tokens and not self.running:
@@ -178,11 +178,11 @@ class _Station:
         return ended, read
 
 
-class Phases:
+class PhasesRun:
     """One run of `asked`, in order of arrival, on `layout`."""
 
-    def __init__(self, layout: Layout, asked: Sequence[Asked]) -> None:
-        self.times = [Times() for _ in asked]
+    def __init__(self, layout: PhaseLayout, asked: Sequence[SimulatedRequest]) -> None:
+        self.times = [RequestTimes() for _ in asked]
         self.now = 0.0
         self._layout, self._asked = layout, asked
         reads = [
@@ -285,16 +285,18 @@ class Phases:
             heappush(self._handed, (now + station.pool.tables.hand_over(one.prompt), number))
 
 
-def attainment(layout: Layout, asked: Sequence[Asked], targets: Targets) -> float:
+def attainment(layout: PhaseLayout, asked: Sequence[SimulatedRequest], targets: GoodputTargets) -> float:
     """The share of requests that met both targets."""
-    run = Phases(layout, asked)
+    run = PhasesRun(layout, asked)
     met = sum(targets.met(asked[number], run.times[number]) for number in run.play())
     return 1 - (len(asked) - met) / len(asked)
 
 
-def holds(layout: Layout, asked: Sequence[Asked], targets: Targets, least: float) -> bool:
+def holds(
+    layout: PhaseLayout, asked: Sequence[SimulatedRequest], targets: GoodputTargets, least: float
+) -> bool:
     """Whether `attainment` is at least that: known once enough requests met both targets, or too many are late."""
-    run, count = Phases(layout, asked), len(asked)
+    run, count = PhasesRun(layout, asked), len(asked)
     met = missed = due = 0
     for number in run.play():
         now = run.now
@@ -313,17 +315,17 @@ def holds(layout: Layout, asked: Sequence[Asked], targets: Targets, least: float
     return 1 - (count - met) / count >= least
 
 
-def at_rate(asked: Sequence[Asked], rate: float) -> list[Asked]:
+def at_rate(asked: Sequence[SimulatedRequest], rate: float) -> list[SimulatedRequest]:
     """All of them, sped up or slowed so that `rate` come per second on average: so a higher rate is a harder run."""
     span = max(asked[-1].at - asked[0].at, 1e-9)
     pace = (len(asked) - 1) / span / rate
-    return [Asked((one.at - asked[0].at) * pace, one.prompt, one.answer) for one in asked]
+    return [SimulatedRequest((one.at - asked[0].at) * pace, one.prompt, one.answer) for one in asked]
 
 
 def goodput(
-    layout: Layout,
-    asked: Sequence[Asked],
-    targets: Targets,
+    layout: PhaseLayout,
+    asked: Sequence[SimulatedRequest],
+    targets: GoodputTargets,
     *,
     above: float = 0.0,
     guess: float = 1.0,

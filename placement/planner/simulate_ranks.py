@@ -10,7 +10,7 @@ from afserve.placement.planner.perf_prefill import reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question
 from afserve.placement.planner.search import PlanFamily
-from afserve.placement.planner.simulate_requests import Arrivals, Pool, Rank, poisson
+from afserve.placement.planner.simulate_requests import Arrivals, PrefillPool, Rank, poisson
 
 Array = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ def arrivals_for(
     return Arrivals((seconds - seconds[0]) * pace, work.prompt[mine], answer[mine])
 
 
-def reading_pool(question: Question, plan: Plan) -> Pool | None:
+def reading_pool(question: Question, plan: Plan) -> PrefillPool | None:
     """The devices that only read prompts; None where those that decode do."""
     if plan.prefill is None:
         return None
@@ -66,7 +66,7 @@ def reading_pool(question: Question, plan: Plan) -> Pool | None:
     found = found.among(plan.prompt_parts, chip.network) if plan.prompt_parts > 1 else found
     mean = setting.workload.mean_prompt
     network = min(chip.network, chips[plan.attention.hardware].network)
-    return Pool(
+    return PrefillPool(
         workers=int(plan.prefill.devices / found.size),
         busy=float(found.seconds[0]) / mean,
         latency=(float(found.latency[0]) + found.moved / network) / mean,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.pace import ALWAYS, Pace
+from afserve.placement.planner.pace import ALWAYS, SpeedProfile
 
 Array = NDArray[np.float64]
 AT, ASKED, PROMPT, ANSWER, LEFT, FIRST, READ, SECOND, LOST = range(9)
@@ -35,7 +35,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PrefillPool:
     """What only reads prompts. workers: instances, of one device or of several that share each prompt. busy, latency:
     seconds per prompt token that an instance is taken, and until the cache is where it is decoded."""
 
@@ -44,7 +44,7 @@ class Pool:
     latency: float
 
 
-def read_first(pool: Pool, sent: Sequence[Arrivals], pace: Pace = ALWAYS) -> list[Arrivals]:
+def read_first(pool: PrefillPool, sent: Sequence[Arrivals], pace: SpeedProfile = ALWAYS) -> list[Arrivals]:
     """Each rank's arrivals once one pool has read the prompts of all of them, first come, first served; pace: when it
     stands still or is slow."""
     seconds, prompt = (np.concatenate([getattr(one, name) for one in sent]) for name in ("seconds", "prompt"))
@@ -78,7 +78,7 @@ class Rank:
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRequests:
     """Per finished request, seconds: time to first token, per output token, and when it ended. weight: what one of
     them counts; requests, tokens: what ended. stalls: from the loss of a rank to the next token, of those that
     went on."""
@@ -99,11 +99,16 @@ def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.rando
     return Arrivals(np.cumsum(rng.exponential(1 / rate, count)), prompt[picked], answer[picked])
 
 
-class Serving:
+class RankServing:
     """One rank, adding what ends to `done`. pace: when it stands still or is slow."""
 
     def __init__(
-        self, rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served, pace: Pace = ALWAYS
+        self,
+        rank: Rank,
+        arrivals: Arrivals,
+        rng: np.random.Generator,
+        done: ServedRequests,
+        pace: SpeedProfile = ALWAYS,
     ) -> None:
         self._rank, self._rng, self._done, self._pace = rank, rng, done, pace
         self._queue = _table(arrivals, rank.prompt_second)
@@ -179,9 +184,9 @@ class Serving:
         self._held = held
 
 
-def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served) -> Iterator[float]:
+def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: ServedRequests) -> Iterator[float]:
     """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
-    return Serving(rank, arrivals, rng, done).play()
+    return RankServing(rank, arrivals, rng, done).play()
 
 
 def _table(arrivals: Arrivals, second: float) -> Array:
@@ -194,7 +199,7 @@ def _table(arrivals: Arrivals, second: float) -> Array:
     return table
 
 
-def _finish(done: Served, now: float, ended: Array) -> None:
+def _finish(done: ServedRequests, now: float, ended: Array) -> None:
     first, answer = ended[:, FIRST], ended[:, ANSWER]
     done.ttft.extend((first - ended[:, ASKED]).tolist())
     done.tpot.extend(((now - first) / np.maximum(answer - 1, 1.0)).tolist())
@@ -205,7 +210,7 @@ def _finish(done: Served, now: float, ended: Array) -> None:
     done.seconds = max(done.seconds, now)
 
 
-def goodput(done: Served, tpot: float, ttft: float) -> float:
+def goodput(done: ServedRequests, tpot: float, ttft: float) -> float:
     """Requests per second that met both targets: the share of the kept ones, of all that ended."""
     met = sum(
         weight
@@ -223,10 +228,10 @@ def percentile(values: Sequence[float], weight: Sequence[float], share: float) -
     return float(np.asarray(values)[order][min(at, len(order) - 1)])
 
 
-def together(ranks: Sequence[Served], warm: float, weights: Sequence[float] = ()) -> Served:
+def together(ranks: Sequence[ServedRequests], warm: float, weights: Sequence[float] = ()) -> ServedRequests:
     """Ranks side by side, each with the weight of those it stands for. The first `warm` of each rank's requests found
     it half empty: their times are left out."""
-    total = Served()
+    total = ServedRequests()
     for one, weight in zip(ranks, weights or [1.0] * len(ranks), strict=True):
         skipped = int(warm * len(one.ttft))
         total.ttft.extend(one.ttft[skipped:])

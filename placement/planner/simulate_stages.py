@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import attention_half, expert_half, ffn_there
-from afserve.placement.planner.perf_exchange import Way, m2n_ways
+from afserve.placement.planner.perf_exchange import ExchangeWay, m2n_ways
 from afserve.placement.planner.perf_prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.setting import Setting
@@ -23,7 +23,7 @@ _POINTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkTimes:
     """One direction of a layer's exchange, seconds: a rank's own link is taken for `own`, the experts' links for
     `shared` by each rank's rows, and `latency` takes neither."""
 
@@ -119,7 +119,7 @@ class StageTable:
         ranks, devices = np.array([float(plan.ranks)]), np.array([float(plan.experts.devices)])
         rows = np.array([plan.batch * setting.rows_per_request])
 
-        def wires(sender: Hardware, receiver: Hardware, some: Array) -> tuple[Way, Way]:
+        def wires(sender: Hardware, receiver: Hardware, some: Array) -> tuple[ExchangeWay, ExchangeWay]:
             degree = plan.attention.tensor_parallel
             return m2n_ways(setting, sender, receiver, degree, ranks, devices, some)
 
@@ -171,13 +171,15 @@ def _endless(chip: Hardware) -> Hardware:
     return replace(chip, network=np.inf, link=np.inf)
 
 
-def _link(whole: Way, empty: Way, own: Way, there: Way, ranks: int, factor: float) -> Link:
+def _link(
+    whole: ExchangeWay, empty: ExchangeWay, own: ExchangeWay, there: ExchangeWay, ranks: int, factor: float
+) -> LinkTimes:
     """From the whole exchange, one without rows, and those that only one end slows."""
     latency, outer = (float(way.seconds[0] - way.inside[0]) for way in (empty, there))
     sent = float(own.seconds[0] - own.inside[0]) - latency
     received = max(outer - latency, float(there.inside[0]))
     rest = float(whole.seconds[0]) - max(sent, received)
-    return Link(factor * sent, factor * received / ranks, factor * rest)
+    return LinkTimes(factor * sent, factor * received / ranks, factor * rest)
 
 
 def _at_context(setting: Setting, context: float) -> Setting:

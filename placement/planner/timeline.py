@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from afserve.placement.planner.simulate import Span
+from afserve.placement.planner.simulate import StationSpan
 
 
-def perfetto_json(spans: Sequence[Span]) -> str:
+def perfetto_json(spans: Sequence[StationSpan]) -> str:
     """One track per station, one slice per micro-batch and layer; microseconds from the first slice."""
     stations = sorted({span.station for span in spans})
     origin = min((span.start for span in spans), default=0.0)

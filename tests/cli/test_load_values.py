@@ -11,7 +11,7 @@ import pytest
 
 from afserve.cli.load.arrivals import BURSTS, CONSTANT, POISSON, arrivals, read_trace, scaled
 from afserve.cli.load.asks import CHAT, COMPLETIONS, Form, from_file, generated
-from afserve.cli.load.connection import Connection, Server
+from afserve.cli.load.connection import HttpConnection, Server
 from afserve.cli.load.figures import figures, percentile, read_slo, spread
 from afserve.cli.load.heard import Heard
 from afserve.cli.load.http_answer import Events, HttpAnswer
@@ -179,7 +179,7 @@ def test_slos_and_urls_are_read_or_refused():
 )  # fmt: skip
 def test_an_answer_that_no_parser_takes_fails_its_request_only(status, body):
     async def play():
-        connection, heard = Connection(), Heard(0.0, 1)
+        connection, heard = HttpConnection(), Heard(0.0, 1)
         connection.connection_made(create_autospec(asyncio.Transport, instance=True))
         asked = asyncio.create_task(connection.ask(b"", heard))
         await asyncio.sleep(0)

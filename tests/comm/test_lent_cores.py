@@ -177,6 +177,7 @@ def until(happened, seconds=100.0):
         time.sleep(0.001)
 
 
+@pytest.mark.alone
 @pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lender_that_dies_or_stops_holds_nobody_up(shared_B, how):
@@ -208,6 +209,7 @@ def test_a_lender_that_dies_or_stops_holds_nobody_up(shared_B, how):
         lender.wait(10.0)
 
 
+@pytest.mark.alone
 @pytest.mark.process
 def test_a_guest_that_dies_keeps_its_lender_no_longer_than_a_look(shared_B):
     """Its lender is not woken by whoever rings, looks by itself as a transport does, and lends to the next one."""

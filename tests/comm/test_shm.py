@@ -112,6 +112,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     end.close()
 
 
+@pytest.mark.alone
 @pytest.mark.process
 def test_a_waiting_end_uses_no_processor(start):
     process, address = start(echo)

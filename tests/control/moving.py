@@ -16,7 +16,12 @@ from afserve.control.node.gateways import GatewayStreams
 from afserve.control.node.kept import KeptRequests
 from afserve.control.requests import Request, Requests
 from afserve.control.wire import messages
-from afserve.control.wire.values import Attend, AttentionNodes, AttentionPeer, Gateways
+from afserve.control.wire.request_values import Attend
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+    Gateways,
+)
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, OverloadedError, RendezvousError, RequestError
 

@@ -9,7 +9,7 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Load
 from afserve.comm.kv.split import Member
 from afserve.control.node.kv import KvMoves
-from afserve.control.wire.values import KvSource
+from afserve.control.wire.request_values import KvSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest
 from afserve.member import AttentionPhase

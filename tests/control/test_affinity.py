@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.affinity import Affinity, Route
-from afserve.control.wire.values import KvSource, Tokens
+from afserve.control.wire.request_values import (
+    KvSource,
+    Tokens,
+)
 from afserve.engine.request import GenerationRequest, TokenEvent
 from bench import kv_routing
 from tests.control.test_homes import Scene, last_submit, tell_with_addresses

@@ -26,12 +26,17 @@ from afserve.control.membership.state import Membership
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.queries import OwnQueries
+from afserve.control.wire.request_values import (
+    Attend,
+    Cancel,
+    Refused,
+    Submit,
+    Tokens,
+)
 from afserve.control.wire.values import (
     Assigned,
-    Attend,
     AttentionNodes,
     AttentionPeer,
-    Cancel,
     Drain,
     Drained,
     Endpoint,
@@ -41,11 +46,8 @@ from afserve.control.wire.values import (
     Identity,
     Peers,
     Ready,
-    Refused,
     Register,
     Shutdown,
-    Submit,
-    Tokens,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import (

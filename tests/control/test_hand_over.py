@@ -11,7 +11,7 @@ from afserve.comm.kv.puller import COMPLETE, Load, Pulled
 from afserve.config import ModelSource
 from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
-from afserve.control.wire.values import KvSource
+from afserve.control.wire.request_values import KvSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
 from afserve.trace import KV_BLOCKS, Trace, merge

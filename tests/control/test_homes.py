@@ -9,9 +9,7 @@ from afserve.comm.kv.split import Member
 from afserve.control.attendance import Life
 from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
 from afserve.control.requests import Requests
-from afserve.control.wire.values import (
-    AttentionNodes,
-    AttentionPeer,
+from afserve.control.wire.request_values import (
     Cancel,
     Held,
     KvSource,
@@ -19,6 +17,10 @@ from afserve.control.wire.values import (
     Resume,
     Submit,
     Tokens,
+)
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
     Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent

@@ -14,7 +14,11 @@ from afserve.control.backend import NodeView
 from afserve.control.copies import buddies
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
-from afserve.control.wire.values import AttentionNodes, AttentionPeer, KvSource
+from afserve.control.wire.request_values import KvSource
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+)
 from afserve.engine.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError

@@ -14,7 +14,7 @@ from afserve.control.backend import NodeView
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.control.node.kv_tiers import KvInTiers
 from afserve.control.node.kv_tiers_open import open_tiers
-from afserve.control.wire.values import KvSource
+from afserve.control.wire.request_values import KvSource
 from afserve.engine.kv_cache import Fingerprint
 from afserve.engine.kv_tiers import Restored
 from afserve.engine.request import GenerationRequest

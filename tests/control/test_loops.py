@@ -12,20 +12,22 @@ from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequest, KeptRequests
 from afserve.control.node.kv import NoKv
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
     Cancel,
-    Drain,
-    Drained,
-    Gateways,
     Held,
     Refused,
     Resume,
-    Serve,
-    Shutdown,
     Submit,
     Tokens,
     first_request,
+)
+from afserve.control.wire.values import (
+    Drain,
+    Drained,
+    Gateways,
+    Serve,
+    Shutdown,
 )
 from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import OverloadedError, PeerError, PeerLost, ProtocolError, RendezvousError

@@ -8,7 +8,13 @@ from afserve.control.attendance import Life
 from afserve.control.membership.members import Members
 from afserve.control.membership.roster import State
 from afserve.control.requests import Requests
-from afserve.control.wire.values import PROTOCOL, Endpoint, ExpertPeer, Register, gateway_of
+from afserve.control.wire.request_values import gateway_of
+from afserve.control.wire.values import (
+    PROTOCOL,
+    Endpoint,
+    ExpertPeer,
+    Register,
+)
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import PeerLost, RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, expert_node

@@ -16,14 +16,22 @@ from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.fields import put_settings, take_settings
 from afserve.control.wire.placements import pack
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
+    Attend,
+    Cancel,
+    Held,
+    KvSource,
+    Refused,
+    Resume,
+    Submit,
+    Tokens,
+)
+from afserve.control.wire.values import (
     Adopt,
     Assigned,
-    Attend,
     AttentionNodes,
     AttentionPeer,
-    Cancel,
     Drain,
     Drained,
     Endpoint,
@@ -32,9 +40,8 @@ from afserve.control.wire.values import (
     FillSlots,
     Gateways,
     Heartbeat,
-    Held,
     Identity,
-    KvSource,
+    NodeStage,
     Peers,
     Progress,
     Query,
@@ -42,17 +49,12 @@ from afserve.control.wire.values import (
     Ready,
     Record,
     Recorded,
-    Refused,
     Register,
-    Resume,
     Retire,
     Routed,
     Shutdown,
-    Stage,
     Standing,
     Stuck,
-    Submit,
-    Tokens,
     Traced,
     Unheard,
 )
@@ -81,7 +83,7 @@ RUN = Deployment(
 FROM_NODE = [
     Register("attention", 0, 3, "host", "1"),
     Register("expert", None, 3, "host", "1", protocol=9),
-    Register("gateway", 1, 3, "host", "1", standing=Standing(512, Stage.LOADED)),
+    Register("gateway", 1, 3, "host", "1", standing=Standing(512, NodeStage.LOADED)),
     Register(
         "expert",
         1,
@@ -89,7 +91,14 @@ FROM_NODE = [
         "host",
         "1",
         standing=Standing(
-            2, Stage.DRAINING, 7, Endpoint("", {}), Identity({}), (PLACEMENT,), (PLACEMENT.with_epoch(9),), 11
+            2,
+            NodeStage.DRAINING,
+            7,
+            Endpoint("", {}),
+            Identity({}),
+            (PLACEMENT,),
+            (PLACEMENT.with_epoch(9),),
+            11,
         ),
     ),
     Endpoint("shm:1:2", {"hidden": "4"}),

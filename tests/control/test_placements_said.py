@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.wire import messages
-from afserve.control.wire.placements import Said, SaidLast, pack, unpack
+from afserve.control.wire.placements import SaidLast, SaidPlacement, pack, unpack
 from afserve.control.wire.values import Adopt, FillSlots
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.change import change, changed
@@ -82,10 +82,10 @@ def test_the_same_streams_work_is_done_once():
 @pytest.mark.parametrize(
     "said",
     [
-        Said(b"not compressed"),
-        Said(pack(ONE)[:-3]),
-        Said(zlib.compress(b"[" * (65 << 20), 1)),  # 64 MiB are read at most
-        Said(zlib.compress(b"{}")),
+        SaidPlacement(b"not compressed"),
+        SaidPlacement(pack(ONE)[:-3]),
+        SaidPlacement(zlib.compress(b"[" * (65 << 20), 1)),  # 64 MiB are read at most
+        SaidPlacement(zlib.compress(b"{}")),
     ],
     ids=["no zlib", "cut short", "too much", "no placement"],
 )
@@ -108,11 +108,11 @@ def test_what_is_no_change_is_refused(text):
 
 
 def test_a_change_of_what_is_not_known_is_refused():
-    said = Said(zlib.compress(b"{}"), base=0)
+    said = SaidPlacement(zlib.compress(b"{}"), base=0)
     with pytest.raises(ProtocolError, match="epoch 0 came where none is known"):
         SaidLast().hear(said)
     there = SaidLast()
-    there.hear(Said(pack(ONE.with_epoch(3))))
+    there.hear(SaidPlacement(pack(ONE.with_epoch(3))))
     with pytest.raises(ProtocolError, match="epoch 0 came where epoch 3 is known"):
         there.hear(said)
 

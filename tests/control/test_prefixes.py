@@ -8,7 +8,7 @@ from afserve.control import affinity as affinity_file
 from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import MOST_KEYS, SECONDS, PrefixTeller
 from afserve.control.wire import messages
-from afserve.control.wire.values import Prefixes
+from afserve.control.wire.request_values import Prefixes
 from afserve.engine.prefix_keys import HeldPrefixes, keys_of
 from afserve.engine.request import GenerationRequest
 from tests.control.test_homes import Scene

@@ -14,8 +14,8 @@ from afserve.control.membership.events import (
     Left,
     MemberId,
     Place,
-    Renew,
     Replan,
+    RestartNodes,
     Scale,
     Start,
     Tell,
@@ -108,7 +108,7 @@ def test_there_are_never_more_attention_nodes_than_mailboxes():
 def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     membership, members = served(attention=2)
     node = attention_node(1)
-    assert membership.on(Renew((node,)), 1.0) == [Tell(members[node], Drain())]
+    assert membership.on(RestartNodes((node,)), 1.0) == [Tell(members[node], Drain())]
     with pytest.raises(ConfigError, match="being restarted"):
         membership.on(Scale(Role.ATTENTION, 1), 1.0)
     assert say(membership, members[node], Drained()) == [Tell(members[node], Shutdown())]
@@ -119,7 +119,7 @@ def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     assert successor.generation == 1 and membership.renewals.busy
     say(membership, successor, Endpoint("", {}), Ready(1))
     assert membership.renewals.busy, "gateways are about to hear of it"
-    assert membership.on(Renew((node,)), 2.7) == [Tell(successor, Drain())], (
+    assert membership.on(RestartNodes((node,)), 2.7) == [Tell(successor, Drain())], (
         "asked again, it has its turn again"
     )
 
@@ -128,7 +128,7 @@ def test_once_the_last_one_serves_again_other_changes_may_follow():
     """Whoever waits for a restart sees that all serve, and asks for the next change at once."""
     membership, members = served(attention=2)
     first, second = attention_node(0), attention_node(1)
-    membership.on(Renew((first, second)), 1.0)
+    membership.on(RestartNodes((first, second)), 1.0)
 
     def goes_and_comes(node):
         say(membership, members[node], Drained())
@@ -155,8 +155,8 @@ def test_once_the_last_one_serves_again_other_changes_may_follow():
 def test_the_turn_of_a_node_that_serves_again_ends():
     membership, members = served(attention=2)
     node = attention_node(1)
-    membership.on(Renew((node, node)), 1.0)
-    membership.on(Renew((node,)), 1.0)
+    membership.on(RestartNodes((node, node)), 1.0)
+    membership.on(RestartNodes((node,)), 1.0)
     say(membership, members[node], Drained())
     membership.on(Exited(node, "exit 0"), 2.0)
     assert membership.on(Left(members[node], "ended"), 2.0) == [Start(node)]
@@ -168,7 +168,7 @@ def test_the_turn_of_a_node_that_serves_again_ends():
 def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
     membership, members = served(attention=2)
     node = attention_node(0)
-    membership.on(Renew((node,)), 1.0)
+    membership.on(RestartNodes((node,)), 1.0)
     say(membership, members[node], Drained())
     membership.on(Left(members[node], "ended"), 1.0)
     members[node] = join(membership, node)  # nobody has been started for it yet
@@ -179,7 +179,7 @@ def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
 
 def test_each_starts_when_the_one_before_it_serves():
     membership, members = served(attention=2)
-    effects = membership.on(Renew((attention_node(0), attention_node(1))), 1.0)
+    effects = membership.on(RestartNodes((attention_node(0), attention_node(1))), 1.0)
     assert effects == [Tell(members[attention_node(0)], Drain())]
     say(membership, members[attention_node(0)], Drained())
     membership.on(Exited(attention_node(0), "exit 0"), 2.0)
@@ -192,7 +192,7 @@ def test_each_starts_when_the_one_before_it_serves():
 def test_an_expert_node_goes_when_the_others_hold_its_experts():
     membership, members = served()
     node = expert_node(1)
-    assert membership.on(Renew((node,)), 1.0) == [Replan(frozenset({0}))]
+    assert membership.on(RestartNodes((node,)), 1.0) == [Replan(frozenset({0}))]
     effects = moved(membership, members, {0})
     assert Tell(members[node], Shutdown()) in effects
     membership.on(Left(members[node], "ended"), 2.0)
@@ -206,17 +206,17 @@ def test_an_expert_node_goes_when_the_others_hold_its_experts():
 def test_an_expert_node_whose_experts_have_no_other_room():
     membership, _ = served(experts=1)
     with pytest.raises(ConfigError, match="no room for the experts of expert-0"):
-        membership.on(Renew((expert_node(0),)), 1.0)
+        membership.on(RestartNodes((expert_node(0),)), 1.0)
     membership, members = served(experts=1, on_loss=OnLoss.RECOVER)
     assert "requests wait" in membership.waits_for(expert_node(0))
-    effects = membership.on(Renew((expert_node(0),)), 1.0)
+    effects = membership.on(RestartNodes((expert_node(0),)), 1.0)
     assert effects == [Tell(members[expert_node(0)], Shutdown())]
 
 
 def test_who_does_not_go_is_dismissed_and_its_place_given_to_another():
     membership, members = served(attention=2)
     node = attention_node(0)
-    membership.on(Renew((node,)), 1.0)
+    membership.on(RestartNodes((node,)), 1.0)
     say(membership, members[node], Drained())
     for member in members.values():
         membership.on(Ticked(), 3.0)

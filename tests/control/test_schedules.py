@@ -27,8 +27,8 @@ from afserve.control.membership.events import (
     Place,
     Refuse,
     Rejoined,
-    Renew,
     Replan,
+    RestartNodes,
     Said,
     Scale,
     Settled,
@@ -137,7 +137,7 @@ class World:
         try:
             effects = self.membership.on(event, self.now)
         except ConfigError:
-            assert isinstance(event, Place | Scale | DrainNode | Renew | ChangeRole), event
+            assert isinstance(event, Place | Scale | DrainNode | RestartNodes | ChangeRole), event
             return
         life, dies_after = self.life, None
         if self.lives_left and self.served and self.rng.random() < 0.01:
@@ -365,7 +365,9 @@ class World:
         elif choice < 0.8:
             node = NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5))
             other = rng.choice([ChangeRole(node, role) for role in MODEL_ROLES])
-            self.on(rng.choice([DrainNode(node), Renew((node,)), Renew(self.renewable()), other]))
+            self.on(
+                rng.choice([DrainNode(node), RestartNodes((node,)), RestartNodes(self.renewable()), other])
+            )
         elif choice < 0.87:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))

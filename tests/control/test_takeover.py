@@ -20,11 +20,11 @@ from afserve.control.wire.values import (
     FillSlots,
     Gateways,
     Identity,
+    NodeStage,
     Ready,
     Register,
     Retire,
     Shutdown,
-    Stage,
     Standing,
 )
 from afserve.errors import RendezvousError
@@ -37,11 +37,11 @@ INITIAL = Placement.contiguous(layers=1, experts=2, nodes=2)
 OLD, NEW = INITIAL.with_epoch(3), INITIAL.with_epoch(4)
 
 
-def front(held, asked=(), stage=Stage.SERVING, generation=0):
+def front(held, asked=(), stage=NodeStage.SERVING, generation=0):
     return Standing(generation, stage, held=(held,), asked=tuple(asked), newest=9)
 
 
-def holder(*held, asked=(), stage=Stage.LOADED, generation=0):
+def holder(*held, asked=(), stage=NodeStage.LOADED, generation=0):
     return Standing(generation, stage, held=held, asked=tuple(asked), newest=9)
 
 
@@ -64,7 +64,7 @@ def found(fronts=(), experts=()):
         ([front(NEW), front(NEW)], [holder(OLD, NEW)], 4, None),
         ([front(OLD), front(NEW)], [holder(NEW)], 4, None),  # the first was lost before, and does not know it
         ([front(OLD)], [holder(NEW)], 4, None),
-        ([front(OLD, stage=Stage.LOADED)], [holder(OLD), holder(OLD, NEW)], 4, None),
+        ([front(OLD, stage=NodeStage.LOADED)], [holder(OLD), holder(OLD, NEW)], 4, None),
         ([], [], 0, None),
     ],
 )
@@ -109,7 +109,9 @@ def test_of_two_lives_the_later_counts_and_of_two_streams_of_one_life_too():
 
 
 @pytest.mark.parametrize("role", [Role.ATTENTION, Role.GATEWAY])
-@pytest.mark.parametrize(("stage", "told"), [(Stage.DRAINING, [Drain()]), (Stage.DRAINED, [Shutdown()])])
+@pytest.mark.parametrize(
+    ("stage", "told"), [(NodeStage.DRAINING, [Drain()]), (NodeStage.DRAINED, [Shutdown()])]
+)
 def test_whoever_drains_is_asked_to_once_more_and_whoever_has_drained_goes(role, stage, told):
     """Nobody waits for an answer that the controller before this one had, or for one that is given only once."""
     membership = Membership(run_of(attention=1, experts=1).deployment, "1.0", Rules(OnLoss.RECOVER), life=1)
@@ -117,9 +119,9 @@ def test_whoever_drains_is_asked_to_once_more_and_whoever_has_drained_goes(role,
     held = (membership.deployment.placement,)
     going = NodeId(role, 1)
     nodes = {
-        attention_node(0): Standing(0, Stage.SERVING, 1, Endpoint("", {}), held=held),
+        attention_node(0): Standing(0, NodeStage.SERVING, 1, Endpoint("", {}), held=held),
         going: Standing(0, stage, 1, Endpoint("", {}), held=held if role is Role.ATTENTION else ()),
-        expert_node(0): Standing(0, Stage.LOADED, 1, Endpoint("a", {}), held=held),
+        expert_node(0): Standing(0, NodeStage.LOADED, 1, Endpoint("a", {}), held=held),
     }
     for number, (node, standing) in enumerate(nodes.items()):
         effects = membership.on(
@@ -149,7 +151,7 @@ def test_what_was_asked_is_told_apart_from_what_was_done():
     kept.said(Filled(3))
     said = kept.register()
     standing = said.standing
-    assert said.index == 2 and standing.generation == 5 and standing.stage is Stage.LOADED
+    assert said.index == 2 and standing.generation == 5 and standing.stage is NodeStage.LOADED
     assert standing.identity.things == {"x": "1", "y": "2"} and standing.resident_bytes == 7
     assert [p.epoch for p in standing.held] == [0, 3] and [p.epoch for p in standing.asked] == [4]
     kept.told(Retire(4))
@@ -161,17 +163,17 @@ def test_what_was_asked_is_told_apart_from_what_was_done():
 
 def test_an_attention_node_serves_once_it_was_told_of_gateways_and_leaves_when_it_is_told_to():
     kept = account(Role.ATTENTION)
-    assert kept.register().standing.stage is Stage.LOADING
+    assert kept.register().standing.stage is NodeStage.LOADING
     kept.said(Ready(1))
-    assert kept.register().standing.stage is Stage.LOADED
+    assert kept.register().standing.stage is NodeStage.LOADED
     kept.told(Gateways(((0, ""),)))
     kept.told(Adopt(OLD))
     kept.said(Adopted(3))
-    assert kept.register().standing == Standing(5, Stage.SERVING, 1, held=(OLD,), newest=3)
+    assert kept.register().standing == Standing(5, NodeStage.SERVING, 1, held=(OLD,), newest=3)
     kept.told(Drain())
-    assert kept.register().standing.stage is Stage.DRAINING
+    assert kept.register().standing.stage is NodeStage.DRAINING
     kept.said(Drained())
-    assert kept.register().standing.stage is Stage.DRAINED
+    assert kept.register().standing.stage is NodeStage.DRAINED
     assert kept.grace == RUN.engine.orphan_grace
     kept.told(Shutdown())
     assert not kept.grace

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
 
 DEADLINE = 120.0
@@ -23,9 +24,7 @@ class Up:
     """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
 
     def __init__(self, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self.process = subprocess.Popen(

@@ -10,7 +10,7 @@ import pytest
 
 from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen, wholes
 from afserve.cli.bench.case import Case
-from afserve.cli.bench.stages import Engine
+from afserve.cli.bench.stages import AttentionSide
 from afserve.cli.main import run
 from afserve.comm.m2n.link import ExpertLink
 from afserve.config import ModelSource
@@ -51,7 +51,7 @@ def test_every_part_is_measured(calibration: Path) -> None:
 def test_where_no_step_is_one_call_none_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ExpertLink, "exchange", lambda self, micro_batch: None)
     found = find_model("nano", tmp_path)
-    engine = Engine(ModelSource(str(found.folder), found.name), open_ops("cpu", 1), 128)
+    engine = AttentionSide(ModelSource(str(found.folder), found.name), open_ops("cpu", 1), 128)
     assert list(wholes(engine, TINY, dict.fromkeys(TINY.requests, 1e-4))) == []
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from afserve.cli import top
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
-from afserve.cli.bench.report import Row, record, table
+from afserve.cli.bench.report import BenchRow, record, table
 from afserve.cli.config_file import config_file
 from afserve.cli.main import COMMANDS, LazyGroup, run
 from afserve.cli.options import existing_file
@@ -187,7 +187,7 @@ def test_prompts_are_seeded_and_differ():
 
 
 def test_a_row_carries_where_and_when():
-    one = Row("afd", 8, 123.4567891, 1.0, None, 0.1, 0.2, 3.0, {"attention-0": 5.0})
+    one = BenchRow("afd", 8, 123.4567891, 1.0, None, 0.1, 0.2, 3.0, {"attention-0": 5.0})
     line = record(one, Case("/x/model", (8,), 4, 4, 1))
     assert line["tokens_per_second"] == 123.45679 and line["model"] == "model"
     assert line["machine"] and line["commit"] and line["date"].endswith("Z")

@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.ports import free_port
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ PAGES = {
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],
 }  # fmt: skip
+ALONE = {"prefill-and-decode", "survive-losses"}  # their nodes are killed, or raced
 
 NOT_RUN = {
     "add-a-family",
@@ -131,7 +133,9 @@ def alive(group: int) -> int:
     return 1
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.alone] * (name in ALONE)) for name in PAGES]
+)
 def test_the_page_works_as_it_stands(name: str, folder: Path, prefix: str):
     script = script_of((ROOT / f"docs/{name}.md").read_text())
     if "ip netns" in script:
@@ -140,10 +144,7 @@ def test_the_page_works_as_it_stands(name: str, folder: Path, prefix: str):
         script = script.replace(PREFIX, prefix)
     if "afserve certs" in script:
         pytest.importorskip("cryptography", reason="certificates need afserve[tls]")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    said = follow(folder, with_port(script, port))
+    said = follow(folder, with_port(script, free_port()))
     for wanted in PAGES[name]:
         assert wanted in said, f"{wanted!r} is not in:\n{said[-4000:]}"
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,8 @@ import time
 import httpx
 import psutil
 import pytest
+
+from tests.e2e.ports import free_port
 
 pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -93,6 +94,7 @@ def test_what_the_controller_knows_is_asked_of_it(up, tmp_path):
     assert server.stop()[0] == 0
 
 
+@pytest.mark.alone
 def test_a_stop_lets_streams_end_and_a_second_one_tells_them(up):
     server = up("--gateways", "2")
     reader = Stream(server.url).begun()
@@ -106,6 +108,7 @@ def test_a_stop_lets_streams_end_and_a_second_one_tells_them(up):
     assert "stopped" in reader.error
 
 
+@pytest.mark.alone
 def test_what_ended_the_run_reaches_the_streams(up):
     server = up("--gateways", "1", "--on-loss", "end")
     pids = server.status()
@@ -117,6 +120,7 @@ def test_what_ended_the_run_reaches_the_streams(up):
     assert "expert-0" in reader.error
 
 
+@pytest.mark.alone
 def test_a_killed_gateway_process_is_named(up):
     server = up("--gateways", "2", "--on-loss", "end")
     psutil.Process(server.status()["gateway-1"]).kill()
@@ -127,9 +131,7 @@ def test_a_killed_gateway_process_is_named(up):
 def test_a_gateway_joins_by_hand_and_goes_without_harm(up):
     server = up("--experts", "2")
     ((_, expected),) = texts(server, 1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = [root := psutil.Process(server.process.pid), *root.children()]
     joined = next(c.laddr for p in processes for c in p.net_connections() if is_for_nodes(c, server))
     command = ["node", "--role", "gateway", "--join", f"127.0.0.1:{joined.port}", "--port", str(port)]

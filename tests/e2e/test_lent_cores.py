@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.streams import begun, same_after, texts, wait
 from tests.e2e.test_losses import _wake, kill, serving, whole
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 PAIR = ("--attention", "1", "--experts", "1", "--threads", "1", "--share-cores", "--loss-deadline", "120")
 
 

@@ -14,7 +14,7 @@ from afserve.placement.optimizer.problem import Nodes, Problem
 from afserve.placement.placement import Placement
 from afserve.placement.record import decode
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 TOPOLOGY = ("--attention", "2", "--experts", "3")
 ADMIN = {"Authorization": "Bearer secret"}
 CODE = ("import os\n", "def fibonacci(n):\n", "class Stack:\n    def push(self", "for i in range(10):\n")

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.streams import PROMPTS, begun, ended, same_after, texts, wait
 from tests.e2e.test_supervisor import controller
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
 ADMIN = {"Authorization": "Bearer secret"}
 

@@ -30,7 +30,7 @@ from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 SECONDS = 90.0
 BASE = {"stream": True, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
 ASKED = [
@@ -241,7 +241,7 @@ def test_requests_leave_a_node_that_drains(answers):
             streams = [Stream(client, asked) for asked in ASKED]
             reading = [asyncio.create_task(stream.read()) for stream in streams]
             await until(lambda: all(stream.pieces > 3 for stream in streams))
-            attending = run.controller._attending
+            attending = run.controller._news.nodes
             first, second = attending.nodes
             run._gateway.told(replace(attending, nodes=(first, replace(second, accepting=False))))
             assert homes(run).keys() == {0} and run._gateway.moves.counts.keys() == {"drained"}

@@ -11,7 +11,7 @@ import pytest
 from afserve import Client, SamplingParams
 from tests.e2e.streams import PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 PARAMS = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
 
 

@@ -12,6 +12,7 @@ from tests.e2e.streams import begun, texts, wait
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.alone,
     pytest.mark.skipif(not possible(), reason="needs Linux, root, ip(8) and /dev/net/tun"),
 ]
 BOTH = (0, 1)

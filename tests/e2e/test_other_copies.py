@@ -113,6 +113,10 @@ def joined(original, hosts, tmp_path, monkeypatch, *more, own=True):
         except RendezvousError as error:
             outcome = error
         await controller.stop()
+        if outcome is not None:
+            for node, (_, host) in zip(nodes, hosts):
+                if host == original:
+                    node.terminate()  # one that had not been admitted looks for its controller, which is gone
         said = [await asyncio.to_thread(node.communicate, timeout=SECONDS) for node in nodes]
         return outcome, [(node.returncode, stderr) for node, (_, stderr) in zip(nodes, said)]
 

@@ -23,6 +23,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.alone,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
 ]
 SECONDS = 60_000.0  # of a wait, in ms

@@ -11,7 +11,7 @@ import pytest
 
 from afserve.control.membership.recovery import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
 
 

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n")
 ADMIN = {"Authorization": "Bearer secret"}
 

@@ -17,6 +17,7 @@ CSV = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
+@pytest.mark.alone
 @pytest.mark.process
 def test_every_request_is_answered_once_and_nothing_grows():
     row = measure(Soak(seconds=10.0, rate=4.0, every=2.0, warm=3.0))

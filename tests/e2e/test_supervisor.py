@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
 SECONDS = 60.0
 AFTER = 100  # tokens of a stream that shows that it is served again

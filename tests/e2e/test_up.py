@@ -38,6 +38,7 @@ def test_serves_and_ends_on_ctrl_c(up):
     assert f"curl {server.url}/v1/completions" in printed and "experts 16-31" in printed
 
 
+@pytest.mark.alone
 def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
     server = up()
     with httpx.stream(
@@ -54,6 +55,7 @@ def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
     assert code == 130
 
 
+@pytest.mark.alone
 def test_sigterm_under_load_ends_before_docker_kills(up):
     server = up("--text-processes", "1")
     body = json.dumps({**LONG, "stream": True}).encode()
@@ -97,6 +99,7 @@ def test_sigterm_lets_a_running_request_finish(up):
     assert server.wait()[0] == 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_a_killed_node_ends_the_run_and_is_named(up, name):
     server = up("--attention", "1", "--experts", "2", "--on-loss", "end")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box, Header, Kind, WireType
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize
-from afserve.engine.prompt_batch import Prompt, PromptBatch, WaitingPrompts
+from afserve.engine.prompt_batch import BatchedPrompt, PromptBatch, WaitingPrompts
 from afserve.kernels.ops import open_ops
 from bench.phases import FEW, READING, SLOW, Case, OfRows, run
 from tests.engine.test_expert_node import Rig, TimedBank, one_message
@@ -39,7 +39,7 @@ def prompt(rows, seed, reply, dtype, done=0):
     x = torch.randn(rows, HIDDEN, generator=draw).to(dtype)
     header = Header(Kind.DISPATCH, 0, 0, 0, rows, WireType.BFLOAT16)
     arrival = Arrival(Box(seed, 0, 0), header, x, slot, torch.rand(rows, TOP_K, generator=draw))
-    return Prompt(arrival, torch.full((rows, HIDDEN), float("nan"), dtype=reply), done)
+    return BatchedPrompt(arrival, torch.full((rows, HIDDEN), float("nan"), dtype=reply), done)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])

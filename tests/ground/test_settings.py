@@ -8,7 +8,7 @@ import pytest
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
-from afserve.settings import File, build, check, flag_of, keywords, setting, settings_of
+from afserve.settings import FileUse, build, check, flag_of, keywords, setting, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Kettle:
     cups: int = setting(MISSING, "For how many.", Range(1, 12))
     whistle: bool = setting(True, "Says when it boils.")
     tea: str = setting("black", "Which tea.", ("black", "green"))
-    log: Path | None = setting(None, "Written at the end.", File.WRITTEN)
+    log: Path | None = setting(None, "Written at the end.", FileUse.WRITTEN)
     label: str = setting("", "What is on it.")
     guests: tuple[str, ...] = setting((), "Who comes.")
     owner: object = None

@@ -14,7 +14,7 @@ from afserve.launch.chaos import Chaos
 from afserve.launch.processes import NodeProcesses
 from afserve.member import expert_node
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 NODE = expert_node(0)
 
 

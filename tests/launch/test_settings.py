@@ -24,7 +24,7 @@ from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.llm import LLM
 from afserve.server.settings import Listening, ServerSettings
-from afserve.settings import DeclaredSetting, File, settings_of
+from afserve.settings import DeclaredSetting, FileUse, settings_of
 
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings)
 SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
@@ -51,9 +51,9 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
     """A value that is not the default, and how a user writes it."""
     if one.kind is bool:
         return not one.default, str(not one.default).lower()
-    if one.allowed is File.FOLDER:
+    if one.allowed is FileUse.FOLDER:
         return folder, str(folder)
-    if isinstance(one.allowed, File):
+    if isinstance(one.allowed, FileUse):
         (folder / "file").touch()
         return folder / "file", str(folder / "file")
     if isinstance(one.allowed, tuple):

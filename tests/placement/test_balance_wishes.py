@@ -171,9 +171,9 @@ def test_time_model_prefers_whole_experts_when_activation_dominates():
     used = (weight_bound.share_LNS > 0).sum()
     assert used <= (row_bound.share_LNS > 0).sum()
     rows_only = balance(Problem(load, nodes))
-    from afserve.placement.optimizer.task import Task
+    from afserve.placement.optimizer.task import BalanceTask
 
-    task = Task(Problem(load, nodes))
+    task = BalanceTask(Problem(load, nodes))
     model = TimeModel(1e-9, 1e-5, rows=64)
     naive = task.seconds(rows_only.slot_LNS, rows_only.share_LNS, model).sum()
     assert sum(weight_bound.certificate.seconds) <= naive

@@ -15,7 +15,7 @@ from afserve.placement.planner.engine_file import engine_from_values, engine_val
 from afserve.placement.planner.engine_fit import PARTS, Evidence, evidence, fit_engine
 from afserve.placement.planner.engine_rows import Like, likeness, local_error
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import Layout, Pool
+from afserve.placement.planner.search import DevicePool, GivenLayout
 from afserve.placement.planner.served import ServedRow
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
@@ -123,11 +123,11 @@ def test_wide_expert_parallelism_costs_more_per_exchange_with_every_device() -> 
     """The measured rows of vLLM on GB200: speed per device is best at sixteen."""
     engine, curves = load_engine("vllm"), load_curves("h200")
     setting = Setting(load_model("qwen3-235b-a22b"), curves, fixed_context(8192)).served_by(engine)
-    pool = Pool(load_hardware("gb200"), 64)
+    pool = DevicePool(load_hardware("gb200"), 64)
     speeds = {}
     for devices in (4, 16, 64):
         asked = Question(
-            setting, (pool,), kinds=("colocated",), layout=Layout(devices=devices, tensor_parallel=1),
+            setting, (pool,), kinds=("colocated",), layout=GivenLayout(devices=devices, tensor_parallel=1),
             micro_batches=(1,), engines=(("colocated", engine),),
         )  # fmt: skip
         speeds[devices] = answer(asked).plans[0].tok_s_per_device

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.cli.plan import plan
 from afserve.errors import ConfigError
-from afserve.placement.planner.found import TIERS, Found, Tier, parse_found
+from afserve.placement.planner.found import TIERS, Found, FoundTier, parse_found
 from afserve.placement.planner.kv import cache_bytes
 from afserve.placement.planner.perf import afd_stages, prompt_seconds
 from afserve.placement.planner.perf_attention import Precision, prefill_step
@@ -27,7 +27,7 @@ PLAIN = Setting(
     from_lengths(Lengths(PROMPT), Lengths(300)),
     precision=WIDTHS,
 )
-DISK = replace(PLAIN, found=Found((Tier("memory", 0.25), Tier("disk", 0.5, 2e9))))
+DISK = replace(PLAIN, found=Found((FoundTier("memory", 0.25), FoundTier("disk", 0.5, 2e9))))
 ASKED = [
     *("--model", "deepseek-v3", "--pool", "h200=32", "--tpot", "50ms", "--ttft", "2s"),
     *("--input", "4000", "--output", "300"),
@@ -45,7 +45,7 @@ def test_what_is_found_is_not_computed_and_is_attended_to():
 def test_it_takes_its_way_and_memory_takes_none():
     size = cache_bytes(SHAPE, WIDTHS, PROMPT)
     assert DISK.fetching == pytest.approx(0.5 * size / 2e9) and PLAIN.fetching == 0.0
-    assert replace(PLAIN, found=Found((Tier("memory", 0.9),))).fetching == 0.0
+    assert replace(PLAIN, found=Found((FoundTier("memory", 0.9),))).fetching == 0.0
     assert decoding_only(DISK).fetching == 0.0, "who decodes reads no prompts"
 
 
@@ -53,7 +53,7 @@ def test_a_first_token_waits_for_it_and_a_slow_tier_bounds_the_prompts():
     def stages(setting):
         return afd_stages(setting, CHIP, CHIP, 1, 2, np.array([8.0]), np.array([16.0]), np.array([16.0]))
 
-    fast, slow = (replace(PLAIN, found=Found((Tier("host", 0.5, rate),))) for rate in (50e9, 1e8))
+    fast, slow = (replace(PLAIN, found=Found((FoundTier("host", 0.5, rate),))) for rate in (50e9, 1e8))
     assert stages(fast).first_token < stages(PLAIN).first_token < stages(slow).first_token
     assert stages(fast).tpot < stages(PLAIN).tpot < stages(slow).tpot
     readers = [reader(one, CHIP, CHIP, np.array([16.0])) for one in (fast, PLAIN, slow)]

@@ -21,33 +21,33 @@ from afserve.placement.planner.losses import (
     NOTICE,
     PLACE,
     RESTART,
-    Loss,
-    Recovery,
-    Role,
+    DeviceLoss,
+    PlanRole,
+    RecoveryTimes,
     again_second,
     outages,
     pace_of,
     roles_of,
 )
-from afserve.placement.planner.pace import ALWAYS, Pace
+from afserve.placement.planner.pace import ALWAYS, SpeedProfile
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import Pool, Targets
+from afserve.placement.planner.search import DevicePool, Targets
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate_losses import Losing, Struck
-from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, serve
+from afserve.placement.planner.simulate_requests import Arrivals, Rank, ServedRequests, serve
 from afserve.placement.planner.workload import Lengths, from_lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 SPANS = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), max_size=6)
-EXPERTS = Role("experts", 4, 1, stall=2.0, down=10.0, speed=(1.0, 0.8, 0.5, 0.0, 0.0))
-ATTENTION = Role("attention", 3, 1, stall=0.0, down=5.0, speed=(1.0,) * 4, moves=True)
+EXPERTS = PlanRole("experts", 4, 1, stall=2.0, down=10.0, speed=(1.0, 0.8, 0.5, 0.0, 0.0))
+ATTENTION = PlanRole("attention", 3, 1, stall=0.0, down=5.0, speed=(1.0,) * 4, moves=True)
 
 
-def pace(spans: list[tuple[float, float]]) -> Pace:
+def pace(spans: list[tuple[float, float]]) -> SpeedProfile:
     since = np.concatenate([[0.0], np.cumsum([lasts for lasts, _ in spans])])
-    return Pace.of(since.tolist(), [*(speed for _, speed in spans), 1.0])
+    return SpeedProfile.of(since.tolist(), [*(speed for _, speed in spans), 1.0])
 
 
 @given(spans=SPANS, begun=st.floats(0, 50), first=st.floats(0, 20), second=st.floats(0, 20))
@@ -66,7 +66,7 @@ def test_work_is_done_once_however_it_is_divided(
 
 
 def test_work_waits_while_everything_stands_still() -> None:
-    found = Pace.of([0.0, 10.0, 12.0, 20.0], [1.0, 0.0, 0.5, 1.0])
+    found = SpeedProfile.of([0.0, 10.0, 12.0, 20.0], [1.0, 0.0, 0.5, 1.0])
     assert [found.end(*given) for given in [(0, 5), (9, 1), (9, 2), (11, 1), (13, 10), (30, 1)]] == [
         5, 10, 14, 14, 26.5, 31,
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_work_waits_while_everything_stands_still() -> None:
 
 
 def test_losses_of_two_roles_at_once_make_each_other_worse() -> None:
-    happened = outages((EXPERTS,), [Loss("experts", 20.0), Loss("experts", 15.0)])
+    happened = outages((EXPERTS,), [DeviceLoss("experts", 20.0), DeviceLoss("experts", 15.0)])
     assert [one.at for one in happened] == [15.0, 20.0]
     found = pace_of(happened)
     assert dict(zip(found.since.tolist(), found.speed.tolist(), strict=True)) == {
@@ -100,7 +100,9 @@ def sent(ranks: int, each: int, seed: int) -> list[Arrivals]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    losses=st.lists(st.builds(Loss, st.sampled_from(["attention", "experts"]), st.floats(0, 40)), max_size=6),
+    losses=st.lists(
+        st.builds(DeviceLoss, st.sampled_from(["attention", "experts"]), st.floats(0, 40)), max_size=6
+    ),
     ranks=st.integers(1, 4),
     each=st.integers(1, 12),
     seed=st.integers(0, 1000),
@@ -108,12 +110,12 @@ def sent(ranks: int, each: int, seed: int) -> list[Arrivals]:
     all_end=st.booleans(),
 )
 def test_every_request_ends_once_with_all_its_tokens(
-    losses: list[Loss], ranks: int, each: int, seed: int, kv_copies: bool, all_end: bool
+    losses: list[DeviceLoss], ranks: int, each: int, seed: int, kv_copies: bool, all_end: bool
 ) -> None:
     roles = (replace(ATTENTION, units=ranks), EXPERTS)
     if all_end:
         roles = tuple(replace(role, stall=role.down, moves=True) for role in roles)
-    recovery = Recovery(notice=1.0, kv_copies=kv_copies, all_end=all_end)
+    recovery = RecoveryTimes(notice=1.0, kv_copies=kv_copies, all_end=all_end)
     asked = sent(ranks, each, seed)
     losing = Losing(rank(), ranks, asked, Struck(outages(roles, losses), recovery, 1e-3), seed)
     list(losing.play())
@@ -134,8 +136,8 @@ def test_a_pause_of_the_experts_makes_no_request_earlier(at: float, seed: int) -
     """With one request at a time: together, those that waited may be quicker than one by one."""
     asked = sent(1, 10, seed)
     calm, hit = (
-        Losing(rank(1), 1, asked, Struck(outages((EXPERTS,), losses), Recovery(), 0.0), seed)
-        for losses in ([], [Loss("experts", at)])
+        Losing(rank(1), 1, asked, Struck(outages((EXPERTS,), losses), RecoveryTimes(), 0.0), seed)
+        for losses in ([], [DeviceLoss("experts", at)])
     )
     for losing in (calm, hit):
         list(losing.play())
@@ -145,10 +147,10 @@ def test_a_pause_of_the_experts_makes_no_request_earlier(at: float, seed: int) -
 
 def test_without_losses_it_is_the_same_play() -> None:
     asked = sent(3, 10, 5)
-    losing = Losing(rank(), 3, asked, Struck((), Recovery(), 0.0), seed=5)
+    losing = Losing(rank(), 3, asked, Struck((), RecoveryTimes(), 0.0), seed=5)
     list(losing.play())
     for number, arrivals in enumerate(asked):
-        alone = Served()
+        alone = ServedRequests()
         list(serve(rank(), arrivals, np.random.default_rng([5, number]), alone))
         assert alone == losing.served[number]
 
@@ -157,8 +159,8 @@ def test_a_lost_rank_by_hand() -> None:
     """Two ranks, one request each of 10 tokens in steps of 0.11 s; the first rank is lost after four of them."""
     asked = [Arrivals(np.zeros(1), np.full(1, 100.0), np.full(1, 10.0)) for _ in range(2)]
     plain = replace(rank(), prompt_second=0.0)
-    happened = outages((replace(ATTENTION, units=2),), [Loss("attention", 0.5)])
-    losing = Losing(plain, 2, asked, Struck(happened, Recovery(notice=0.25), 0.01), seed=0)
+    happened = outages((replace(ATTENTION, units=2),), [DeviceLoss("attention", 0.5)])
+    losing = Losing(plain, 2, asked, Struck(happened, RecoveryTimes(notice=0.25), 0.01), seed=0)
     list(losing.play())
     assert losing.moved == 1 and losing.again == 104
     # known at 0.75, the other rank's step ends at 0.77; 1.04 s to compute it again, and a step of two
@@ -171,24 +173,24 @@ def planned(kind: str = "afd", copies: int = 1) -> tuple[Question, Plan]:
     setting = Setting(
         load_model("deepseek-v3"), load_curves("h200"), work, routing=Routing(0.4, (), 0, copies)
     )
-    pools = (Pool(load_hardware("h800"), 16), Pool(load_hardware("h20"), 24))
+    pools = (DevicePool(load_hardware("h800"), 16), DevicePool(load_hardware("h20"), 24))
     asked = Question(setting, pools, Targets(0.1), kinds=(kind,))
     return asked, answer(asked).plans[0]
 
 
 def test_what_a_loss_costs_a_plan() -> None:
     asked, plan = planned()
-    attention, experts = roles_of(asked, plan, Recovery())
+    attention, experts = roles_of(asked, plan, RecoveryTimes())
     assert (attention.name, attention.units, attention.stall) == ("attention", plan.ranks, 0.0)
     assert (experts.name, experts.units) == ("experts", plan.experts.devices)
     assert NOTICE + PLACE < experts.stall < experts.down
     assert experts.speed[0] == 1 and experts.speed[-1] == 0
     assert all(one >= other for one, other in zip(experts.speed, experts.speed[1:], strict=False))
-    faster = roles_of(asked, plan, Recovery(reload=20e9))[1]
+    faster = roles_of(asked, plan, RecoveryTimes(reload=20e9))[1]
     assert faster.stall < experts.stall and faster.down < experts.down
     two, more = planned(copies=2)
-    assert roles_of(two, more, Recovery())[1].stall == NOTICE
-    ended = roles_of(asked, plan, Recovery(all_end=True))
+    assert roles_of(two, more, RecoveryTimes())[1].stall == NOTICE
+    ended = roles_of(asked, plan, RecoveryTimes(all_end=True))
     assert (
         {role.stall for role in ended} == {role.down for role in ended} == {max(attention.down, experts.down)}
     )
@@ -197,7 +199,7 @@ def test_what_a_loss_costs_a_plan() -> None:
 
 def test_a_colocated_device_takes_its_experts_with_it() -> None:
     asked, plan = planned("colocated")
-    (role,) = roles_of(asked, plan, Recovery())
+    (role,) = roles_of(asked, plan, RecoveryTimes())
     assert role.name == "devices" and role.moves and role.stall > NOTICE
     assert role.units * role.size == plan.attention.devices
 
@@ -205,8 +207,8 @@ def test_a_colocated_device_takes_its_experts_with_it() -> None:
 def test_experts_that_fit_nowhere_else_wait_for_the_device() -> None:
     asked, plan = planned()
     full = replace(asked.pools[1].chip, memory=asked.pools[1].chip.memory * 0.01)
-    tight = replace(asked, pools=(asked.pools[0], Pool(full, 24)))
-    experts = roles_of(tight, plan, Recovery())[1]
+    tight = replace(asked, pools=(asked.pools[0], DevicePool(full, 24)))
+    experts = roles_of(tight, plan, RecoveryTimes())[1]
     assert experts.speed[1] == 0 and experts.stall == experts.down
 
 

@@ -11,7 +11,7 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision
-from afserve.placement.planner.perf_exchange import Way, m2n_ways, ways_period
+from afserve.placement.planner.perf_exchange import ExchangeWay, m2n_ways, ways_period
 from afserve.placement.planner.perf_experts import (
     Routing,
     _pack,
@@ -181,11 +181,13 @@ def test_a_broadcast_moves_more_than_rows_to_those_that_need_them() -> None:
 def test_hosts_own_links_are_a_station_of_their_own() -> None:
     """Where the network is the longest station, what fans out behind it does not lengthen it; a round trip has both."""
     network, inside, none = one(100e-6), one(60e-6), one(0.0)
-    way, rest = Way(network + inside, inside), one(10e-6)
+    way, rest = ExchangeWay(network + inside, inside), one(10e-6)
     assert ways_period(rest, rest, (way, way), 4)[0] == pytest.approx(400e-6)
     assert ways_period(rest, rest, (way, way), 1)[0] == pytest.approx(2 * 160e-6 + 20e-6)
-    assert ways_period(rest, rest, (Way(network, none),) * 2, 4)[0] == pytest.approx(400e-6)
-    assert ways_period(rest, rest, (Way(inside + network, network),) * 2, 4)[0] == pytest.approx(400e-6)
+    assert ways_period(rest, rest, (ExchangeWay(network, none),) * 2, 4)[0] == pytest.approx(400e-6)
+    assert ways_period(rest, rest, (ExchangeWay(inside + network, network),) * 2, 4)[0] == pytest.approx(
+        400e-6
+    )
 
 
 @given(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.plan_goodput import Goodput, how_to_start, which_pays
+from afserve.cli.plan_goodput import PlannedGoodput, how_to_start, which_pays
 from afserve.launch.cluster import read_cluster
-from afserve.placement.planner.search_phases import KINDS, Found, split_of
-from afserve.placement.planner.simulate_phases import Asked, Layout, Targets
+from afserve.placement.planner.search_phases import KINDS, BestLayout, split_of
+from afserve.placement.planner.simulate_phases import GoodputTargets, PhaseLayout, SimulatedRequest
 from tests.placement.test_plan_cli import call
 
 ASKED = "plan --model qwen3-30b-a3b --pool h200=4 --ttft 1s --tpot 50ms --goodput"
@@ -25,8 +25,10 @@ def trace(tmp_path: Path) -> Path:
 def test_the_three_are_played_and_the_best_is_named(
     capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scripted(layout: Layout, asked: list[Asked], targets: Targets, **_: float) -> float:
-        assert targets == Targets(1.0, 0.05) and asked[1] == Asked(0.1, 511, 23)
+    def scripted(
+        layout: PhaseLayout, asked: list[SimulatedRequest], targets: GoodputTargets, **_: float
+    ) -> float:
+        assert targets == GoodputTargets(1.0, 0.05) and asked[1] == SimulatedRequest(0.1, 511, 23)
         return 30.0 if layout.both else 20.0 if layout.pieces else 10.0
 
     monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
@@ -57,7 +59,9 @@ def test_the_layout_that_can_be_started_is_written_and_read_back(
     monkeypatch: pytest.MonkeyPatch,
     best: float,
 ) -> None:
-    def scripted(layout: Layout, asked: list[Asked], targets: Targets, **_: float) -> float:
+    def scripted(
+        layout: PhaseLayout, asked: list[SimulatedRequest], targets: GoodputTargets, **_: float
+    ) -> float:
         apart = layout.pieces is not None and split_of(layout).experts
         return 30.0 if layout.both else best if apart and split_of(layout).degrees == (1, 1) else 10.0
 
@@ -94,8 +98,8 @@ def which_pays_of(layouts: list[dict[str, object]]) -> str:
     return which_pays(tuple(scripted(str(one["kind"]), float(str(one["requests_per_s"]))) for one in layouts))
 
 
-def scripted(kind: str, rate: float) -> Goodput:
-    return Goodput(kind, Found(rate, Layout(1)) if rate else None)
+def scripted(kind: str, rate: float) -> PlannedGoodput:
+    return PlannedGoodput(kind, BestLayout(rate, PhaseLayout(1)) if rate else None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from afserve.comm.kv import split
 from afserve.control.node.deflection import PromptQueue
 from afserve.control.node.splitting import SplitPrompt
 from afserve.launch.cluster import read_cluster
-from afserve.placement.planner.perf_prefill import MOST_PARTS, Reader
+from afserve.placement.planner.perf_prefill import MOST_PARTS, PrefillInstance
 from bench.rows import rows
 
 LONG = "--model qwen3-30b-a3b --tpot 30ms --input 16000 --output 200 --prompts apart --kind afd"
@@ -28,8 +28,8 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
 
 def one_reader(
     tokens: float, seconds: float, chunk: float, layers: int, moved: float, experts: float = 0.0
-) -> Reader:
-    return Reader(
+) -> PrefillInstance:
+    return PrefillInstance(
         1.0,
         np.array([seconds]),
         np.array([seconds]),

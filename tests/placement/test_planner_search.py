@@ -19,8 +19,8 @@ from afserve.placement.planner.search import (
     APART,
     BATCH_LIMIT,
     HERE,
-    Layout,
-    Pool,
+    DevicePool,
+    GivenLayout,
     Targets,
     best_batches,
     exhaustive_batches,
@@ -33,7 +33,7 @@ from afserve.placement.planner.workload import Lengths, fixed_context, from_leng
 
 def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: object) -> Question:
     setting = Setting(load_model(model), load_curves("h200"), fixed_context(4096), routing=Routing(0.4))
-    chips = tuple(Pool(load_hardware(name), count) for name, count in pools.items())
+    chips = tuple(DevicePool(load_hardware(name), count) for name, count in pools.items())
     return replace(Question(setting, chips, Targets(tpot)), **more)
 
 
@@ -52,7 +52,8 @@ def test_bisection_finds_what_enumeration_finds(
         else asked.setting
     )
     tried = 0
-    for family in families(list(asked.pools), (1, 2, 3, 4), ("colocated", "afd"), prompts=(prompts or HERE,)):
+    degrees = (1, 2) if prompts else (1, 2, 3, 4)  # with prompts every batch costs several times as much
+    for family in families(list(asked.pools), degrees, ("colocated", "afd"), prompts=(prompts or HERE,)):
         small = replace(setting, precision=Precision("bf16", "bf16", "bf16"))
         wanted = exhaustive_batches(family, small, asked.targets)
         kept, batch, _ = best_batches(family, small, asked.targets)
@@ -141,7 +142,7 @@ def test_verdicts_give_a_reason() -> None:
     words = verdict(asked, answer(asked))
     assert words.startswith("Do not disaggregate")
     slow = replace(load_hardware("l40s"), network=1e9)
-    poor = replace(question("deepseek-v3", {}), pools=(Pool(slow, 64),), targets=Targets(0.5))
+    poor = replace(question("deepseek-v3", {}), pools=(DevicePool(slow, 64),), targets=Targets(0.5))
     assert "link" in verdict(poor, answer(poor))
 
 
@@ -164,7 +165,7 @@ def test_three_pools_each_of_its_own_hardware() -> None:
 
 def test_prompts_elsewhere_still_take_the_experts_time() -> None:
     asked = question("deepseek-v3", {"h800": 64}, kinds=("afd",), prompts=(APART,))
-    asked = replace(asked, layout=Layout(attention_devices=16, expert_devices=24))
+    asked = replace(asked, layout=GivenLayout(attention_devices=16, expert_devices=24))
     speeds = [
         answer(
             replace(asked, setting=replace(asked.setting, workload=from_lengths(Lengths(2000), Lengths(out))))

@@ -11,16 +11,16 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import Pool as Offered
+from afserve.placement.planner.search import DevicePool as Offered
 from afserve.placement.planner.search import Targets
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate import Played, Script, Simulation
 from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
 from afserve.placement.planner.simulate_requests import (
     Arrivals,
-    Pool,
+    PrefillPool,
     Rank,
-    Served,
+    ServedRequests,
     goodput,
     poisson,
     read_first,
@@ -92,7 +92,7 @@ def test_the_experts_links_are_shared() -> None:
 
 def test_one_pool_reads_the_prompts_of_all_ranks() -> None:
     sent = [Arrivals(np.array([0.0, 0.1]), np.array([10.0, 10.0]), np.ones(2)) for _ in range(2)]
-    one, other = read_first(Pool(workers=1, busy=0.1, latency=0.2), sent)
+    one, other = read_first(PrefillPool(workers=1, busy=0.1, latency=0.2), sent)
     assert one.asked is not None and other.asked is not None
     ready = np.sort(np.concatenate([one.seconds, other.seconds]))
     assert ready == pytest.approx([2.0, 3.0, 4.0, 5.0])
@@ -133,7 +133,7 @@ def test_timeline_opens_as_trace_events() -> None:
 def test_a_rank_serves_every_request_and_counts_by_hand() -> None:
     rank = Rank(slots=2, step=np.array([0.1, 0.1, 0.2]), factors=np.ones(1), prompt_second=0.01)
     arrivals = Arrivals(np.array([0.0, 0.0, 0.0]), np.array([10.0, 10.0, 10.0]), np.array([2.0, 2.0, 1.0]))
-    done = Served()
+    done = ServedRequests()
     list(serve(rank, arrivals, np.random.default_rng(0), done))
     # two start together: 0.2 + 0.2 of prompts, then a step of 0.2; the third starts when both have left
     assert done.ttft == pytest.approx([0.4, 0.4, 0.6 + 0.1 + 0.1])
@@ -149,7 +149,7 @@ def test_light_load_meets_targets_and_heavy_load_queues() -> None:
     waits = []
     for load in (0.2, 3.0):
         rng = np.random.default_rng(0)
-        done = Served()
+        done = ServedRequests()
         rank = rank_of(asked, plan, None)
         list(serve(rank, arrivals_for(asked, plan, load, 300, 0, rng), rng, done))
         assert len(done.ttft) == 300

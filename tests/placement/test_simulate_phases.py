@@ -19,23 +19,23 @@ from afserve.placement.planner.phase_stages import (
     pieces_on_gpu,
     together,
 )
-from afserve.placement.planner.phase_tables import Step, Tables, Work, interpolate
+from afserve.placement.planner.phase_tables import StageTables, StepTimes, Work, interpolate
 from afserve.placement.planner.search_phases import (
     HOSTED,
     KINDS,
     SHARED,
     TWO_COPIES,
-    Load,
-    Pool,
+    PhasePool,
+    PlayedLoad,
     described,
     replay,
     search,
 )
 from afserve.placement.planner.simulate_phases import (
-    Asked,
-    Layout,
-    Phases,
-    Targets,
+    GoodputTargets,
+    PhaseLayout,
+    PhasesRun,
+    SimulatedRequest,
     at_rate,
     attainment,
     goodput,
@@ -46,14 +46,14 @@ from bench.goodput import tables
 STAGES = tables("h200")
 ON_GPU = pieces_on_gpu(STAGES.chip, 7168, "fp8", 1 / 16)
 BY_ROWS = Pieces(200e-6, 0.2, 1 / 16)
-REQUESTS = [Asked(0.05 * i, 200 + 137 * (i % 7), 1 + 11 * (i % 5)) for i in range(120)]
+REQUESTS = [SimulatedRequest(0.05 * i, 200 + 137 * (i % 7), 1 + 11 * (i % 5)) for i in range(120)]
 LAYOUTS = {
-    "mixed": Layout(128, both=(Together(STAGES, 8), Together(STAGES, 8))),
-    "two copies": Layout(
+    "mixed": PhaseLayout(128, both=(Together(STAGES, 8), Together(STAGES, 8))),
+    "two copies": PhaseLayout(
         1024, reads=(Together(STAGES, 8),), decodes=(Together(STAGES, 8),), first_there=True
     ),
-    "shared": Layout(1024, reads=(Apart(STAGES, 4, 8),), decodes=(Apart(STAGES, 4, 8),), pieces=ON_GPU),
-    "on every device": Layout(
+    "shared": PhaseLayout(1024, reads=(Apart(STAGES, 4, 8),), decodes=(Apart(STAGES, 4, 8),), pieces=ON_GPU),
+    "on every device": PhaseLayout(
         1024, reads=(Beside(STAGES, 6, 16),), decodes=(Beside(STAGES, 10, 16),), pieces=ON_GPU
     ),
 }
@@ -62,19 +62,19 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_request_is_served_once_and_in_order(name):
     layout = LAYOUTS[name]
-    run = Phases(layout, REQUESTS)
+    run = PhasesRun(layout, REQUESTS)
     assert sorted(run.play()) == list(range(len(REQUESTS)))
     for asked, times in zip(REQUESTS, run.times, strict=True):
         assert asked.at < times.first <= times.ended < math.inf
         assert asked.answer == 1 or times.first < times.ended
-    again = Phases(layout, REQUESTS)
+    again = PhasesRun(layout, REQUESTS)
     list(again.play())
     assert again.times == run.times
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_pool_gives_its_memory_back(name):
-    run = Phases(LAYOUTS[name], REQUESTS)
+    run = PhasesRun(LAYOUTS[name], REQUESTS)
     list(run.play())
     for station in run._stations:
         assert station.free == pytest.approx(station.pool.kv_tokens) and station.running == 0
@@ -83,19 +83,19 @@ def test_a_pool_gives_its_memory_back(name):
 
 def test_a_request_that_never_fits_misses_its_targets():
     huge = [replace(REQUESTS[0], prompt=int(1e9)), *REQUESTS[1:4]]
-    assert attainment(LAYOUTS["mixed"], huge, Targets(1e6, 1e6)) <= 0.75
+    assert attainment(LAYOUTS["mixed"], huge, GoodputTargets(1e6, 1e6)) <= 0.75
 
 
 @pytest.mark.parametrize("guess", [0.1, 20.0, 3000.0])
 def test_goodput_is_the_highest_rate_that_holds(guess):
-    layout, targets = LAYOUTS["mixed"], Targets(1.0, 0.05)
-    many = [Asked(0.1 * i, 500, 20) for i in range(400)]
+    layout, targets = LAYOUTS["mixed"], GoodputTargets(1.0, 0.05)
+    many = [SimulatedRequest(0.1 * i, 500, 20) for i in range(400)]
     rate = goodput(layout, many, targets, guess=guess)
     assert rate > 1
     assert attainment(layout, at_rate(many, rate), targets) >= 0.9
     assert attainment(layout, at_rate(many, 1.1 * rate), targets) < 0.9
     assert goodput(layout, many, targets, above=2 * rate) == 0.0
-    assert goodput(layout, many[:100], Targets(1.0, 0.001)) == 0.0, "no step is so short"
+    assert goodput(layout, many[:100], GoodputTargets(1.0, 0.001)) == 0.0, "no step is so short"
 
 
 def test_prompts_and_decoding_hurt_each_other_at_shared_experts_as_pieces_say():
@@ -113,19 +113,19 @@ def test_prompts_and_decoding_hurt_each_other_at_shared_experts_as_pieces_say():
 
 def test_a_floor_for_prompts_slows_decoding_only_by_what_prompts_use():
     decode = Apart(STAGES, 4, 8)
-    running, some, much = Work(64, 256, 2000.0), Step(0.1, 0.05, 0.0), Step(0.1, 0.9, 0.0)
+    running, some, much = Work(64, 256, 2000.0), StepTimes(0.1, 0.05, 0.0), StepTimes(0.1, 0.9, 0.0)
     low, high = replace(ON_GPU, floor=1 / 16), replace(ON_GPU, floor=0.5)
     assert decode.step(running, some, low).seconds == decode.step(running, some, high).seconds
     assert decode.step(running, much, low).seconds < decode.step(running, much, high).seconds
     prefill, reading = Apart(STAGES, 4, 8), Work(tokens=4096, pairs=4096**2 / 2, all_tokens=4 * 4096)
-    busy = Step(0.03, 0.95, 0.0)
+    busy = StepTimes(0.03, 0.95, 0.0)
     assert prefill.step(reading, busy, low).seconds > prefill.step(reading, busy, high).seconds
 
 
 def test_the_pool_that_decodes_draws_a_first_token_between_two_steps():
     """From the row that came with the prompt: no pass over the experts is before it."""
-    one = Asked(0.0, 1600, 41)
-    run = Phases(LAYOUTS["shared"], [one])
+    one = SimulatedRequest(0.0, 1600, 41)
+    run = PhasesRun(LAYOUTS["shared"], [one])
     list(run.play())
     (times,) = run.times
     read, decode = (station.pool for station in (run._reads[0], run._decodes[0]))
@@ -141,7 +141,7 @@ def test_the_pool_that_decodes_draws_a_first_token_between_two_steps():
 
 
 def test_tokens_that_filled_no_block_are_rows_of_the_first_step():
-    run = Phases(LAYOUTS["shared"], [Asked(0.0, 1615, 2)])
+    run = PhasesRun(LAYOUTS["shared"], [SimulatedRequest(0.0, 1615, 2)])
     list(run.play())
     (times,), decode = run.times, run._decodes[0].pool
     rows = 1 + 1615 % 16
@@ -151,16 +151,22 @@ def test_tokens_that_filled_no_block_are_rows_of_the_first_step():
 
 
 def test_ranks_that_read_step_each_by_itself_and_share_the_experts():
-    few, many = [Asked(0.0, 1000, 1)], [Asked(0.0, 1000, 1), Asked(0.0, 3000, 1)]
+    few, many = (
+        [SimulatedRequest(0.0, 1000, 1)],
+        [SimulatedRequest(0.0, 1000, 1), SimulatedRequest(0.0, 3000, 1)],
+    )
     firsts = []
     for asked in (few, many):
-        run = Phases(LAYOUTS["shared"], asked)
+        run = PhasesRun(LAYOUTS["shared"], asked)
         assert [one.ranks for one in run._reads] == [1] * 4
         list(run.play())
         firsts.append(run.times[0].first)
     alone, beside = firsts
     assert alone <= beside < 1.5 * alone, "it does not wait for the longer prompt of another rank"
-    locked = Phases(LAYOUTS["two copies"], [Asked(0.0, 500, 1), Asked(0.001, 1000, 1), Asked(0.002, 600, 1)])
+    locked = PhasesRun(
+        LAYOUTS["two copies"],
+        [SimulatedRequest(0.0, 500, 1), SimulatedRequest(0.001, 1000, 1), SimulatedRequest(0.002, 600, 1)],
+    )
     list(locked.play())
     assert locked.times[1].first == locked.times[2].first, "ranks with their own experts do"
 
@@ -171,7 +177,9 @@ def test_what_ranks_take_of_the_experts_adds_up_to_what_they_take_together():
     all_ = together([one] * 4 + [IDLE])
     assert all_.experts == pytest.approx(4 * one.experts) and all_.links == pytest.approx(4 * one.links)
     assert 0 < all_.experts <= 1
-    assert together([Step(0.1, 0.7, 0.6, 0.1), Step(0.2, 0.7, 0.6, 0.3)]) == Step(0.2, 1.0, 1.0, 0.3)
+    assert together([StepTimes(0.1, 0.7, 0.6, 0.1), StepTimes(0.2, 0.7, 0.6, 0.3)]) == StepTimes(
+        0.2, 1.0, 1.0, 0.3
+    )
     assert together([IDLE, IDLE]) is IDLE
 
 
@@ -180,7 +188,9 @@ def recorded():
     rng, at, asked = random.Random(7), 0.0, []
     for _ in range(600):
         at += rng.expovariate(40)
-        asked.append(Asked(at, 1 + int(rng.expovariate(1 / 1200)), 1 + int(rng.expovariate(1 / 200))))
+        asked.append(
+            SimulatedRequest(at, 1 + int(rng.expovariate(1 / 1200)), 1 + int(rng.expovariate(1 / 200)))
+        )
     return asked
 
 
@@ -192,7 +202,7 @@ def recorded():
     ],
 )
 def test_times_are_those_of_the_plain_implementation(name, firsts, ends, order):
-    run = Phases(LAYOUTS[name], recorded())
+    run = PhasesRun(LAYOUTS[name], recorded())
     ended = list(run.play())
     assert sum(times.first for times in run.times) == pytest.approx(firsts, rel=1e-12)
     assert sum(times.ended for times in run.times) == pytest.approx(ends, rel=1e-12)
@@ -203,7 +213,7 @@ def test_times_are_those_of_the_plain_implementation(name, firsts, ends, order):
 def test_a_run_that_stops_early_says_what_the_whole_run_says(name):
     asked, said = recorded()[:200], set()
     for rate in (2.0, 20.0, 80.0):
-        for targets in (Targets(0.5, 0.02), Targets(2.0, 0.06), Targets(20.0, 0.5)):
+        for targets in (GoodputTargets(0.5, 0.02), GoodputTargets(2.0, 0.06), GoodputTargets(20.0, 0.5)):
             at = at_rate(asked, rate)
             share = attainment(LAYOUTS[name], at, targets)
             for least in (0.3, 0.9, share):
@@ -253,8 +263,8 @@ def test_pools_on_one_host_use_its_fast_link():
 )
 @settings(max_examples=25, deadline=None)
 def test_nothing_is_lost_or_left_over(work, name):
-    asked = [Asked(*one) for one in sorted(work)]
-    run = Phases(LAYOUTS[name], asked)
+    asked = [SimulatedRequest(*one) for one in sorted(work)]
+    run = PhasesRun(LAYOUTS[name], asked)
     assert sorted(run.play()) == list(range(len(asked)))
     for station in run._stations:
         assert station.free == pytest.approx(station.pool.kv_tokens)
@@ -270,7 +280,7 @@ def test_experts_that_do_not_fit_their_devices_leave_no_room():
 
 
 def test_a_rank_of_several_devices_reads_a_prompt_sooner_and_holds_less():
-    four = Tables(STAGES.setting, STAGES.chip, 4)
+    four = StageTables(STAGES.setting, STAGES.chip, 4)
     work = Work(tokens=2048, pairs=2048**2 / 2, all_tokens=2048)
     assert Together(four, 16).ranks == 4 and Together(four, 16).held == 16
     assert Together(four, 16).step(work).seconds < 0.6 * Together(STAGES, 16).step(work).seconds
@@ -293,7 +303,7 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
         return rate if rate > above else 0.0
 
     monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
-    pool, load = Pool.of(STAGES.setting, STAGES.chip, 32), Load(REQUESTS, Targets(2.0, 0.1))
+    pool, load = PhasePool.of(STAGES.setting, STAGES.chip, 32), PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1))
     found = search(kind, pool, load, ON_GPU)
     rates = [one.rate for one in found.values()]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0
@@ -313,8 +323,8 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
 
 
 def test_two_copies_that_do_not_fit_have_no_layout():
-    small = Pool.of(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
-    assert search(TWO_COPIES, small, Load(REQUESTS, Targets(2.0, 0.1)), ON_GPU) == {}
+    small = PhasePool.of(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
+    assert search(TWO_COPIES, small, PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1)), ON_GPU) == {}
 
 
 def test_a_gpu_ends_blocks_of_products_by_itself():
@@ -328,7 +338,7 @@ def test_a_gpu_ends_blocks_of_products_by_itself():
 
 
 def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
-    pool, other = Apart(STAGES, 4, 8), Step(0.03, 0.5, 0.1)
+    pool, other = Apart(STAGES, 4, 8), StepTimes(0.03, 0.5, 0.1)
     work = Work(tokens=8192, pairs=8192**2 / 2, all_tokens=4 * 8192)
     pieces = Pieces(100e-6, 0.2, 1 / 16, by_rows=False)
     assert pool.step(work, other, pieces).piece == pytest.approx(100e-6, rel=0.02)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from afserve.server.reading.parts import Argued, Called, Said, Thought
+from afserve.server.reading.parts import Argued, Called, Content, Thought
 from afserve.server.reading.table import Reading
 
 Call = tuple[str, Mapping[str, object]]
@@ -95,7 +95,7 @@ def read(reading: Reading, pieces: Sequence[str]) -> tuple[str, str, list[str], 
     """Words, reasoning, names and arguments of an answer that comes in `pieces`."""
     reader = reading.reader()
     parts = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
-    said = "".join(p.text for p in parts if isinstance(p, Said))
+    said = "".join(p.text for p in parts if isinstance(p, Content))
     thought = "".join(p.text for p in parts if isinstance(p, Thought))
     names = [p.name for p in parts if isinstance(p, Called)]
     arguments = [

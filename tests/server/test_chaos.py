@@ -5,7 +5,7 @@ import random
 import pytest
 from click.testing import CliRunner
 
-from afserve.cli.chaos import Chaos, Lasting, Plan, chaos, serving
+from afserve.cli.chaos import ChaosRun, FaultPlan, Lasting, chaos, serving
 from afserve.errors import CapacityError, ConfigError
 
 NODES = ("attention-0", "attention-1", "expert-0", "expert-1")
@@ -42,7 +42,7 @@ class Server:
 
 
 def played(server, seed=1, kinds=("kill", "stop", "slow"), roles=("expert", "attention"), faults=6):
-    one = Chaos(server, Plan(0.0, 2.0, roles, kinds), random.Random(seed))
+    one = ChaosRun(server, FaultPlan(0.0, 2.0, roles, kinds), random.Random(seed))
     for _ in range(faults):
         one._break_one()
         one._tell(server.status())
@@ -71,7 +71,7 @@ def test_who_cannot_be_broken_is_left_alone(capsys):
 def test_a_wait_that_is_known_later_is_told_later(capsys):
     server = Server()
     played(server, kinds=("kill",), faults=1)
-    one = Chaos(server, Plan(0.0, 2.0, ("expert",), ("kill",)), random.Random(0))
+    one = ChaosRun(server, FaultPlan(0.0, 2.0, ("expert",), ("kill",)), random.Random(0))
     one._tell(server.status())
     server.incidents[0]["stall"] = 0.123
     one._tell(server.status())
@@ -80,7 +80,7 @@ def test_a_wait_that_is_known_later_is_told_later(capsys):
 
 def test_the_run_ends_with_a_sum(capsys):
     server = Server()
-    Chaos(server, Plan(0.0, 2.0, ("expert",), ("kill",)), random.Random(0)).run(0.01)
+    ChaosRun(server, FaultPlan(0.0, 2.0, ("expert",), ("kill",)), random.Random(0)).run(0.01)
     said = capsys.readouterr().out
     assert (
         f"{server.lost:,} nodes lost, {3 * server.lost:,} requests moved" in said

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from afserve.clock import FakeClock
 from afserve.errors import NotFoundError
 from afserve.server.state.database import Database
-from afserve.server.surfaces.response_store import ResponseStore, Stored
+from afserve.server.surfaces.response_store import ResponseStore, StoredResponse
 from tests.server.test_structured import nano  # noqa: F401 - a fixture
 from tests.server.test_tools import CALLS, roomy, server  # noqa: F401 - fixtures
 
@@ -180,17 +180,17 @@ def test_the_store_is_bounded():
         clock, database = FakeClock(), Database()
         store = ResponseStore(database, clock, most=2, most_bytes=100, seconds=10)
         for name in "abc":
-            await store.put("me", name, Stored(b"x" * 10, b"", b""))
+            await store.put("me", name, StoredResponse(b"x" * 10, b"", b""))
         assert await store.count() == 2
         for owner, name in (("me", "a"), ("you", "c"), ("me", "\ud800")):
             with pytest.raises(NotFoundError):
                 await store.get(owner, name)
-        await store.put("me", "d", Stored(b"x" * 95, b"", b""))
+        await store.put("me", "d", StoredResponse(b"x" * 95, b"", b""))
         assert await store.count() == 1 and await store.get("me", "d")
         clock.advance(11)
         with pytest.raises(NotFoundError):
             await store.get("me", "d")
-        await store.put("me", "e", Stored(b"x" * 101, b"", b""))
+        await store.put("me", "e", StoredResponse(b"x" * 101, b"", b""))
         assert await store.count() == 0
         await database.close()
 

@@ -12,12 +12,12 @@ import pytest
 from afserve.engine.request import SamplingParams, TokenEvent
 from afserve.server.asked import Asked
 from afserve.server.choice import ChoiceDecoder
-from afserve.server.openai import Resume, StreamOptions
+from afserve.server.openai import ResumeOptions, StreamOptions
 from afserve.server.position import Position
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.prepared import Prepared
 from afserve.server.reading.table import Reading
-from afserve.server.record import Record
+from afserve.server.record import AnswerRecord
 from afserve.server.scheduling import Scheduling
 from afserve.server.wording import Usage
 from tests.server.test_resume import ID, events
@@ -93,11 +93,11 @@ def prepared(**fields):
     scheduling = Scheduling(-3, "salt", 60.0)
     stream = StreamOptions(include_usage=True)
     given = Prepared((array("i", [3, 4]),), params, None, stream, False, None, scheduling, reading)
-    return replace(given, resume=Resume(30.0, ID), **fields)
+    return replace(given, resume=ResumeOptions(30.0, ID), **fields)
 
 
 def test_another_gateway_reads_all_that_was_asked():
-    one = Asked.new(Kind.CHAT, prepared(), 1_000, "me")
+    one = Asked.new(BodyKind.CHAT, prepared(), 1_000, "me")
     (keep,) = one.keeps()
     assert Asked.restored(keep.about, {0: (3, 4)}) == one
     assert one.task(0.0).request(0).cache_salt == "salt" and one.task(0.0).request(0).priority == -3
@@ -106,14 +106,14 @@ def test_another_gateway_reads_all_that_was_asked():
 
 @pytest.mark.parametrize("size", [3, 1000])
 def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
-    one = Asked.new(Kind.CHAT, prepared(), 1_000, "me")
+    one = Asked.new(BodyKind.CHAT, prepared(), 1_000, "me")
     ids = tokenizer.encode(THOUGHTS)
 
     def decoder():
         return ChoiceDecoder(tokenizer, one.prepared.params, skip_special_tokens=False)
 
     async def usage(step, since):
-        record, feed = Record(1, exact=one.exact), decoder()
+        record, feed = AnswerRecord(1, exact=one.exact), decoder()
         for at in range(0, len(ids), step):
             last = "stop" if at + step >= len(ids) else None
             event = TokenEvent(0, tuple(ids[at : at + step]), finish_reason=last)

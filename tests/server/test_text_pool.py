@@ -15,7 +15,7 @@ import pytest
 from afserve.chat_template import ChatTemplate
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
-from afserve.server.prepare import Kind, Preparer, TextModel
+from afserve.server.prepare import BodyKind, Preparer, TextModel
 from afserve.server.prepared import from_bytes, to_bytes
 from afserve.server.preparers import Preparers
 from afserve.server.settings import ServerSettings
@@ -27,16 +27,19 @@ HUGE = "{{ 'a' * 2000000000 }}"
 WHEN_ASKED = "{% if messages[0].content == 'bomb' %}%s{% endif %}{{ messages[0].content }}"
 PAD = " " * INLINE_BYTES
 BODIES = [
-    (Kind.COMPLETION, {"prompt": "def add(x, y):", "stop": ["a", "b"], "logit_bias": {"7": 1.5}, "seed": 3}),
-    (Kind.COMPLETION, {"prompt": ["x", [5, 6]], "n": 2, "echo": True, "logprobs": 2, "max_tokens": 0}),
-    (Kind.COMPLETION, {"prompt": [5], "stream": True, "stream_options": {"include_usage": True}}),
-    (Kind.COMPLETION, {"prompt": [5], "temperature": 3}),
-    (Kind.COMPLETION, {"prompt": [5], "model": "other"}),
-    (Kind.COMPLETION, {"prompt": [5] * 300}),
-    (Kind.CHAT, {"messages": [{"role": "user", "content": "日本 x"}], "stop_token_ids": [5]}),
-    (Kind.TOKENIZE, {"prompt": "a b c", "return_token_strs": True}),
-    (Kind.DETOKENIZE, {"tokens": [5, 6, 7]}),
-    (Kind.PLACEMENT, {"layers": [[1, 2]]}),
+    (
+        BodyKind.COMPLETION,
+        {"prompt": "def add(x, y):", "stop": ["a", "b"], "logit_bias": {"7": 1.5}, "seed": 3},
+    ),
+    (BodyKind.COMPLETION, {"prompt": ["x", [5, 6]], "n": 2, "echo": True, "logprobs": 2, "max_tokens": 0}),
+    (BodyKind.COMPLETION, {"prompt": [5], "stream": True, "stream_options": {"include_usage": True}}),
+    (BodyKind.COMPLETION, {"prompt": [5], "temperature": 3}),
+    (BodyKind.COMPLETION, {"prompt": [5], "model": "other"}),
+    (BodyKind.COMPLETION, {"prompt": [5] * 300}),
+    (BodyKind.CHAT, {"messages": [{"role": "user", "content": "日本 x"}], "stop_token_ids": [5]}),
+    (BodyKind.TOKENIZE, {"prompt": "a b c", "return_token_strs": True}),
+    (BodyKind.DETOKENIZE, {"tokens": [5, 6, 7]}),
+    (BodyKind.PLACEMENT, {"layers": [[1, 2]]}),
 ]
 
 
@@ -105,10 +108,10 @@ def test_a_process_prepares_what_the_loop_prepares(checkpoint, tokenizer):
 
 def test_answers_as_bytes(checkpoint, tokenizer):
     here = preparers_of(checkpoint, tokenizer)
-    answer = here.prepare(Kind.COMPLETION, json.dumps(BODIES[1][1]).encode())
+    answer = here.prepare(BodyKind.COMPLETION, json.dumps(BODIES[1][1]).encode())
     assert from_bytes(to_bytes(answer)) == answer
     assert from_bytes(to_bytes(b'{"a":1}')) == b'{"a":1}'
-    many = here.prepare(Kind.COMPLETION, b'{"prompt": [[' + b",".join([b"5"] * 250) + b"]]}")
+    many = here.prepare(BodyKind.COMPLETION, b'{"prompt": [[' + b",".join([b"5"] * 250) + b"]]}")
     assert len(to_bytes(many)) < 4 * 250 + 1000
 
 
@@ -125,8 +128,8 @@ def test_a_template_costs_its_own_request_only(folder_with, tokenizer, bomb, rea
             await there.check()
             for _ in range(2):
                 with pytest.raises(RequestError, match=reason):
-                    await there.prepare(Kind.CHAT, chat("bomb"))
-                assert len((await there.prepare(Kind.CHAT, chat("x"))).prompts[0]) == 1
+                    await there.prepare(BodyKind.CHAT, chat("bomb"))
+                assert len((await there.prepare(BodyKind.CHAT, chat("x"))).prompts[0]) == 1
 
     asyncio.run(ask())
 
@@ -146,7 +149,7 @@ def test_a_template_that_only_refuses_is_served(folder_with, tokenizer):
         async with pool(folder_with("{{ raise_exception('no') }}"), tokenizer) as there:
             await there.check()
             with pytest.raises(RequestError, match="does not accept them: no"):
-                await there.prepare(Kind.CHAT, chat("x"))
+                await there.prepare(BodyKind.CHAT, chat("x"))
 
     asyncio.run(start())
 
@@ -166,7 +169,9 @@ def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
     async def ask():
         async with pool(folder, tokenizer, text_seconds=1, text_processes=1, text_waiting=1) as there:
             await there.check()
-            asked = [asyncio.create_task(there.prepare(Kind.CHAT, chat(text))) for text in ("bomb", "x", "y")]
+            asked = [
+                asyncio.create_task(there.prepare(BodyKind.CHAT, chat(text))) for text in ("bomb", "x", "y")
+            ]
             done = await asyncio.gather(*asked, return_exceptions=True)
             assert isinstance(done[0], RequestError) and isinstance(done[2], OverloadedError)
             assert len(done[1].prompts) == 1
@@ -182,8 +187,8 @@ def test_a_process_that_was_killed_is_replaced(checkpoint, tokenizer):
             (mine,) = {child.pid for child in psutil.Process().children()} - before
             os.kill(mine, signal.SIGTERM)
             with pytest.raises(CapacityError):
-                await there.prepare(Kind.CHAT, chat("x"))
-            assert (await there.prepare(Kind.CHAT, chat("x"))).prompts
+                await there.prepare(BodyKind.CHAT, chat("x"))
+            assert (await there.prepare(BodyKind.CHAT, chat("x"))).prompts
         assert {child.pid for child in psutil.Process().children()} <= before
 
     asyncio.run(ask())
@@ -195,11 +200,11 @@ def test_one_who_gives_up_leaves_no_answer_to_the_next(folder_with, tokenizer):
     async def ask():
         async with pool(folder, tokenizer, text_processes=1) as there:
             await there.check()
-            slow = asyncio.create_task(there.prepare(Kind.CHAT, chat("bomb")))
+            slow = asyncio.create_task(there.prepare(BodyKind.CHAT, chat("bomb")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             slow.cancel()
-            assert len((await there.prepare(Kind.CHAT, chat("x"))).prompts[0]) == 1
+            assert len((await there.prepare(BodyKind.CHAT, chat("x"))).prompts[0]) == 1
 
     asyncio.run(ask())
 

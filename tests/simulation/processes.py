@@ -16,7 +16,14 @@ from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import GatewayStreams
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.peers import ExpertPeers
-from afserve.control.wire.values import Assigned, Attend, Endpoint, Heartbeat, Peers, Ready
+from afserve.control.wire.request_values import Attend
+from afserve.control.wire.values import (
+    Assigned,
+    Endpoint,
+    Heartbeat,
+    Peers,
+    Ready,
+)
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import AfserveError, PeerLost

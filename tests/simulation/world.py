@@ -26,8 +26,8 @@ from afserve.control.membership.events import (
     Left,
     Place,
     Refuse,
-    Renew,
     Replan,
+    RestartNodes,
     Said,
     Scale,
     Settled,
@@ -157,7 +157,7 @@ class World:
         try:
             effects = self.membership.on(event, self.clock.now())
         except ConfigError:
-            assert isinstance(event, Place | Scale | DrainNode | Renew | ChangeRole), event
+            assert isinstance(event, Place | Scale | DrainNode | RestartNodes | ChangeRole), event
             return
         for effect in effects:
             self.obey(effect)
@@ -326,7 +326,7 @@ class World:
             case "drain" if process is not None and self.changes_roles:
                 self.change_role(process.node)
             case "drain" | "renew" if process is not None:
-                self.on(DrainNode(process.node) if what == "drain" else Renew((process.node,)))
+                self.on(DrainNode(process.node) if what == "drain" else RestartNodes((process.node,)))
             case "place":
                 self.place()
 

@@ -25,7 +25,7 @@ from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from afserve.cli.bench.ours import Turn
-    from afserve.cli.bench.stages import Engine
+    from afserve.cli.bench.stages import AttentionSide
     from afserve.config import ModelSource
     from afserve.models.experts import ExpertBank
 
@@ -232,13 +232,13 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     import torch
 
     from afserve.cli.bench.neighbour import beside_rows
-    from afserve.cli.bench.stages import WARM, AttentionPoint, Engine, ExpertCalls
+    from afserve.cli.bench.stages import WARM, AttentionPoint, AttentionSide, ExpertCalls
     from afserve.kernels.ops import open_ops
 
     ops = open_ops("cpu", threads)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
     most = (grid.steps + WARM) * (grid.turns + 1)
-    engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
+    engine = AttentionSide(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
     bank = engine.bank()
     points = [AttentionPoint(engine, *point, grid.steps, grid.turns + 1) for point in grid.points()]
     calls = {
@@ -273,7 +273,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     yield {"part": "changed", "ratio": median(turns[-1] / median(turns[:-1]) for turns in measured)}
 
 
-def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float]) -> Iterator[Row]:
+def exchanges(engine: "AttentionSide", grid: Grid, calls: dict[tuple[int, int], float]) -> Iterator[Row]:
     """With one expert node and with two, every second size; with two, only what the attention node has to do is told.
 
     `calls`: seconds of an expert call by requests and nodes.
@@ -301,7 +301,7 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
                 yield from point.rows()
 
 
-def wholes(engine: "Engine", grid: Grid, halves: dict[int, float]) -> Iterator[Row]:
+def wholes(engine: "AttentionSide", grid: Grid, halves: dict[int, float]) -> Iterator[Row]:
     """As `exchanges`, of steps in one call; nothing where nodes of this model take none. `halves`: seconds of a layer's
     attention half by requests, at the first context."""
     from afserve.cli.bench.exchange import exchange
@@ -324,7 +324,9 @@ def wholes(engine: "Engine", grid: Grid, halves: dict[int, float]) -> Iterator[R
                 yield from point.rows()
 
 
-def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]") -> Iterator[Row]:
+def serving(
+    engine: "AttentionSide", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]"
+) -> Iterator[Row]:
     """The served runs' rows, and how much longer their steps are than those of the same engine by itself, measured
     right before and right after each: a machine's speed drifts by more than the control plane costs."""
     from afserve.cli.bench.stages import WARM, Decoding

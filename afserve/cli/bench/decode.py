@@ -12,7 +12,7 @@ import click
 
 from afserve.child import module
 from afserve.cli.bench.case import Case
-from afserve.cli.bench.report import Row, record, table
+from afserve.cli.bench.report import BenchRow, record, table
 from afserve.errors import ConfigError, shown
 
 ENGINES = ("afd", "colocated", "transformers")
@@ -90,7 +90,7 @@ def decode(
         Console().print(table(rows))
 
 
-def _emit(row: Row, case: Case, as_json: bool, out: Path | None) -> None:
+def _emit(row: BenchRow, case: Case, as_json: bool, out: Path | None) -> None:
     line = json.dumps(record(row, case))
     if as_json:
         click.echo(line)
@@ -101,7 +101,7 @@ def _emit(row: Row, case: Case, as_json: bool, out: Path | None) -> None:
             file.write(line + "\n")
 
 
-def _peer(case: Case) -> Iterator[Row]:
+def _peer(case: Case) -> Iterator[BenchRow]:
     """transformers, where it is installed, on the folder that afserve would take."""
     from afserve.launch.machine import this_machine
     from afserve.launch.models import CONFIGS
@@ -117,7 +117,7 @@ def _peer(case: Case) -> Iterator[Row]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            yield Row(**json.loads(line))
+            yield BenchRow(**json.loads(line))
     if process.returncode:
         raise ConfigError(
             f"transformers failed on {folder} with exit code {process.returncode}; its output is above"

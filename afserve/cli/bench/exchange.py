@@ -22,7 +22,7 @@ from torch import Tensor
 
 from afserve.child import module
 from afserve.cli.bench.marked import NotedLink
-from afserve.cli.bench.stages import WARM, Engine, Row
+from afserve.cli.bench.stages import WARM, AttentionSide, Row
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm import connect
 from afserve.comm.m2n.port import ExpertPort
@@ -65,7 +65,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeBench:
     link: NotedLink
     nodes: tuple["Pipes", ...]
 
@@ -89,7 +89,7 @@ class Pipes:
 @contextmanager
 def exchange(
     source: ModelSource, peers: int, clock: Clock | None = None, node: str = "afserve.cli.bench.exchange"
-) -> Iterator[Exchange]:
+) -> Iterator[ExchangeBench]:
     """With so many nodes, each a process of the module `node`, which live as long as the context."""
     layout, placement = layout_of(source, peers)
     with ExitStack() as stack:
@@ -100,7 +100,7 @@ def exchange(
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
         link = NotedLink(end, layout=layout, placement=placement, clock=clock or MonotonicClock())
         stack.callback(link.close)
-        yield Exchange(link, tuple(pipes for _, pipes in nodes))
+        yield ExchangeBench(link, tuple(pipes for _, pipes in nodes))
 
 
 @contextmanager
@@ -123,7 +123,13 @@ class ExchangePoint:
     experts."""
 
     def __init__(
-        self, engine: Engine, made: Exchange, experts: float, requests: int, context: int, most: int
+        self,
+        engine: AttentionSide,
+        made: ExchangeBench,
+        experts: float,
+        requests: int,
+        context: int,
+        most: int,
     ) -> None:
         self._made, self._experts = made, experts
         self._decoding = engine.decoding(made.link, requests, context, most)

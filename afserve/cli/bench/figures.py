@@ -18,7 +18,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class BatchFigures:
     """Of one batch. `tokens_per_second` is None when the batch never was in a steady state."""
 
     tokens_per_second: float | None
@@ -26,11 +26,11 @@ class Figures:
     tpot: float
 
 
-def figures(batch: Sequence[Timeline]) -> Figures:
+def figures(batch: Sequence[Timeline]) -> BatchFigures:
     begin = max(one.tokens[0] for one in batch)
     end = min(one.tokens[-1] for one in batch)
     made = sum(begin < at <= end for one in batch for at in one.tokens)
-    return Figures(
+    return BatchFigures(
         made / (end - begin) if end > begin and made else None,
         median(one.tokens[0] - one.submitted for one in batch),
         median(_per_token(one) for one in batch),

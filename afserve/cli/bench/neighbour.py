@@ -16,7 +16,7 @@ from statistics import median
 
 from afserve.child import module
 from afserve.cli.bench.marked import MarkedLink
-from afserve.cli.bench.stages import Engine, ExpertCalls, Row
+from afserve.cli.bench.stages import AttentionSide, ExpertCalls, Row
 from afserve.config import ModelSource
 from afserve.errors import PeerLost
 from afserve.kernels.ops import open_ops
@@ -47,7 +47,7 @@ def neighbour(source: ModelSource, tokens: int) -> Iterator[Callable[[], None]]:
 
 
 def beside_rows(
-    engine: Engine, bank: ExpertBank, tokens: int, context: int, steps: int, turns: int
+    engine: AttentionSide, bank: ExpertBank, tokens: int, context: int, steps: int, turns: int
 ) -> Iterator[Row]:
     """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour, in turns. What is
     told is how many times as long each took right after it was alone: the median."""
@@ -73,7 +73,7 @@ def beside_rows(
 
 
 def main(source: ModelSource, tokens: int) -> None:
-    engine = Engine(source, open_ops("cpu", 1), 64)
+    engine = AttentionSide(source, open_ops("cpu", 1), 64)
     calls, computes = ExpertCalls(engine, engine.bank(), tokens, 1.0, 1.0), False
     calls.turn()
     print("ready", flush=True)

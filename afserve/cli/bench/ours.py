@@ -10,7 +10,7 @@ from typing import Any
 
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
-from afserve.cli.bench.report import Row
+from afserve.cli.bench.report import BenchRow
 from afserve.control.frontend import Frontend
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.llm import LLM
@@ -53,7 +53,7 @@ def _peaks(llm: LLM) -> dict[str, float | None]:
     return {name: peak_mib(pid) for name, pid in found.items() if pid is not None} | {"gateway": peak_mib()}
 
 
-def measure(case: Case, shape: Shape) -> Iterator[Row]:
+def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
     """One row per batch size, all on one start."""
     llm = LLM(
         case.model,
@@ -70,7 +70,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
             runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             rate, low, high = spread([run.tokens_per_second for run in runs])
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
-            yield Row(
+            yield BenchRow(
                 engine="colocated" if shape.colocated else "afd",
                 batch=batch,
                 tokens_per_second=rate,

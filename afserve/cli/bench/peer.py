@@ -15,10 +15,10 @@ import transformers
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.ours import peak_mib
-from afserve.cli.bench.report import Row
+from afserve.cli.bench.report import BenchRow
 
 
-class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
+class TokenClock(transformers.LogitsProcessor):  # type: ignore[misc]
     """Called once per generated token, after its logits: the time a token exists."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
 
 
 def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
-    clock, begin = Clock(), time.perf_counter()
+    clock, begin = TokenClock(), time.perf_counter()
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -56,7 +56,7 @@ def main(case: Case) -> None:
                 ids = torch.tensor(prompts(vocabulary, size, case.prompt_len, seed))
                 runs.append(figures(batch(model, ids, case.output_len)))
             rate, low, high = spread([run.tokens_per_second for run in runs])
-            row = Row(
+            row = BenchRow(
                 engine=f"transformers {transformers.__version__}",
                 batch=size,
                 tokens_per_second=rate,

@@ -23,7 +23,7 @@ MARKS = ("ready", "steady", "ending")  # what an attention node says by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RunningNode:
     """A running process. `_marks` are what it said by itself and nobody has waited for yet."""
 
     name: str
@@ -54,11 +54,11 @@ class Node:
 
 
 @contextmanager
-def _started(setup: "Setup") -> Iterator[Node]:
+def _started(setup: "Setup") -> Iterator[RunningNode]:
     command = [*module("afserve.cli.bench.pipeline_node"), json.dumps(asdict(setup))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield Node(f"{setup.role}-{setup.index}", process)
+            yield RunningNode(f"{setup.role}-{setup.index}", process)
             assert process.stdin is not None
             process.stdin.close()
         except BaseException:
@@ -95,7 +95,7 @@ def together(setup: "Setup") -> Row:
     return {"mode": "colocated", "micro_batches": 1, "tok_s": _rate(spent)}
 
 
-def _decode(fronts: Sequence[Node], experts: Sequence[Node]) -> list[Counts]:
+def _decode(fronts: Sequence[RunningNode], experts: Sequence[RunningNode]) -> list[Counts]:
     """What each node has counted between the last start and the first end."""
     for node in fronts:
         node.wait_mark("ready")
@@ -110,7 +110,7 @@ def _decode(fronts: Sequence[Node], experts: Sequence[Node]) -> list[Counts]:
     return [{key: b[key] - a[key] for key in b} for a, b in zip(before, after, strict=True)]
 
 
-def _ask(nodes: Sequence[Node]) -> list[Counts]:
+def _ask(nodes: Sequence[RunningNode]) -> list[Counts]:
     for node in nodes:
         node.tell("stats")
     return [node.counts() for node in nodes]

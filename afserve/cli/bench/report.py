@@ -14,7 +14,7 @@ from afserve.launch.machine import this_machine
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One engine at one batch size: medians over the repeats, rates with the smallest and largest. Seconds, MiB."""
 
     engine: str
@@ -31,7 +31,7 @@ class Row:
     threads: int | None = None
 
 
-def record(row: Row, case: Case) -> dict[str, object]:
+def record(row: BenchRow, case: Case) -> dict[str, object]:
     """The row as it goes into a results file."""
     values = {
         key: round(value, 5) if isinstance(value, float) else value for key, value in asdict(row).items()
@@ -77,7 +77,7 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def table(rows: Sequence[Row]) -> object:
+def table(rows: Sequence[BenchRow]) -> object:
     """Memory is the sum over processes of the most that each ever had."""
     from rich.table import Table
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import click
 
-from afserve.cli.bench.serve_options import Load, Loop, Report
+from afserve.cli.bench.serve_options import LoadOptions, Loop, ReportOptions
 from afserve.cli.bench.serve_report import record, table
 from afserve.cli.connection import connect, key_of, server_options
 from afserve.cli.load.arrivals import arrivals, read_trace, scaled
 from afserve.cli.load.asks import Form, from_file, generated
-from afserve.cli.load.connection import Connections, Server
-from afserve.cli.load.figures import Figures, figures, read_slo
-from afserve.cli.load.loops import Plan, Ran, Watch, run
+from afserve.cli.load.connection import ConnectionPool, Server
+from afserve.cli.load.figures import LoadFigures, figures, read_slo
+from afserve.cli.load.loops import LoadPlan, Ran, Watch, run
 from afserve.cli.load.picture import draw
 from afserve.cli.options import gather_group, group_options
 from afserve.errors import ConfigError, PeerLost
 
 
 @click.command()
-@group_options(Loop, Load, Report)
+@group_options(Loop, LoadOptions, ReportOptions)
 @server_options
 def serve(url: str, api_key_file: str | None, **flags: object) -> None:
     """Load on a running server, and what its clients see: TTFT, time between tokens, goodput.
@@ -40,13 +40,17 @@ def serve(url: str, api_key_file: str | None, **flags: object) -> None:
       afserve bench serve --rate 4 --arrivals bursts --slo ttft=500ms,tpot=50ms --plot load.png
       afserve bench serve --url http://127.0.0.1:8080 --trace conversation.jsonl --rate 2 --json
     """
-    loop, load, report = gather_group(Loop, flags), gather_group(Load, flags), gather_group(Report, flags)
+    loop, load, report = (
+        gather_group(Loop, flags),
+        gather_group(LoadOptions, flags),
+        gather_group(ReportOptions, flags),
+    )
     loop.check()
     slo = read_slo(report.slo)
     form = load.form(load.model or _model(url, api_key_file))
     server = Server.of(url, key_of(api_key_file))
     runs: list[tuple[str, Ran]] = []
-    found: list[Figures] = []
+    found: list[LoadFigures] = []
     for number, turn in enumerate(loop.turns()):
         plan = _plan(turn, load, form, number)
         with _bar(turn, plan.most, quiet=report.as_json) as watch:
@@ -77,14 +81,14 @@ def _model(url: str, api_key_file: str | None) -> str:
     return served[0]
 
 
-def _plan(turn: Loop, load: Load, form: Form, number: int) -> Plan:
+def _plan(turn: Loop, load: LoadOptions, form: Form, number: int) -> LoadPlan:
     """Each turn asks other prompts, so that none finds the last one's in a cache."""
     seed = load.seed + 1000 * number
     if load.prompts is not None:
         asks = from_file(load.prompts, form.endpoint, load.output_len)
     else:
         asks = generated(form, load.input_len, load.output_len, seed)
-    plan = Plan(form, asks, most=turn.requests, seconds=turn.duration, timeout=load.timeout)
+    plan = LoadPlan(form, asks, most=turn.requests, seconds=turn.duration, timeout=load.timeout)
     if turn.trace is not None:
         trace = read_trace(turn.trace, turn.requests)
         plan = replace(plan, times=scaled(trace, turn.rate_of), most=len(trace))
@@ -94,13 +98,15 @@ def _plan(turn: Loop, load: Load, form: Form, number: int) -> Plan:
     return replace(plan, streams=turn.concurrency[0])
 
 
-async def _measured(plan: Plan, turn: Loop, load: Load, server: Server, watch: Watch) -> Ran:
-    connections = Connections(server)
+async def _measured(plan: LoadPlan, turn: Loop, load: LoadOptions, server: Server, watch: Watch) -> Ran:
+    connections = ConnectionPool(server)
     try:
         if turn.warm_up:
             streams = min(turn.warm_up, plan.streams)
             asks = generated(plan.form, load.input_len, load.output_len, load.seed + 999)
-            await run(Plan(plan.form, asks, streams, most=turn.warm_up, timeout=load.timeout), connections)
+            await run(
+                LoadPlan(plan.form, asks, streams, most=turn.warm_up, timeout=load.timeout), connections
+            )
         return await run(plan, connections, watch)
     finally:
         connections.close()
@@ -137,7 +143,7 @@ def _bar(turn: Loop, most: int | None, *, quiet: bool) -> Iterator[Watch]:
         yield watch
 
 
-def _emit(row: dict[str, object], report: Report) -> None:
+def _emit(row: dict[str, object], report: ReportOptions) -> None:
     line = json.dumps(row)
     if report.as_json:
         click.echo(line)
@@ -168,7 +174,7 @@ def _save_requests(name: str, ran: Ran, path: Path | None) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def _warn(found: list[Figures]) -> None:
+def _warn(found: list[LoadFigures]) -> None:
     """Where the figures may be the client's rather than the server's."""
     for one in found:
         for why in one.reasons:

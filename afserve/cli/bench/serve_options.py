@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from afserve.cli.bench.decode import numbers
-from afserve.cli.load.arrivals import ARRIVALS, POISSON, Traced
+from afserve.cli.load.arrivals import ARRIVALS, POISSON, TracedRequest
 from afserve.cli.load.asks import CHAT, COMPLETIONS, Ask, Form
 from afserve.cli.options import Within, existing_file, option
 from afserve.errors import ConfigError
@@ -114,7 +114,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """What each request asks. Lengths in tokens; with a trace its own, these being the most."""
 
     model: str | None = option(help="What the server calls it; the first that it lists if not given.")
@@ -157,14 +157,14 @@ class Load:
             )
         return Form(self.endpoint, model, self.vocabulary or 0, not self.ends_early, self.extra)
 
-    def traced(self, form: Form, trace: Sequence[Traced], seed: int) -> Iterator[Ask]:
+    def traced(self, form: Form, trace: Sequence[TracedRequest], seed: int) -> Iterator[Ask]:
         draw = random.Random(seed)
         for one in trace:
             yield form.made(min(one.input, self.input_len), min(one.output, self.output_len), draw)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportOptions:
     """What is written. `slo` as `figures.read_slo` reads it."""
 
     slo: str = option(

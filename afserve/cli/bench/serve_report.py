@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from afserve.cli.bench.report import commit, processor
-from afserve.cli.bench.serve_options import Load, Loop
+from afserve.cli.bench.serve_options import LoadOptions, Loop
 from afserve.cli.load.asks import Form
-from afserve.cli.load.figures import Figures
+from afserve.cli.load.figures import LoadFigures
 
 
-def record(url: str, form: Form, turn: Loop, load: Load, found: Figures) -> dict[str, object]:
+def record(url: str, form: Form, turn: Loop, load: LoadOptions, found: LoadFigures) -> dict[str, object]:
     """The row as it goes into a results file."""
     return {
         "bench": "serve",
@@ -33,7 +33,7 @@ def record(url: str, form: Form, turn: Loop, load: Load, found: Figures) -> dict
     }
 
 
-def table(names: Sequence[str], found: Sequence[Figures]) -> object:
+def table(names: Sequence[str], found: Sequence[LoadFigures]) -> object:
     """A column per turn, a line per figure."""
     from rich.table import Table
 
@@ -46,7 +46,7 @@ def table(names: Sequence[str], found: Sequence[Figures]) -> object:
     return drawn
 
 
-def _lines(one: Figures) -> list[tuple[str, str]]:
+def _lines(one: LoadFigures) -> list[tuple[str, str]]:
     refused = f", {one.refused} refused" if one.refused else ""
     failed = f", {one.failed} failed" if one.failed else ""
     lines = [

@@ -39,7 +39,7 @@ WARM = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepMeans:
     """Means over decode steps: seconds of one, and those in which rows were under way, `waited` of which this node did
     nothing. dispatches: of all steps."""
 
@@ -55,13 +55,13 @@ class Decoding(Generic[T]):
     def __init__(self, node: AttentionNode[T], clock: Clock) -> None:
         self._node, self._clock = node, clock
 
-    def go(self, count: int) -> Steps:
+    def go(self, count: int) -> StepMeans:
         node, before, begin = self._node, self._node.stats(), self._clock.now()
         for _ in range(count):
             while not _turn(node):
                 pass
         seconds, after = self._clock.now() - begin, node.stats()
-        return Steps(
+        return StepMeans(
             seconds / count,
             (after.under_way_seconds - before.under_way_seconds) / count,
             (after.parked_seconds - before.parked_seconds) / count,
@@ -69,7 +69,7 @@ class Decoding(Generic[T]):
         )
 
 
-class Engine:
+class AttentionSide:
     """One attention side, built once; `node` gives it a cache and a link, `bank` reads all experts."""
 
     def __init__(self, source: ModelSource, ops: Ops, longest: int, clock: Clock | None = None) -> None:
@@ -126,7 +126,7 @@ def _turn(node: AttentionNode[T]) -> set[int]:
 class AttentionPoint:
     """One layer's attention half, and a step outside its layers, with nobody at the other end."""
 
-    def __init__(self, engine: Engine, requests: int, context: int, steps: int, turns: int) -> None:
+    def __init__(self, engine: AttentionSide, requests: int, context: int, steps: int, turns: int) -> None:
         self._engine, self._steps = engine, steps
         self._size: Row = {"requests": requests, "context": context}
         self.requests = requests
@@ -153,7 +153,7 @@ class AttentionPoint:
         yield {"part": "step", **self._size, "seconds": max(median(self._outside), 1e-6)}
 
 
-def _dense_seconds(engine: Engine, requests: int) -> float:
+def _dense_seconds(engine: AttentionSide, requests: int) -> float:
     """Of all dense layers' FFNs, which the planner prices apart."""
     x_TH = torch.randn(requests, engine.spec.hidden).to(engine.dtype)
     dense = [layer for layer in engine.model.layers if layer.moe_number is None]
@@ -167,7 +167,9 @@ def _local(layer: DecoderLayer, x_TH: torch.Tensor, number: int) -> None:
 class ExpertCalls:
     """One layer's experts. Tokens choose among `share` of the experts; the node holds `held` of those."""
 
-    def __init__(self, engine: Engine, bank: ExpertBank, tokens: int, share: float, held: float) -> None:
+    def __init__(
+        self, engine: AttentionSide, bank: ExpertBank, tokens: int, share: float, held: float
+    ) -> None:
         spec, made = engine.spec, torch.Generator().manual_seed(tokens)
         pool = max(spec.top_k, round(share * spec.experts))
         self._engine, self._bank, self._tokens = engine, bank, tokens

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from statistics import median
 
-from afserve.cli.bench.exchange import DISPATCH_BYTES, Exchange, layout_of
-from afserve.cli.bench.stages import WARM, Engine, Row
+from afserve.cli.bench.exchange import DISPATCH_BYTES, ExchangeBench, layout_of
+from afserve.cli.bench.stages import WARM, AttentionSide, Row
 from afserve.comm import connect
 from afserve.comm.m2n.port import ExpertPort
 from afserve.config import ModelSource
@@ -30,7 +30,7 @@ class WholePoint:
     """`half`: seconds of a layer's attention half where every dispatch is noted."""
 
     def __init__(
-        self, engine: Engine, made: Exchange, half: float, requests: int, context: int, most: int
+        self, engine: AttentionSide, made: ExchangeBench, half: float, requests: int, context: int, most: int
     ) -> None:
         self._made, self._half, self._layers = made, half, engine.spec.layers
         self._decoding = engine.decoding(made.link, requests, context, 2 * most)

@@ -19,7 +19,7 @@ ARRIVALS = (POISSON, CONSTANT, BURSTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedRequest:
     """One request of a trace: `at` in seconds from its first one, lengths in tokens."""
 
     at: float
@@ -39,14 +39,14 @@ def arrivals(kind: str, rate: float, burst: int, seed: int) -> Iterator[float]:
         now += draw.expovariate(rate / size)
 
 
-def scaled(trace: Sequence[Traced], rate: float | None) -> list[float]:
+def scaled(trace: Sequence[TracedRequest], rate: float | None) -> list[float]:
     """The times of a trace, its pauses stretched or shrunk to `rate` requests per second in the mean."""
     span = trace[-1].at
     factor = 1.0 if rate is None or not span else (len(trace) - 1) / span / rate
     return [one.at * factor for one in trace]
 
 
-def read_trace(path: Path, most: int | None) -> list[Traced]:
+def read_trace(path: Path, most: int | None) -> list[TracedRequest]:
     """The first `most` requests of a trace, by time.
 
     JSON lines with `timestamp` (ms), `input_length` and `output_length` (Mooncake's), or CSV with TIMESTAMP,
@@ -62,14 +62,14 @@ def read_trace(path: Path, most: int | None) -> list[Traced]:
     if not found:
         raise ConfigError(f"--trace {path}: holds no request", param="trace")
     found = sorted(found, key=lambda one: one.at)[:most]
-    return [Traced(one.at - found[0].at, one.input, one.output) for one in found]
+    return [TracedRequest(one.at - found[0].at, one.input, one.output) for one in found]
 
 
 class _BadLine(Exception):
     pass
 
 
-def _lines(file: Iterator[str]) -> Iterator[Traced]:
+def _lines(file: Iterator[str]) -> Iterator[TracedRequest]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
@@ -81,7 +81,7 @@ def _lines(file: Iterator[str]) -> Iterator[Traced]:
                 ) from error
 
 
-def _csv(file: Iterator[str]) -> Iterator[Traced]:
+def _csv(file: Iterator[str]) -> Iterator[TracedRequest]:
     for number, row in enumerate(csv.DictReader(file), 2):
         try:
             whole, _, part = row["TIMESTAMP"].partition(".")
@@ -91,7 +91,7 @@ def _csv(file: Iterator[str]) -> Iterator[Traced]:
             raise _BadLine(f"line {number}: needs TIMESTAMP, ContextTokens and GeneratedTokens") from error
 
 
-def _traced(at: float, input: int, output: int) -> Traced:
+def _traced(at: float, input: int, output: int) -> TracedRequest:
     if not (isinstance(input, int) and isinstance(output, int)):
         raise TypeError
-    return Traced(float(at), max(1, input), max(1, output))
+    return TracedRequest(float(at), max(1, input), max(1, output))

@@ -57,7 +57,7 @@ class Server:
         return head.encode("latin-1") + body
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One exchange at a time: `ask` returns when its answer is whole or the connection is gone."""
 
     def __init__(self) -> None:
@@ -139,11 +139,11 @@ class Connection(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class Connections:
+class ConnectionPool:
     """To one server; those that are free are used again, the last one first."""
 
     server: Server
-    _free: list[Connection] = field(default_factory=list)
+    _free: list[HttpConnection] = field(default_factory=list)
 
     async def ask(self, path: str, body: bytes, heard: Heard, timeout: float) -> None:
         """Fills `heard` from being sent to its end, whatever that is."""
@@ -173,19 +173,19 @@ class Connections:
         finally:
             self._keep(connection)
 
-    async def _opened(self) -> Connection:
+    async def _opened(self) -> HttpConnection:
         server = self.server
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, server.host, server.port, ssl=server.tls)
+        _, connection = await loop.create_connection(HttpConnection, server.host, server.port, ssl=server.tls)
         return connection
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> HttpConnection | None:
         while self._free:
             if (found := self._free.pop()).open:
                 return found
         return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: HttpConnection) -> None:
         if connection.open:
             self._free.append(connection)
 

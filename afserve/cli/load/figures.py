@@ -25,7 +25,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadFigures:
     """Of one run. Counts are of requests; `sent` = completed + refused + failed. Rates are per second.
 
     `good` are completed requests within every limit of the SLO, None without one. Client: `cpu_seconds` of this
@@ -57,13 +57,13 @@ class Figures:
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
-def figures(ran: Ran, slo: Mapping[str, float] | None = None) -> Figures:
+def figures(ran: Ran, slo: Mapping[str, float] | None = None) -> LoadFigures:
     """`slo`: milliseconds that each metric may take; a request's inter-token time is its largest gap."""
     done = [one for one in ran.heard if one.outcome == COMPLETED]
     outcomes = Counter(one.outcome for one in ran.heard)
     tokens = sum(one.tokens for one in done)
     good = sum(_holds(one, slo) for one in done) if slo else None
-    return Figures(
+    return LoadFigures(
         sent=len(ran.heard),
         completed=len(done),
         refused=outcomes[REFUSED],

@@ -11,14 +11,14 @@ from itertools import islice
 from time import perf_counter
 
 from afserve.cli.load.asks import PATHS, Ask, Form
-from afserve.cli.load.connection import Connections
+from afserve.cli.load.connection import ConnectionPool
 from afserve.cli.load.heard import Heard
 
 _TICK = 0.02  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is run. `times` None: closed, with `streams` open at once. `most` None: until `seconds` have gone by.
 
     In both, no new request goes out after `seconds`; those that are open come to their end.
@@ -50,7 +50,7 @@ class Ran:
 Watch = Callable[[Ran], None]  # called now and then
 
 
-async def run(plan: Plan, connections: Connections, watch: Watch = lambda ran: None) -> Ran:
+async def run(plan: LoadPlan, connections: ConnectionPool, watch: Watch = lambda ran: None) -> Ran:
     """Every request that was sent has an outcome at the end."""
     ran, cpu, began = Ran(), time.process_time(), perf_counter()
     ticking = asyncio.create_task(_tick(ran, watch))
@@ -65,7 +65,7 @@ async def run(plan: Plan, connections: Connections, watch: Watch = lambda ran: N
     return ran
 
 
-async def _closed(plan: Plan, connections: Connections, ran: Ran, began: float) -> None:
+async def _closed(plan: LoadPlan, connections: ConnectionPool, ran: Ran, began: float) -> None:
     asks = islice(plan.asks, plan.most)
 
     async def stream() -> None:
@@ -79,7 +79,9 @@ async def _closed(plan: Plan, connections: Connections, ran: Ran, began: float) 
             group.create_task(stream())
 
 
-async def _open(plan: Plan, times: Iterable[float], connections: Connections, ran: Ran, began: float) -> None:
+async def _open(
+    plan: LoadPlan, times: Iterable[float], connections: ConnectionPool, ran: Ran, began: float
+) -> None:
     async with asyncio.TaskGroup() as group:
         for at, ask in islice(zip(times, plan.asks, strict=False), plan.most):
             if plan.seconds is not None and at >= plan.seconds:
@@ -90,7 +92,7 @@ async def _open(plan: Plan, times: Iterable[float], connections: Connections, ra
             group.create_task(_one(plan, connections, ran, ask, due))
 
 
-async def _one(plan: Plan, connections: Connections, ran: Ran, ask: Ask, due: float) -> None:
+async def _one(plan: LoadPlan, connections: ConnectionPool, ran: Ran, ask: Ask, due: float) -> None:
     heard = Heard(due, ask.output)
     ran.heard.append(heard)
     await connections.ask(PATHS[plan.form.endpoint], plan.form.body(ask), heard, plan.timeout)

@@ -53,7 +53,7 @@ class BalanceRules:
         return Nodes((slots,) * count, dead=dead, host=(*known, *later) if known else ())
 
 
-class Recorder:
+class RoutingRecorder:
     """Counts since `start`, as the documented bytes of a routing recording."""
 
     def __init__(self, model: str, layers: int, experts: int) -> None:
@@ -88,7 +88,7 @@ class Balancing:
         placement = migration.placement
         layers, experts = len(placement.layers), placement.experts
         self.stats = RoutingStats(layers, experts)
-        self.recorder = Recorder(model, layers, experts)
+        self.recorder = RoutingRecorder(model, layers, experts)
         self.moves = 0
         self._migration = migration
         self._rules = rules

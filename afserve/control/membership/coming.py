@@ -22,7 +22,7 @@ from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
 
 
-class Coming(Going):
+class ComingMember(Going):
     """A member serves once it knows the placement in force."""
 
     def _joined(self, event: Joined, now: float) -> list[Effect]:

@@ -119,7 +119,7 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class RestartNodes:
     """These nodes are to get new processes, one after another, each once the one before serves."""
 
     nodes: tuple[NodeId, ...]
@@ -184,7 +184,7 @@ Event = (
     | Ticked
     | Scale
     | DrainNode
-    | Renew
+    | RestartNodes
     | ChangeRole
     | ChangePhase
     | Broken

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from afserve.control.membership.coming import Coming
+from afserve.control.membership.coming import ComingMember
 from afserve.control.membership.events import (
     Dismiss,
     Effect,
@@ -18,7 +18,7 @@ from afserve.errors import ConfigError, PeerLost
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 
-class Renewing(Coming):
+class Renewing(ComingMember):
     """Scale, drain, restart, change a role. Every one is refused, or a few steps that `_reconcile` takes."""
 
     def check_count(self, role: Role, count: int) -> None:

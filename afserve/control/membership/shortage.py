@@ -15,7 +15,7 @@ from afserve.placement.recovery import LayerExpert, homeless, recovered
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ShortagePatience:
     """Seconds until new requests are refused: `short` where nothing is under way that would help, else `long`."""
 
     short: float
@@ -33,7 +33,7 @@ class Homeless:
 class Shortage:
     """`room`: experts of a layer that a node can hold. `refusing`: why new requests are refused, or empty."""
 
-    def __init__(self, patience: Patience, room: int) -> None:
+    def __init__(self, patience: ShortagePatience, room: int) -> None:
         self.refusing = ""
         self._patience = patience
         self._room = room

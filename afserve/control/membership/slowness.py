@@ -31,7 +31,7 @@ class SlowRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WindowPace:
     """Of one window: what a row and what a call took, in seconds."""
 
     at: float
@@ -50,8 +50,8 @@ class _Known:
     generation: int = -1
     since: float = 0.0
     begun: ExpertStats = field(default_factory=ExpertStats)
-    pace: Pace | None = None
-    past: deque[Pace] = field(default_factory=lambda: deque(maxlen=60))
+    pace: WindowPace | None = None
+    past: deque[WindowPace] = field(default_factory=lambda: deque(maxlen=60))
     slow_since: float | None = None
 
 
@@ -74,9 +74,9 @@ class Slowness:
             return ""
         calls, busy = stats.calls - known.begun.calls, stats.busy_seconds - known.begun.busy_seconds
         known.since, known.begun = now, stats
-        return self._judge(known, Pace(now, busy / rows, busy / max(1, calls)))
+        return self._judge(known, WindowPace(now, busy / rows, busy / max(1, calls)))
 
-    def _judge(self, known: _Known, pace: Pace) -> str:
+    def _judge(self, known: _Known, pace: WindowPace) -> str:
         rules, known.pace = self._rules, pace
         before = self._times(pace, known.past) if len(known.past) >= rules.windows else 0.0
         # Peers are asked about only in the rare case that it is slower than before: there may be a thousand.
@@ -94,15 +94,15 @@ class Slowness:
             f"{others:.0f} times as long as its peers, for a row and for a call"
         )
 
-    def _beside_peers(self, known: _Known, pace: Pace) -> float:
+    def _beside_peers(self, known: _Known, pace: WindowPace) -> float:
         peers = self._peers(known, pace.at)
         return self._times(pace, peers) if len(peers) >= self._rules.peers else 0.0
 
-    def _peers(self, known: _Known, now: float) -> list[Pace]:
+    def _peers(self, known: _Known, now: float) -> list[WindowPace]:
         paces = (other.pace for other in self._known.values() if other is not known)
         return [pace for pace in paces if pace is not None and now - pace.at <= self._rules.fresh]
 
     @staticmethod
-    def _times(pace: Pace, others: Iterable[Pace]) -> float:
+    def _times(pace: WindowPace, others: Iterable[WindowPace]) -> float:
         others = list(others)
         return pace.times(median(other.row for other in others), median(other.call for other in others))

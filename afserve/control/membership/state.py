@@ -26,7 +26,7 @@ from afserve.control.membership.events import (
     Left,
     Place,
     Rejoined,
-    Renew,
+    RestartNodes,
     Said,
     Scale,
     Start,
@@ -129,7 +129,7 @@ class Membership(Returning):
                 return []
             case Waited(said):
                 return self._unheard("the gateway", said, now)
-            case Scale() | DrainNode() | Renew() | ChangeRole() | ChangePhase() | Place() if (
+            case Scale() | DrainNode() | RestartNodes() | ChangeRole() | ChangePhase() | Place() if (
                 self._takeover is not None
             ):
                 raise ConfigError("the controller was started again and still looks who is there; try again")
@@ -137,7 +137,7 @@ class Membership(Returning):
                 return self._scaled(role, count, phase, now)
             case DrainNode(node):
                 return self._drained_one(node)
-            case Renew(nodes):
+            case RestartNodes(nodes):
                 return self._renewed(nodes)
             case ChangeRole(node, role):
                 return self._changes_role(node, role)

@@ -15,7 +15,7 @@ from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.roles import RoleChanges
 from afserve.control.membership.roster import Member, State
 from afserve.control.membership.scaling import Renewals
-from afserve.control.membership.shortage import Patience, Shortage
+from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
 from afserve.control.wire.values import AttentionNodes, Drain
@@ -62,7 +62,7 @@ class Tables:
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
         self._room = deployment.placement.slots_per_node() - spare
-        patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
+        patience = ShortagePatience(self._recovery.rules.short, self._recovery.rules.deadline)
         self._shortage = Shortage(patience, self._room)
         self._slowness = Slowness()
         self._reach = Reach()

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 
 from afserve.control.membership.members import NO_EPOCH
 from afserve.control.membership.roster import State
-from afserve.control.wire.values import Register, Stage, Standing
+from afserve.control.wire.values import NodeStage, Register, Standing
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
 from afserve.placement.placement import Placement
 
 REJOIN_SECONDS = 2.0  # from a controller's start until those who have not come back are lost
-_SERVES = (Stage.SERVING, Stage.DRAINING, Stage.DRAINED)
+_SERVES = (NodeStage.SERVING, NodeStage.DRAINING, NodeStage.DRAINED)
 _STATES = {
-    Stage.LOADING: State.LOADING,
-    Stage.LOADED: State.LOADING,
-    Stage.SERVING: State.READY,
-    Stage.DRAINING: State.DRAINING,
-    Stage.DRAINED: State.DRAINED,
+    NodeStage.LOADING: State.LOADING,
+    NodeStage.LOADED: State.LOADING,
+    NodeStage.SERVING: State.READY,
+    NodeStage.DRAINING: State.DRAINING,
+    NodeStage.DRAINED: State.DRAINED,
 }
 
 
@@ -106,7 +106,7 @@ class Inherited:
         in_force = self.placement.epoch
         if role is Role.GATEWAY:
             return (
-                _STATES[Stage.SERVING if standing.stage is Stage.LOADED else standing.stage],
+                _STATES[NodeStage.SERVING if standing.stage is NodeStage.LOADED else standing.stage],
                 in_force,
                 in_force,
             )
@@ -118,7 +118,7 @@ class Inherited:
         knows = max(held)
         told = max(asked, default=knows)
         serves = (
-            standing.stage is Stage.LOADED and self.following is not None and told == self.following.epoch
+            standing.stage is NodeStage.LOADED and self.following is not None and told == self.following.epoch
         )
         return State.READY if serves else _STATES[standing.stage], knows, told
 

@@ -18,11 +18,11 @@ from afserve.control.wire.values import (
     FromNode,
     Gateways,
     Identity,
+    NodeStage,
     Ready,
     Register,
     Retire,
     Shutdown,
-    Stage,
     Standing,
     ToNode,
 )
@@ -105,13 +105,13 @@ class Account:
         )
         return replace(self._register, index=self._assigned.node.index, standing=standing)
 
-    def _stage(self) -> Stage:
+    def _stage(self) -> NodeStage:
         if self._drained:
-            return Stage.DRAINED
+            return NodeStage.DRAINED
         if self._draining:
-            return Stage.DRAINING
+            return NodeStage.DRAINING
         if not self._loaded:
-            return Stage.LOADING
+            return NodeStage.LOADING
         assert self._assigned is not None
         serves = self._serves if self._assigned.node.role is Role.ATTENTION else False
-        return Stage.SERVING if serves else Stage.LOADED
+        return NodeStage.SERVING if serves else NodeStage.LOADED

@@ -23,28 +23,30 @@ from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
+    Attend,
+    Cancel,
+    KvSource,
+    Refused,
+    Resume,
+    Submit,
+    ToAttention,
+    Tokens,
+)
+from afserve.control.wire.values import (
     Adopt,
     Adopted,
     Assigned,
-    Attend,
     AttentionNodes,
-    Cancel,
     Drain,
     Drained,
     Gateways,
-    KvSource,
     Noted,
     Peers,
     Ready,
     Record,
-    Refused,
-    Resume,
     Shutdown,
-    Submit,
-    ToAttention,
-    Tokens,
     ToNode,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent

@@ -11,7 +11,12 @@ import grpc
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.stream import ATTEND, Stream
-from afserve.control.wire.values import Attend, FromAttention, Gateways, ToAttention
+from afserve.control.wire.request_values import (
+    Attend,
+    FromAttention,
+    ToAttention,
+)
+from afserve.control.wire.values import Gateways
 from afserve.tls import Certificates, CertifiedRole
 
 _AGAIN_SECONDS = 0.5  # between two attempts to reach a gateway

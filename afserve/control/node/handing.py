@@ -17,7 +17,7 @@ from afserve.comm.kv.puller import Load, Prompt, Pulled
 from afserve.comm.kv.split import Member
 from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.splitting import SplitPrompt, parts_of
-from afserve.control.wire.values import KvSource
+from afserve.control.wire.request_values import KvSource
 from afserve.engine.request import GenerationRequest
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS, Arrow

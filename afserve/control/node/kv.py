@@ -17,7 +17,8 @@ from afserve.comm.kv.puller import Pulled
 from afserve.control.node.copying import Copier
 from afserve.control.node.handing import DecodeNode, HandOvers
 from afserve.control.node.prefilling import Prefilling, PrefillNode
-from afserve.control.wire.values import AttentionNodes, KvSource
+from afserve.control.wire.request_values import KvSource
+from afserve.control.wire.values import AttentionNodes
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node

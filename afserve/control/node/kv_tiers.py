@@ -11,7 +11,8 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
 from afserve.control.node.kv import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves, MovingNode
-from afserve.control.wire.values import AttentionNodes, KvSource
+from afserve.control.wire.request_values import KvSource
+from afserve.control.wire.values import AttentionNodes
 from afserve.engine.kv_tiers import DISK, HOST, Restored
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats

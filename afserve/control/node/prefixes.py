@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.control.wire.values import Prefixes
+from afserve.control.wire.request_values import Prefixes
 from afserve.engine.prefix_keys import HeldPrefixes
 
 SECONDS = 1.0  # between two messages with what changed

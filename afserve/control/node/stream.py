@@ -22,7 +22,15 @@ import grpc
 from afserve.control.node.account import Account
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
-from afserve.control.wire.values import FromAttention, FromNode, Progress, ToAttention, ToNode
+from afserve.control.wire.request_values import (
+    FromAttention,
+    ToAttention,
+)
+from afserve.control.wire.values import (
+    FromNode,
+    Progress,
+    ToNode,
+)
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 from afserve.tls import Certificates, CertifiedRole, probe
 

@@ -14,10 +14,12 @@ from afserve.control.wire.fields import Codec, Proto
 from afserve.control.wire.node_messages import FROM_NODE, PLACED, TO_NODE, PlacedCodec
 from afserve.control.wire.placements import Memo, SaidLast
 from afserve.control.wire.request_messages import FROM_ATTENTION, TO_ATTENTION
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     FromAttention,
-    FromNode,
     ToAttention,
+)
+from afserve.control.wire.values import (
+    FromNode,
     ToNode,
 )
 from afserve.errors import ProtocolError

@@ -22,7 +22,7 @@ from afserve.control.wire.fields import (
     take_flat,
     take_settings,
 )
-from afserve.control.wire.placements import Said, SaidLast, pack, unpack
+from afserve.control.wire.placements import SaidLast, SaidPlacement, pack, unpack
 from afserve.control.wire.values import (
     Adopt,
     Adopted,
@@ -39,6 +39,7 @@ from afserve.control.wire.values import (
     Gateways,
     Heartbeat,
     Identity,
+    NodeStage,
     Noted,
     Peers,
     Progress,
@@ -52,7 +53,6 @@ from afserve.control.wire.values import (
     Routed,
     Serve,
     Shutdown,
-    Stage,
     Standing,
     Stuck,
     Traced,
@@ -104,7 +104,7 @@ def _put_standing(value: Standing, proto: Proto) -> None:
 def _take_standing(proto: Proto) -> Standing:
     return Standing(
         proto.generation,
-        Stage(proto.stage),
+        NodeStage(proto.stage),
         proto.resident_bytes,
         _take_endpoint(proto.endpoint) if proto.HasField("endpoint") else None,
         Identity(dict(proto.identity.things)) if proto.HasField("identity") else None,
@@ -274,7 +274,7 @@ def _put_said(placement: Placement, proto: Proto, last: SaidLast) -> None:
 
 def _take_said(proto: Proto, last: SaidLast) -> Placement:
     said = proto.placement
-    return last.hear(Said(said.data, said.base if said.HasField("base") else None))
+    return last.hear(SaidPlacement(said.data, said.base if said.HasField("base") else None))
 
 
 def _put_adopt(value: Adopt, proto: Proto, last: SaidLast) -> None:

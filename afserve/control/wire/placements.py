@@ -40,7 +40,7 @@ _unpacked: Memo[Placement] = Memo()
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SaidPlacement:
     """Compressed text. With `base` it is what changes from that epoch; None stands for a whole placement."""
 
     data: bytes
@@ -53,15 +53,15 @@ class SaidLast:
     def __init__(self) -> None:
         self._last: Placement | None = None
 
-    def say(self, placement: Placement) -> Said:
+    def say(self, placement: Placement) -> SaidPlacement:
         last, self._last = self._last, placement
         if last is None:
-            return Said(pack(placement))
+            return SaidPlacement(pack(placement))
         key = id(last), id(placement)
         data = _changes.get(key, lambda: _change(last, placement), (last, placement))
-        return Said(pack(placement)) if data is None else Said(data, last.epoch)
+        return SaidPlacement(pack(placement)) if data is None else SaidPlacement(data, last.epoch)
 
-    def hear(self, said: Said) -> Placement:
+    def hear(self, said: SaidPlacement) -> Placement:
         """Raises ProtocolError or ConfigError for what no correct peer says."""
         last = self._last
         if said.base is None:

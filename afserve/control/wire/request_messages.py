@@ -18,7 +18,7 @@ from afserve.control.wire.fields import (
     take_flat,
 )
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep, KeptAnswer
-from afserve.control.wire.values import (
+from afserve.control.wire.request_values import (
     Acknowledge,
     Attend,
     Cancel,

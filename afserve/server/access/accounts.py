@@ -19,7 +19,7 @@ from afserve.clock import Clock, WallClock
 from afserve.errors import AuthError, CapacityError, shown
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
-from afserve.server.access.ledger import HELD_SECONDS, Ledger, RateLimitedError, Standing
+from afserve.server.access.ledger import HELD_SECONDS, KeyStanding, Ledger, RateLimitedError
 from afserve.server.scheduling import Scheduling
 from afserve.server.state.database import Database
 
@@ -81,11 +81,11 @@ class Accounts:
         return self.of(key)
 
     @asynccontextmanager
-    async def one_more(self, account: Account) -> AsyncIterator[Standing]:
+    async def one_more(self, account: Account) -> AsyncIterator[KeyStanding]:
         """Around one request of a key that has limits. Raises RateLimitedError."""
         key = account.key
         if key is None or not key.limits.counted:
-            yield Standing()
+            yield KeyStanding()
             return
         standing = await self._enter(account, key)
         try:
@@ -119,13 +119,13 @@ class Accounts:
             account.running -= 1
         await self._tell(account, key)
 
-    async def _enter(self, account: Account, key: Key) -> Standing:
+    async def _enter(self, account: Account, key: Key) -> KeyStanding:
         """What runs here counts at once: two requests that come together are two."""
         here, spent = account.running, account.spent
         account.running += 1
         account.spent = 0
 
-        def enter(db: sqlite3.Connection) -> Standing:
+        def enter(db: sqlite3.Connection) -> KeyStanding:
             return Ledger(db, self._holder, self._clock.now()).enter(key, here, spent)
 
         try:

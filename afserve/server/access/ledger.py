@@ -19,13 +19,13 @@ class RateLimitedError(OverloadedError):
 
     kind = "rate_limit_error"
 
-    def __init__(self, message: str, standing: "Standing", retry_after: float) -> None:
+    def __init__(self, message: str, standing: "KeyStanding", retry_after: float) -> None:
         super().__init__(message, retry_after=retry_after)
         self.standing = standing
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class KeyStanding:
     """A key's buckets after a request; None without that limit."""
 
     requests: Bucket | None = None
@@ -50,7 +50,7 @@ class Ledger:
     holder: str
     now: float
 
-    def enter(self, key: Key, here: int, spent: int) -> Standing:
+    def enter(self, key: Key, here: int, spent: int) -> KeyStanding:
         """One more request beside `here` that run at this gateway, which have used `spent` tokens since it last told.
 
         Raises RateLimitedError, and what was spent counts all the same: see `book`.
@@ -59,7 +59,7 @@ class Ledger:
         requests = self._bucket(key, REQUESTS, limits.requests_per_minute)
         tokens = self._bucket(key, TOKENS, limits.tokens_per_minute)
         tokens = tokens.less(spent) if tokens is not None else None
-        standing = Standing(requests, tokens)
+        standing = KeyStanding(requests, tokens)
         elsewhere = self._elsewhere(key) if limits.concurrent else 0
         if limits.concurrent and here + elsewhere >= limits.concurrent:
             raise RateLimitedError(
@@ -72,7 +72,7 @@ class Ledger:
             raise _over("requests_per_minute", requests, standing, requests.seconds_until(1))
         if tokens is not None and tokens.level <= 0:
             raise _over("tokens_per_minute", tokens, standing, tokens.seconds_until(1))
-        standing = Standing(None if requests is None else requests.less(1), tokens)
+        standing = KeyStanding(None if requests is None else requests.less(1), tokens)
         self._write(key, standing)
         self._run(key, here + 1)
         return standing
@@ -80,7 +80,7 @@ class Ledger:
     def book(self, key: Key, here: int, spent: int) -> None:
         """How many run at this gateway, and what they have used since it last told."""
         tokens = self._bucket(key, TOKENS, key.limits.tokens_per_minute)
-        self._write(key, Standing(None, None if tokens is None else tokens.less(spent)))
+        self._write(key, KeyStanding(None, None if tokens is None else tokens.less(spent)))
         self._run(key, here)
 
     def _bucket(self, key: Key, kind: str, most: int | None) -> Bucket | None:
@@ -91,7 +91,7 @@ class Ledger:
         ).fetchone()
         return Bucket.full(most, self.now) if row is None else Bucket(most, *row).filled(self.now)
 
-    def _write(self, key: Key, standing: Standing) -> None:
+    def _write(self, key: Key, standing: KeyStanding) -> None:
         for kind, bucket in ((REQUESTS, standing.requests), (TOKENS, standing.tokens)):
             if bucket is not None:
                 row = (key.name, kind, bucket.level, bucket.at)
@@ -114,7 +114,7 @@ class Ledger:
             self.db.execute("DELETE FROM running WHERE key=? AND holder=?", (key.name, self.holder))
 
 
-def _over(name: str, bucket: Bucket, standing: Standing, seconds: float) -> RateLimitedError:
+def _over(name: str, bucket: Bucket, standing: KeyStanding, seconds: float) -> RateLimitedError:
     return RateLimitedError(
         f"{name}: this key has used its {bucket.most} per minute; send it again in {seconds:.1f} s",
         standing,

@@ -31,7 +31,7 @@ log = logging.getLogger("afserve.server")
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class BatchEnd:
     status: str
     why: str = ""
 
@@ -102,26 +102,26 @@ class Worker:
         finally:
             self._running.pop(row.id, None)
 
-    async def _work(self, row: BatchRow) -> End:
+    async def _work(self, row: BatchRow) -> BatchEnd:
         try:
             if row.status == CANCELLING:
-                return End("cancelled")
+                return BatchEnd("cancelled")
             async with self._turns:
                 await self._answer(row)
-            return End("completed")
+            return BatchEnd("completed")
         except asyncio.CancelledError:
-            return End("cancelled")
+            return BatchEnd("cancelled")
         except BatchEnded as ended:
             log.warning("%s: %s", row.id, ended.why)
-            return End(ended.status, ended.why)
+            return BatchEnd(ended.status, ended.why)
         except AfserveError as error:
             log.warning("%s: ended early: %s", row.id, error.message)
-            return End("failed", error.message)
+            return BatchEnd("failed", error.message)
         except Exception:  # its own file says what was answered, the log why not more was
             log.exception("%s: ended early", row.id)
-            return End("failed", "afserve failed on this batch; its log has the reason")
+            return BatchEnd("failed", "afserve failed on this batch; its log has the reason")
 
-    async def _end(self, row: BatchRow, end: End) -> None:
+    async def _end(self, row: BatchRow, end: BatchEnd) -> None:
         try:
             if end.status == "cancelled" and self._leaving and not end.why:
                 await self.table.release(row.id)

@@ -18,7 +18,7 @@ _ATTEND = "attend"
 _OWN = ("schedule", "sample")  # parts of "attend" that are drawn apart; the second ends a step
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """Of a lane: `kind` is "attend", "own" (a part of one that no rows depend on) or "experts"."""
 
     start: int
@@ -84,17 +84,17 @@ def _node(
     recording: Recording, window: Window, sent: Sequence[Trip], computed: Mapping[str, Call]
 ) -> dict[str, object]:
     """`busy` and `waiting` are shares of the window; `last` is who answered last how often, of those it waited for."""
-    lanes: dict[str, list[Span]] = defaultdict(list)
+    lanes: dict[str, list[LaneSpan]] = defaultdict(list)
     waits: list[tuple[int, int]] = []
     for call in calls(recording):
-        span = Span(window.micros(call.start), window.micros(call.end), EXPERTS, call.layer, call.rows)
+        span = LaneSpan(window.micros(call.start), window.micros(call.end), EXPERTS, call.layer, call.rows)
         lanes[EXPERTS].append(span)
     for track, name, began, ended, _ in recording.slices:
         start, end = window.micros(began), window.micros(ended)
         if track == WAITING and start < end:
             waits.append((start, end))
         elif name == _ATTEND or name in _OWN:
-            lanes[track].append(Span(start, end, _ATTEND if name == _ATTEND else "own"))
+            lanes[track].append(LaneSpan(start, end, _ATTEND if name == _ATTEND else "own"))
     seen = {name: sorted((s for s in lanes[name] if s.start < s.end), key=_order) for name in sorted(lanes)}
     whole = window.micros(window.end) or 1
     computing = [span for spans in seen.values() for span in spans if span.kind != "own"]
@@ -109,7 +109,7 @@ def _node(
     }
 
 
-def _order(span: Span) -> tuple[int, bool]:
+def _order(span: LaneSpan) -> tuple[int, bool]:
     """What is part of another span comes behind it."""
     return span.start, span.kind == "own"
 

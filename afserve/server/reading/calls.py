@@ -8,13 +8,13 @@ import re
 from dataclasses import dataclass
 
 from afserve.server.reading.call_object import CallObject
-from afserve.server.reading.parts import Argued, Called, Part, Said, held
+from afserve.server.reading.parts import Argued, Called, Content, Part, held
 
 MOST_HEADER = 512  # characters between a marker and the object
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallForm:
     """`opens` begin a call; `noise` stands between calls and is dropped; `wraps` is dropped around a name.
 
     `special`: its markers are special tokens, which must not be left out of the text.
@@ -30,30 +30,30 @@ class Form:
         return self.opens + self.noise
 
 
-HERMES = Form(("<tool_call>",), ("</tool_call>",))
-MISTRAL = Form(("[TOOL_CALLS]",), ("]", ","), r"\[ARGS\]|\[CALL_ID\].*", special=True)
-DEEPSEEK = Form(
+HERMES = CallForm(("<tool_call>",), ("</tool_call>",))
+MISTRAL = CallForm(("[TOOL_CALLS]",), ("]", ","), r"\[ARGS\]|\[CALL_ID\].*", special=True)
+DEEPSEEK = CallForm(
     ("<｜tool▁call▁begin｜>",),
     ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```"),
     r"^function<｜tool▁sep｜>|<｜tool▁sep｜>|```json",
     special=True,
 )
-KIMI = Form(
+KIMI = CallForm(
     ("<|tool_call_begin|>",),
     ("<|tool_calls_section_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
     r"^functions\.|:\d+\s*<\|tool_call_argument_begin\|>|<\|tool_call_argument_begin\|>",
     special=True,
 )
-GRANITE = Form(("<|tool_call|>",), ("]", ","), special=True)
-HUNYUAN = Form(("<tool_calls>",), ("</tool_calls>", "]", ","))
+GRANITE = CallForm(("<|tool_call|>",), ("]", ","), special=True)
+HUNYUAN = CallForm(("<tool_calls>",), ("</tool_calls>", "]", ","))
 # The form of an answer that a grammar makes a list of calls.
-LIST = Form(("[",), ("]", ","))
+LIST = CallForm(("[",), ("]", ","))
 
 
 class CallReader:
     """Text in a form to words and calls. Words around calls are kept, white space between them is not."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: CallForm) -> None:
         self._form = form
         self._text = ""
         self._raw = ""  # of a call that has no name yet
@@ -74,7 +74,7 @@ class CallReader:
         rest, self._text = self._text, ""
         if self._header or (self._object is not None and not self._begun):
             rest = self._raw + rest
-        return [Said(rest)] if rest and not (self._between and not rest.strip()) else []
+        return [Content(rest)] if rest and not (self._between and not rest.strip()) else []
 
     def _advance(self, parts: list[Part]) -> bool:
         """One more part of the text; False where more text is needed."""
@@ -158,4 +158,4 @@ class CallReader:
 
 def _say(parts: list[Part], text: str) -> None:
     if text:
-        parts.append(Said(text))
+        parts.append(Content(text))

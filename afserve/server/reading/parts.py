@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Content:
     """Words of the answer itself."""
 
     text: str
@@ -34,7 +34,7 @@ class Argued:
     text: str
 
 
-Part = Said | Thought | Called | Argued
+Part = Content | Thought | Called | Argued
 
 
 class Reader(Protocol):

@@ -11,16 +11,16 @@ from afserve.server.reading.calls import (
     KIMI,
     LIST,
     MISTRAL,
+    CallForm,
     CallReader,
-    Form,
 )
 from afserve.server.reading.channels import CHANNEL, ChannelReader
-from afserve.server.reading.parts import Argued, Called, Part, Reader, Said
+from afserve.server.reading.parts import Argued, Called, Content, Part, Reader
 from afserve.server.reading.reasoning import ANSWER, CLOSE, AnswerReader, ReasoningReader
 from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect, XmlCallReader
 
 CHANNELS = "channels"
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, CallForm] = {
     "deepseek": DEEPSEEK,
     "kimi": KIMI,
     "mistral": MISTRAL,
@@ -62,7 +62,7 @@ class Reading:
 
 class WordReader:
     def feed(self, text: str) -> list[Part]:
-        return [Said(text)] if text else []
+        return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:
         return []

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afserve.server.reading.parts import Argued, Called, Part, Said, held
+from afserve.server.reading.parts import Argued, Called, Content, Part, held
 
 Types = Mapping[str, Mapping[str, str]]  # function -> parameter -> type
 
@@ -70,7 +70,7 @@ class XmlCallReader:
         rest, self._text = self._text, ""
         if self._name is not None:
             return []
-        return [Said(rest)] if rest.strip() or (rest and not self._calls) else []
+        return [Content(rest)] if rest.strip() or (rest and not self._calls) else []
 
     def _in_words(self, parts: list[Part]) -> bool:
         text, to = self._text, self._dialect
@@ -85,7 +85,7 @@ class XmlCallReader:
             for wrap in to.wraps:
                 words = words.removesuffix(f"{wrap}\n").removesuffix(wrap)
             if words.strip():
-                parts.append(Said(words))
+                parts.append(Content(words))
             self._name, self._text = name
             self._given = 0
             parts.append(Called(self._calls, self._name))
@@ -93,7 +93,7 @@ class XmlCallReader:
         first = min((p for m in to.markers if (p := text.find(m)) >= 0), default=None)
         keep = len(text) - first if first is not None else held(text, to.markers)
         if text[: len(text) - keep]:
-            parts.append(Said(text[: len(text) - keep]))
+            parts.append(Content(text[: len(text) - keep]))
         self._text = text[len(text) - keep :]
         return False
 

@@ -6,7 +6,7 @@ from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.sampling import MAX_TOKENS
 from afserve.server.surfaces.translate import SAMPLING, Body, Translated, copied
-from afserve.server.unsupported import Known, refuse_known, refuse_unsupported
+from afserve.server.unsupported import KnownField, refuse_known, refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -20,15 +20,15 @@ NAMES: Mapping[str, str] = {
     "tool_choice.function": "tool_choice",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_LEAVE = Known("leave it out")
+_LEAVE = KnownField("leave it out")
 _REFUSED = {
     **dict.fromkeys(("mcp_servers", "container", "context_management"), _LEAVE),
-    "output_format": Known("use output_config.format"),
+    "output_format": KnownField("use output_config.format"),
 }
 _OF_TOOLS = {
-    "input_examples": Known("put them into its description"),
-    "defer_loading": Known("every tool is shown to the model; leave it out"),
-    "allowed_callers": Known("only the model calls tools here; leave it out", (["direct"],)),
+    "input_examples": KnownField("put them into its description"),
+    "defer_loading": KnownField("every tool is shown to the model; leave it out"),
+    "allowed_callers": KnownField("only the model calls tools here; leave it out", (["direct"],)),
 }
 
 

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Mapping
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import Told
-from afserve.server.choice import Piece
-from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.chat_reply import ReadChoice
+from afserve.server.choice import TextPiece
+from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import anthropic_body
 from afserve.server.wording import Usage, encode
@@ -25,7 +25,7 @@ class MessageSurface:
     def __init__(self, message_id: str, model: str, prompt_tokens: int, reading: Reading | None) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
-        self._told = Told(reading)
+        self._told = ReadChoice(reading)
         self._blocks: list[Block] = []
         self._text: list[str] = []
         self._open = False
@@ -39,7 +39,7 @@ class MessageSurface:
             message={**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
         )
 
-    def take(self, piece: Piece) -> bytes:
+    def take(self, piece: TextPiece) -> bytes:
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             said += self._close()
@@ -64,7 +64,7 @@ class MessageSurface:
         }
         return encode(whole).encode()
 
-    def _why(self, piece: Piece) -> str:
+    def _why(self, piece: TextPiece) -> str:
         if piece.stop is not None:
             return "stop_sequence"
         calls = piece.finish_reason == "stop" and any(block["type"] == "tool_use" for block in self._blocks)
@@ -72,7 +72,7 @@ class MessageSurface:
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case Said(text):
+            case Content(text):
                 lead = self._begin({"type": "text", "text": ""})
                 return lead + self._grow(text, {"type": "text_delta", "text": text})
             case Thought(text):

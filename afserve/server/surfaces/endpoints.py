@@ -19,7 +19,7 @@ from afserve.server.body import Body
 from afserve.server.fields import Fields
 from afserve.server.generation import Task
 from afserve.server.hosted import Hosted
-from afserve.server.prepare import Kind
+from afserve.server.prepare import BodyKind
 from afserve.server.prepared import Prepared
 from afserve.server.refusal import json_response
 from afserve.server.running import Watched
@@ -28,29 +28,29 @@ from afserve.server.spans import origin_of, span_of
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama_lines import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
-from afserve.server.surfaces.response_store import ResponseStore, Stored
+from afserve.server.surfaces.response_store import ResponseStore, StoredResponse
 from afserve.server.surfaces.surface import Keep, Surface, SurfaceAnswer
-from afserve.server.unsupported import Known, refuse_known
+from afserve.server.unsupported import KnownField, refuse_known
 from afserve.server.wording import Usage, encode
 
 log = logging.getLogger("afserve.server")
 Make = Callable[[Prepared, str, Clock], Surface]
 # What a query may ask of a kept response.
 _WHOLE = {
-    **dict.fromkeys(("stream", "starting_after"), Known("a kept response is given whole", ("false",))),
-    "include": Known("leave it out", ("reasoning.encrypted_content",)),
+    **dict.fromkeys(("stream", "starting_after"), KnownField("a kept response is given whole", ("false",))),
+    "include": KnownField("leave it out", ("reasoning.encrypted_content",)),
 }
 _ALL_ITEMS = {
-    **dict.fromkeys(("after", "limit", "include"), Known("all items are given; leave it out")),
-    "order": Known("they come as they were sent; leave it out", ("asc",)),
+    **dict.fromkeys(("after", "limit", "include"), KnownField("all items are given; leave it out")),
+    "order": KnownField("they come as they were sent; leave it out", ("asc",)),
 }
-_PREFIX = {Kind.MESSAGE: "msg_", Kind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
+_PREFIX = {BodyKind.MESSAGE: "msg_", BodyKind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
 
 
 class Spoken:
     """One such endpoint, as an ASGI application."""
 
-    def __init__(self, service: Service, kind: Kind, make: Make) -> None:
+    def __init__(self, service: Service, kind: BodyKind, make: Make) -> None:
         self._service, self._kind, self._make = service, kind, make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,16 +131,16 @@ class Responses(Spoken):
             limits.max_responses_bytes,
             limits.response_seconds,
         )
-        super().__init__(service, Kind.RESPONSE, self._surface)
+        super().__init__(service, BodyKind.RESPONSE, self._surface)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared:
         """A body that follows a response is prepared together with what was said up to that one."""
         text = self._service.text
-        asked = await text.prepare(Kind.RESPONSE, body.data)
+        asked = await text.prepare(BodyKind.RESPONSE, body.data)
         if isinstance(asked, bytes):
             before = (await self._store.get(owner, json.loads(asked))).items
             asked = await text.prepare(
-                Kind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
+                BodyKind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
             )
         assert isinstance(asked, Prepared)
         return asked
@@ -157,7 +157,9 @@ class Responses(Spoken):
             own = encode(surface.items).encode()
             items = asked.kept[:-1] + b"," + own[1:] if surface.items else asked.kept
             try:
-                await self._store.put(owner, surface.id, Stored(surface.body(usage), items, asked.kept))
+                await self._store.put(
+                    owner, surface.id, StoredResponse(surface.body(usage), items, asked.kept)
+                )
             except CapacityError as error:
                 log.warning("%s is answered and not kept: %s", surface.id, error.message)
 

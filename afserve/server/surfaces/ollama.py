@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import Body, Translated
-from afserve.server.unsupported import Known, refuse_known
+from afserve.server.unsupported import KnownField, refuse_known
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NAMES: Mapping[str, str] = {
@@ -32,12 +32,12 @@ _ITS_OWN = (
     "numa",
 )
 _REFUSED = {
-    **dict.fromkeys(("logprobs", "top_logprobs"), Known("use /v1/chat/completions")),
-    **dict.fromkeys(("width", "height", "steps"), Known("this model writes text only")),
+    **dict.fromkeys(("logprobs", "top_logprobs"), KnownField("use /v1/chat/completions")),
+    **dict.fromkeys(("width", "height", "steps"), KnownField("this model writes text only")),
 }
 _OF_PROMPTS = {
-    **dict.fromkeys(("suffix", "images", "template", "context"), Known("leave it out")),
-    "raw": Known("use /v1/completions"),
+    **dict.fromkeys(("suffix", "images", "template", "context"), KnownField("leave it out")),
+    "raw": KnownField("use /v1/completions"),
 }
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "repeat_last_n": (64, -1), "typical_p": (1, 1.0), "tfs_z": (1, 1.0), "mirostat": (0,), "mirostat_eta": (0.1,),

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import Told
-from afserve.server.choice import Piece
-from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.chat_reply import ReadChoice
+from afserve.server.choice import TextPiece
+from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import ollama_body
 from afserve.server.wording import Usage, encode
@@ -25,7 +25,7 @@ class OllamaSurface:
 
     def __init__(self, model: str, reading: Reading | None, now: Callable[[], float], *, chat: bool) -> None:
         self._model, self._chat = model, chat
-        self._told = Told(reading)
+        self._told = ReadChoice(reading)
         self._now, self._started, self._first = now, now(), 0.0
         self._said: list[str] = []
         self._thought: list[str] = []
@@ -36,7 +36,7 @@ class OllamaSurface:
     def begin(self) -> bytes:
         return b""
 
-    def take(self, piece: Piece) -> bytes:
+    def take(self, piece: TextPiece) -> bytes:
         self._first = self._first or self._now()
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
@@ -60,7 +60,7 @@ class OllamaSurface:
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case Said(text):
+            case Content(text):
                 self._said.append(text)
                 return self._line(text)
             case Thought(text):

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Mapping
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import Told
-from afserve.server.choice import Piece
-from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.chat_reply import ReadChoice
+from afserve.server.choice import TextPiece
+from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import code_of, told
 from afserve.server.wording import Usage, encode
@@ -30,7 +30,7 @@ class ResponseSurface:
     ) -> None:
         self.id = response_id
         self.items: list[Item] = []
-        self._told = Told(reading)
+        self._told = ReadChoice(reading)
         self._base = {
             "id": response_id,
             "object": "response",
@@ -49,7 +49,7 @@ class ResponseSurface:
             "response.in_progress", response=response
         )
 
-    def take(self, piece: Piece) -> bytes:
+    def take(self, piece: TextPiece) -> bytes:
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             said += self._close()
@@ -83,7 +83,7 @@ class ResponseSurface:
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case Said(text):
+            case Content(text):
                 lead = self._open("message")
                 return lead + self._grow(text, "response.output_text.delta", content_index=0, logprobs=[])
             case Thought(text):

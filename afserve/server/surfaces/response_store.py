@@ -9,7 +9,7 @@ from afserve.server.state.database import Database
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """`body` is the response, `items` the JSON array of everything that was said up to and with it, `asked` of it the
     items before its own output."""
 
@@ -32,7 +32,7 @@ class ResponseStore:
     most_bytes: int
     seconds: float
 
-    async def put(self, owner: str, response_id: str, stored: Stored) -> None:
+    async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
         """The oldest make room for it; what alone is too large is not kept."""
 
         def put(db: sqlite3.Connection) -> None:
@@ -45,7 +45,7 @@ class ResponseStore:
 
         await self.database.run(put)
 
-    async def get(self, owner: str, response_id: str) -> Stored:
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
         """Raises NotFoundError for one that is not here any more, or never was."""
         return await self.database.run(lambda db: self._row(db, owner, response_id))
 
@@ -63,7 +63,7 @@ class ResponseStore:
 
         return await self.database.run(count)
 
-    def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> Stored:
+    def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> StoredResponse:
         self._shrink(db)
         sound = response_id.encode("utf-8", "replace").decode()
         row = db.execute(
@@ -75,7 +75,7 @@ class ResponseStore:
                 "or it made room for others; send the whole input",
                 param="previous_response_id",
             )
-        return Stored(*row)
+        return StoredResponse(*row)
 
     def _shrink(self, db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM responses WHERE ends<?", (self.clock.now(),))

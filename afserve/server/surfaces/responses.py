@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import Body, Translated, copied
-from afserve.server.unsupported import VERBOSITY, Known, refuse_known, refuse_unsupported
+from afserve.server.unsupported import VERBOSITY, KnownField, refuse_known, refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -19,24 +19,24 @@ NAMES: Mapping[str, str] = {
 MAX_ITEMS = 8192
 MAX_REPEATED = 1 << 18
 _REFUSED = {
-    "background": Known("ask for a stream, or send it with /v1/batches"),
-    "conversation": Known("use previous_response_id"),
-    "prompt": Known("send the text itself"),
-    "max_tool_calls": Known("this server calls no tools itself"),
-    "context_management": Known("leave it out"),
+    "background": KnownField("ask for a stream, or send it with /v1/batches"),
+    "conversation": KnownField("use previous_response_id"),
+    "prompt": KnownField("send the text itself"),
+    "max_tool_calls": KnownField("this server calls no tools itself"),
+    "context_management": KnownField("leave it out"),
 }
-_NO_SUMMARY = Known("the reasoning itself is told; leave it out", ("auto",))
+_NO_SUMMARY = KnownField("the reasoning itself is told; leave it out", ("auto",))
 _OF_REASONING = {
     "summary": _NO_SUMMARY,
     "generate_summary": _NO_SUMMARY,
-    "context": Known(
+    "context": KnownField(
         "earlier reasoning is shown to the model as its template does it; leave it out", ("auto",)
     ),
-    "mode": Known("use effort", ("standard",)),
+    "mode": KnownField("use effort", ("standard",)),
 }
 _OF_TOOLS = {
-    "defer_loading": Known("every tool is shown to the model; leave it out"),
-    "allowed_callers": Known("only the model calls tools here; leave it out", (["direct"],)),
+    "defer_loading": KnownField("every tool is shown to the model; leave it out"),
+    "allowed_callers": KnownField("only the model calls tools here; leave it out", (["direct"],)),
 }
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 

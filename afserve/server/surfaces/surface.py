@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answer import Writer
 from afserve.server.body import ClientGone, until_gone
-from afserve.server.choice import Piece
+from afserve.server.choice import TextPiece
 from afserve.server.direct import direct_of
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
@@ -29,7 +29,7 @@ class Surface(Protocol):
 
     def begin(self) -> bytes: ...
 
-    def take(self, piece: Piece) -> bytes: ...
+    def take(self, piece: TextPiece) -> bytes: ...
 
     def end(self, usage: Usage) -> bytes: ...
 
@@ -134,7 +134,7 @@ class _Events:
     def takes(self) -> bool:
         return self._writer.free
 
-    def take(self, index: int, piece: Piece) -> None:
+    def take(self, index: int, piece: TextPiece) -> None:
         self._usage.add(piece)
         if data := self._surface.take(piece):
             self._writer.write_now(data)

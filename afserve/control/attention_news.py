@@ -1,0 +1,50 @@
+"""Who is told which attention nodes serve: gateways always, and nodes where copies are kept or phases are.
+
+It knows no socket and no clock: the controller says when, and `tell` is how.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from afserve.control.membership.events import MemberId
+from afserve.control.membership.state import Membership
+from afserve.control.wire.values import AttentionNodes, ToNode
+from afserve.member import Role
+
+
+class AttentionNews:
+    """`nodes` is what was told last."""
+
+    def __init__(self, membership: Membership, tell: Callable[[MemberId, ToNode], None]) -> None:
+        self._membership, self._tell = membership, tell
+        self.nodes = AttentionNodes()
+        self._phased = False  # whether attention nodes have, or had, phases
+
+    def changed(self) -> bool:
+        """Whether others serve, or otherwise, than was told last; `nodes` are those of now from here on."""
+        before, self.nodes = self.nodes, self._membership.attention_nodes()
+        return self.nodes != before
+
+    def tell_all(self) -> None:
+        """Where attention nodes have phases, all nodes are told: decode rows come first at expert nodes."""
+        members, deployment = self._membership.members, self._membership.deployment
+        self._phased = self._phased or bool(deployment.phases)
+        hear = [member for member in members.of(Role.ATTENTION) if self._hears(member.id)]
+        hear += members.of(Role.EXPERT) if self._phased else ()
+        for member in (*hear, *members.of(Role.GATEWAY)):
+            self._tell(member.id, self.nodes)
+
+    def tell_who_came(self, member: MemberId, *, knew: bool, serves: bool) -> None:
+        """One that was admitted. `knew`: it has its place from an earlier stream, and may have missed the last news.
+        `serves`: the run does already."""
+        role = member.node.role
+        if role is Role.GATEWAY:
+            self._tell(member, replace(self.nodes, serves=serves))
+        elif self._phased if role is Role.EXPERT else knew and self._hears(member):
+            self._tell(member, self.nodes)
+
+    def _hears(self, member: MemberId) -> bool:
+        """An attention node that serves, of others: to keep copies for them, or to ask them for prompts."""
+        found = self._membership.members.get(member)
+        wants = bool(self._membership.deployment.engine.kv_copies) or self._phased
+        return wants and found is not None and found.serving and member.node.role is Role.ATTENTION
