@@ -53,7 +53,12 @@ class Wires(Protocol):
         ...
 
     def receive(self, keep: bool = False) -> list[Event]:
-        """What has happened since the last call. Who is to `keep` what it reads itself calls again at once."""
+        """What has happened since the last call. Who is to `keep` all connections to itself calls again at once, or
+        says that it does not."""
+        ...
+
+    def leave(self) -> None:
+        """The caller has something else to do, or will wait."""
         ...
 
     @property

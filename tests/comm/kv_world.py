@@ -175,6 +175,9 @@ class Wires:
         events, self.events = self.events, []
         return events
 
+    def leave(self) -> None:
+        self.world.happened["left"] += 1
+
     def close(self) -> None:
         for link, end in self.links.values():
             link.dead = link.closed[end] = True

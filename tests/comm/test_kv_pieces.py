@@ -75,7 +75,7 @@ def streams():
 def _placed(here, blocks, number):
     room = here.room(blocks * BLOCK)
     room.view[:] = bytes([number]) * len(room.view)
-    here.put(parts_of(Piece(number, 0, blocks, number, room.view, room.slot)))
+    here.write(parts_of(Piece(number, 0, blocks, number, room.view, room.slot)))
 
 
 def test_a_slot_comes_back_with_the_acknowledgement_and_only_once(streams):
@@ -86,7 +86,7 @@ def test_a_slot_comes_back_with_the_acknowledgement_and_only_once(streams):
         ack = Ack(piece.transfer, piece.first, piece.count, piece.slot)
         there.answered(ack)
         assert there.used(piece) is None and piece.slot != NOWHERE
-        there.put(parts_of(ack))
+        there.write(parts_of(ack))
         assert here.read() == [ack]
         assert not here.fetched(ack)  # the lender hears of it too
         assert len({here.room(1).slot for _ in range(SLOTS)}) == SLOTS and not here.has_room

@@ -368,6 +368,9 @@ class Said_:
 
     kept = False
 
+    def leave(self):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found

@@ -30,6 +30,9 @@ class Wires:
 
     kept = moving = False
 
+    def leave(self):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found
