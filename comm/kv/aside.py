@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 
 _TAKEN_AWAY = 100e-6  # seconds that a yield may take before the core counts as shared
-_AGAIN = 0.005  # seconds until it moves once more: where every core is busy, the scheduler knows better
+_AGAIN = 0.005  # seconds in which that is to happen twice, and until it moves once more: the scheduler may know better
 this_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
 
 
@@ -19,20 +19,26 @@ class Aside:
     """Of one thread. Where it is bound to one core, it stays there."""
 
     def __init__(self) -> None:
-        self._moved = float("-inf")
+        self._moved = self._taken = float("-inf")
 
-    def give_way(self) -> None:
-        """Lets another runnable thread have this core. Where one took it for long, the caller goes on elsewhere."""
+    def give_way(self) -> bool:
+        """Lets another runnable thread have this core. Whether one took it for long, and not for the first time: the
+        other end may leave it by itself."""
         before = monotonic()
         os.sched_yield()
         now = monotonic()
-        if now - before > _TAKEN_AWAY and now - self._moved > _AGAIN:
-            self._moved = now
-            self._move()
+        if now - before <= _TAKEN_AWAY:
+            return False
+        again, self._taken = now - self._taken < _AGAIN, now
+        return again
 
-    def _move(self) -> None:
-        cores, here = os.sched_getaffinity(0), this_core()
-        if others := cores - {here}:
+    def leave(self, core: int) -> None:
+        """The thread that this one works with was last on that core: if it is the caller's, it goes on elsewhere."""
+        now = monotonic()
+        if core < 0 or core != this_core() or now - self._moved < _AGAIN:
+            return
+        self._moved, cores = now, os.sched_getaffinity(0)
+        if others := cores - {core}:
             try:
                 os.sched_setaffinity(0, others)
                 os.sched_setaffinity(0, cores)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from afserve.clock import Clock
-from afserve.comm.kv.aside import Aside
 from afserve.comm.kv.lender import Key, Lender
 from afserve.comm.kv.messages import (
     Abort,
@@ -65,7 +64,6 @@ class Exchange:
         self._offers: dict[int, tuple[int, float]] = {}  # peer, until
         self._keeping: dict[int, tuple[int, int]] = {}  # own transfer -> whose offer, its number
         self._offered = 0
-        self._aside = Aside()
         self.ended: list[Pulled] = []
         self.settled: list[tuple[int, int]] = []
 
@@ -181,7 +179,7 @@ class Exchange:
             elif now >= gives_up:
                 break
             else:
-                self._aside.give_way()
+                self._wires.give_way()
         self._wires.leave()
 
     @property

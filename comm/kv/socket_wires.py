@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from afserve.comm.kv.aside import Aside, this_core
 from afserve.comm.kv.duty import COMES, ROOM, Duty
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
 from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
@@ -62,6 +63,8 @@ class SocketWires:
         self._woken = threading.Event()  # somebody was woken and has not looked yet
         self._duty = Duty()
         self._moving = False
+        self._aside = Aside()
+        self._last: PeerStream | None = None  # that has moved something
         self._joining = threading.Lock()  # who begins to stand, or sends before that, or ends all
         self._streams: dict[int, PeerStream] = {}
         self._early: dict[int, deque[Room]] = {}  # for connections that do not stand yet
@@ -138,10 +141,21 @@ class SocketWires:
         self._woken.clear()
         self._moving = False
         for stream, what in self._duty.take(keep):
-            before = stream.moved
+            self._last, before = stream, stream.moved
             self._serve(stream, what)
             self._moving |= stream.moved != before
         return [self._events.popleft() for _ in range(len(self._events))]
+
+    def give_way(self) -> None:
+        if (
+            self._aside.give_way() and self._last is not None
+        ):  # who has it is known for sure only inside a host
+            self._aside.leave(self._last.core if self._last.near else this_core())
+
+    def apart(self, peer: int) -> None:
+        if self._duty.writes and (stream := self._streams.get(peer)) is not None:
+            self._aside.leave(stream.core)
+            stream.tell_core()
 
     def leave(self) -> None:
         self._duty.leave()

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from afserve.comm.kv.aside import this_core
 from afserve.comm.kv.messages import (
     HEAD_BYTES,
     Ack,
@@ -102,6 +103,15 @@ class PeerStream:
 
     # ---- by whoever is `alone`
 
+    @property
+    def core(self) -> int:
+        """Where the other end ran when it last wrote; -1 where that cannot be known."""
+        return -1 if self._theirs is None else self._theirs.core
+
+    def tell_core(self) -> None:
+        if self._own is not None:
+            self._own.tell_core(this_core())
+
     def write(self, parts: Sequence[Room] = (), *, at_once: bool = True) -> bool:
         """Hand the kernel what it takes of what waits and of this behind it, if that is to be done `at_once`. Whether
         there is more room than before. Raises OSError."""
@@ -110,6 +120,7 @@ class PeerStream:
         self.out.extend(parts)
         if not at_once:
             return False
+        self.tell_core()
         while self.out:
             try:
                 sent = self._give()

@@ -57,6 +57,14 @@ class Wires(Protocol):
         says that it does not."""
         ...
 
+    def give_way(self) -> None:
+        """The caller looks for what comes, and lets others have its core. Where the other end has, it goes on apart."""
+        ...
+
+    def apart(self, peer: int) -> None:
+        """Much will go there: not from the core where that end waits for it."""
+        ...
+
     def leave(self) -> None:
         """The caller has something else to do, or will wait."""
         ...

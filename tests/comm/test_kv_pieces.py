@@ -15,13 +15,16 @@ from tests.comm.kv_world import BLOCK, Store, chain
 
 class Wires:
     def __init__(self) -> None:
-        self.sent = []
+        self.sent, self.left = [], []
 
     def send(self, peer, message):
         self.sent.append(message)
 
     def has_room(self, peer):
         return True
+
+    def apart(self, peer):
+        self.left.append(peer)
 
     def takes_large(self, peer):
         return peer == 1
@@ -57,6 +60,15 @@ def test_pieces_grow_and_are_large_only_for_who_takes_them_from_who_is_idle(peer
     for piece in pieces:
         lender.heard(peer, Ack(7, piece.first, piece.count), 0.0)
     assert not lender.busy and not +store.held
+
+
+@pytest.mark.parametrize(("blocks", "left"), [(3, []), (4, [1])])
+def test_a_lender_leaves_the_other_ends_core_for_what_takes_long(monkeypatch, blocks, left):
+    monkeypatch.setattr("afserve.comm.kv.lender._MUCH_BYTES", 4 * BLOCK)
+    store, wires = Store(60), Wires()
+    store.compute(chain(1, blocks))
+    Lender(store, wires).heard(1, Want(7, 0, 0, tuple(chain(1, 9))), 0.0)
+    assert wires.left == left
 
 
 @pytest.fixture

@@ -371,6 +371,11 @@ class Said_:
     def leave(self):
         pass
 
+    give_way = leave
+
+    def apart(self, peer):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found

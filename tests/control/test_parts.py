@@ -33,6 +33,11 @@ class Wires:
     def leave(self):
         pass
 
+    give_way = leave
+
+    def apart(self, peer):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found
