@@ -39,7 +39,7 @@ def _gone(error: OSError) -> str:
 
 class SocketWires:
     """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new, or a peer
-    `has_room` again; who dials and sends need not be who receives. Where `shares` is said, pieces go through memory of
+    `has_room` again; who dials need not be who sends and receives. Where `shares` is said, pieces go through memory of
     both ends inside a host."""
 
     def __init__(
@@ -147,10 +147,10 @@ class SocketWires:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def give_way(self) -> None:
-        if (
-            self._aside.give_way() and self._last is not None
-        ):  # who has it is known for sure only inside a host
-            self._aside.leave(self._last.core if self._last.near else this_core())
+        if self._aside.give_way() and (other := self._last) is not None:
+            self._aside.leave(
+                other.core if other.near else this_core()
+            )  # between hosts nobody says who has it
 
     def apart(self, peer: int) -> None:
         if self._duty.writes and (stream := self._streams.get(peer)) is not None:
@@ -207,12 +207,12 @@ class SocketWires:
         try:
             connection.settimeout(GREETING_SECONDS)
             greet(connection, self._token, self._terms, whom)
-            slots = self._share(connection)
+            stream = PeerStream(peer, connection, self._sizes, *self._share(connection))
         except (OSError, AfserveError, ValueError) as error:
             connection.close()
             self._refuse(peer, error.message if isinstance(error, AfserveError) else f"{whom}: {error}")
             return
-        self._welcome(peer, connection, slots)
+        self._welcome(stream)
 
     def _share(self, connection: Connection) -> Slots:
         if not self._shares or isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
@@ -224,15 +224,14 @@ class SocketWires:
         self._end(peer, why)
         self._tell()
 
-    def _welcome(self, peer: int, connection: Connection, slots: Slots) -> None:
+    def _welcome(self, stream: PeerStream) -> None:
         """What was sent to it before goes first; from here on others may put something behind that."""
-        stream = PeerStream(peer, connection, self._sizes, *slots)
         with self._joining, stream.alone:
             if not self._running:
                 stream.close()
                 return
-            stream.out = self._early.pop(peer, deque())
-            self._streams[peer] = stream
+            stream.out = self._early.pop(stream.peer, deque())
+            self._streams[stream.peer] = stream
             self._serve(stream, COMES | ROOM)
         self._tell()
 
