@@ -96,7 +96,7 @@ class End:
         size = self.cache.block_bytes
         listener = listen_here() if case.over == SHARED else listen_on(host)
         if case.over not in CARRIERS:
-            return SocketWires(listener, "t", {}, size, self.news.set, shares=case.over == SHARED)
+            return SocketWires(listener, "t", {}, size, self._woken, shares=case.over == SHARED)
         memory = memory_for(size)
         carrier = open_carrier(case.over, host, memory)
 
@@ -105,9 +105,18 @@ class End:
 
         return CarriedWires(connected, carrier, memory, size, self.news.set, MonotonicClock())
 
+    def _woken(self) -> None:
+        """By the thread of the sockets."""
+        if isinstance(self.wires, SocketWires):
+            self.wires.ring()
+
     def turn(self) -> None:
+        """As a node that has nothing else to do (`control/node/attention.py`)."""
         self.exchange.turn(0.02, lingers=True)
         if not (self.exchange.eager or self.exchange.ended):
+            if isinstance(self.wires, SocketWires):
+                self.wires.sleep(0.001)
+                return
             self.news.wait(0.001)
         self.news.clear()
 

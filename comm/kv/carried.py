@@ -131,6 +131,15 @@ class CarriedWires:
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]
 
+    def give_way(self) -> None:
+        """Nobody looks here."""
+
+    def apart(self, peer: int) -> None:
+        """Its thread moves them."""
+
+    def leave(self) -> None:
+        """Its thread looks after all of it anyway."""
+
     def close(self) -> None:
         """What was sent and has not left yet is lost."""
         self._running = False

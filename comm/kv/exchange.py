@@ -4,7 +4,6 @@
 are read and written beside it (`socket_wires`). It knows no requests but their numbers.
 """
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from afserve.comm.kv.split import Member, Split
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
-LOOKS = 400  # that find nothing, then who lingers waits like everybody: some 2 ms, for to be woken may take as long
+LINGERS = 0.002  # seconds without anything new, then it sleeps: to be woken may take as long
 OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
 
 
@@ -161,27 +160,27 @@ class Exchange:
         `lingers` has nothing else to do, and waits here for the next ones while blocks move."""
         until = self._clock.now() + seconds
         moved = self._take_some(until, keep=lingers)
-        if not (moved or self.busy or self._wires.kept):
-            return
         if lingers:
             self._linger(until)
+        if not (moved or self.busy):
+            return
         if not self._events:  # what has arrived and was not looked at yet is not late
             self._tick(self._clock.now())
         self._settle()
 
     def _linger(self, until: float) -> None:
-        """Where this thread itself sees what comes. Until there is nothing more, or time is over: then it is eager."""
-        looks = 0
-        while self._wires.kept and looks < LOOKS and self._moves and not self._puller.ended:
-            if self._clock.now() >= until:
+        """This thread itself sees what comes. Until nothing more does, or time is over: then it is eager."""
+        gives_up = self._clock.now() + LINGERS
+        while self._wires.kept and self._moves and not self._puller.ended:
+            if (now := self._clock.now()) >= until:
                 return
             if self._take_some(until, keep=True):
-                looks = 0
+                gives_up = now + LINGERS
+            elif now >= gives_up:
+                break
             else:
-                looks += 1
-                os.sched_yield()  # the other end may be on this core
-        if not self._puller.ended:  # whoever waits for that is first
-            self._take_some(until, keep=False)
+                self._wires.give_way()
+        self._wires.leave()
 
     @property
     def _moves(self) -> bool:

@@ -34,6 +34,7 @@ _LEAST_BYTES = (
     1 << 19
 )  # of the first piece, so that the other end begins early; the next ones are twice as large
 _DOUBLED = 8  # times at most
+_MUCH_BYTES = 2 << 20  # of one lease: to go on at another core costs as much as to copy some 1 MiB
 MOST_LEASES = 256
 _GROWS_BY = 256  # blocks looked for at a time
 Key = tuple[int, int]  # a peer, and its number of the transfer
@@ -223,6 +224,8 @@ class Lender:
             return
         grows = key in self._computing
         blocks = self.store.find(want.names)
+        if len(blocks) * self.store.block_bytes >= _MUCH_BYTES:
+            self.wires.apart(key[0])
         self._release_parted(want.request)
         if not grows:
             self.wires.send(key[0], Grant(key[1], len(blocks)))

@@ -84,12 +84,15 @@ class Buffers:
 
 
 class OwnSlots:
-    """Memory that the other end reads. Raises OSError where there is none to be had."""
+    """Memory that the other end reads: slots, and a page that says where this end runs. Raises OSError where there is
+    none to be had."""
 
     def __init__(self, file: int, size: int) -> None:
-        self._size, total = size, SLOTS * size
+        self._size, total = size, SLOTS * size + _PAGE
         os.ftruncate(file, total)
         self._memory = memoryview(mmap.mmap(file, total))
+        self._core = self._memory[-_PAGE:].cast("i")
+        self.tell_core(-1)
         try:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS | _FUTURE_WRITE)
         except OSError:  # a system before Linux 5.1
@@ -119,6 +122,10 @@ class OwnSlots:
             self._free.append(room.slot)
         return mine
 
+    def tell_core(self, core: int) -> None:
+        """Where the thread of this end runs that says something now."""
+        self._core[0] = core
+
     def close(self) -> None:
         """The map goes with the last view of it."""
         self._free.clear()
@@ -128,7 +135,7 @@ class PeerSlots:
     """Memory that the other end writes in, which can only be read here. Takes the descriptor over."""
 
     def __init__(self, file: int, size: int) -> None:
-        self._size, total = size, SLOTS * size
+        self._size, total = size, SLOTS * size + _PAGE
         try:
             sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS)
             there = os.fstat(file).st_size
@@ -137,9 +144,15 @@ class PeerSlots:
                     f"KV blocks: the other end's memory has {there} bytes and the seals {sealed}, expected {total} "
                     "bytes that cannot shrink; tokens are computed again"
                 )
-            self._memory = memoryview(mmap.mmap(file, total, prot=mmap.PROT_READ))
+            memory = memoryview(mmap.mmap(file, total, prot=mmap.PROT_READ))
+            self._memory, self._core = memory[:-_PAGE], memory[-_PAGE:].cast("i")
         finally:
             os.close(file)
+
+    @property
+    def core(self) -> int:
+        """Where the other end's thread ran when it last said something; whatever that end likes to write there."""
+        return self._core[0]
 
     def piece(self, at: int, size: int) -> memoryview:
         """Raises ProtocolError where no slot begins or a piece does not fit."""

@@ -1,8 +1,7 @@
 """One greeted connection, without blocking: messages in and out, and where the bytes of pieces lie meanwhile.
 
-Of the wires' thread, but for `has_room`, `room` and `used`; what is `near` or held the node's thread reads and writes
-too, one of the two at a time. Short messages are read many at a time. The bytes of a piece go straight to a buffer, or
-lie in memory that both ends have and are not read at all.
+Whoever reads or writes is `alone` meanwhile (`duty`). Short messages are read many at a time. The bytes of a piece go
+straight to a buffer, or lie in memory that both ends have and are not read at all.
 """
 
 import errno
@@ -10,7 +9,9 @@ import itertools
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
 
+from afserve.comm.kv.aside import this_core
 from afserve.comm.kv.messages import (
     HEAD_BYTES,
     Ack,
@@ -65,11 +66,9 @@ class PeerStream:
         self._block_bytes, piece_bytes = sizes
         self._own, self._theirs = own, theirs
         self.near = own is not None and theirs is not None
-        self.watched = True  # by the wires' thread, for what comes
-        self.held = False  # by the node's, which alone reads it then
-        self.arrived = 0  # bytes
-        self.alone = threading.RLock()  # whoever reads or writes
-        self._closed = False
+        self.moved = 0  # bytes, both ways
+        self.alone = threading.RLock()
+        self.closed = False
         self._placed: set[int] = set()  # where pieces lie that are not answered
         self._rooms: Rooms = own or Buffers(piece_bytes)
         self._arriving = Buffers(piece_bytes)
@@ -102,37 +101,32 @@ class PeerStream:
         self._arriving.give_back(Room(memoryview(piece.payload)))
         return None
 
-    def hold(self, held: bool) -> None:
-        """Once this returns, what the wires' thread has read is told."""
-        if held is not self.held:
-            with self.alone:
-                self.held = held
+    # ---- by whoever is `alone`
 
-    # ---- by the wires' thread, or of what is near or held by the node's
+    @property
+    def core(self) -> int:
+        """Where the other end ran when it last wrote; -1 where that cannot be known."""
+        return -1 if self._theirs is None else self._theirs.core
 
-    def put(self, parts: list[Room]) -> bool:
-        """Behind what waits already. Whether the wires' thread has to go on, and does not know it. Raises OSError."""
-        with self.alone:
-            waits = bool(self.out)
-            self.out.extend(parts)
-            if not waits:
-                self._write()
-            return bool(self.out) and not waits
+    def tell_core(self) -> None:
+        if self._own is not None:
+            self._own.tell_core(this_core())
 
-    def write(self) -> bool:
-        """Hand the kernel what it takes. Whether there is more room than before. Raises OSError."""
-        with self.alone:
-            return self._write()
-
-    def _write(self) -> bool:
+    def write(self, parts: Sequence[Room] = (), *, at_once: bool = True) -> bool:
+        """Hand the kernel what it takes of what waits and of this behind it, if that is to be done `at_once`. Whether
+        there is more room than before. Raises OSError."""
         room = False
-        if self._closed:
-            self.out.clear()
+        at_once &= not (parts and self.out)
+        self.out.extend(parts)
+        if not at_once:
+            return False
+        self.tell_core()
         while self.out:
             try:
                 sent = self._give()
             except BlockingIOError:
                 break
+            self.moved += sent
             while sent:
                 view = self.out[0].view
                 if sent < len(view):
@@ -150,12 +144,11 @@ class PeerStream:
     def read(self) -> list[Message]:
         """The messages that are complete now; behind them there may be an `error`, and then nothing more comes."""
         found: list[Message] = []
-        with self.alone:
-            try:
-                if not self._closed:
-                    self._read(found)
-            except (OSError, ProtocolError) as error:
-                self.error = error
+        try:
+            if not self.closed:
+                self._read(found)
+        except (OSError, ProtocolError) as error:
+            self.error = error
         return found
 
     def _read(self, found: list[Message]) -> None:
@@ -169,7 +162,7 @@ class PeerStream:
                 break
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "closed")
-            self.arrived += count
+            self.moved += count
             if self._head is None:
                 self._staged += count
                 self._unstage(found)
@@ -244,7 +237,7 @@ class PeerStream:
 
     def close(self) -> None:
         with self.alone:  # nobody may read what has this number next
-            self._closed = True
+            self.closed = True
             self.connection.close()
         self._rooms.close()
         self._arriving.close()

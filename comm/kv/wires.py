@@ -53,7 +53,20 @@ class Wires(Protocol):
         ...
 
     def receive(self, keep: bool = False) -> list[Event]:
-        """What has happened since the last call. Who is to `keep` what it reads itself calls again at once."""
+        """What has happened since the last call. Who is to `keep` all connections to itself calls again at once, or
+        says that it does not."""
+        ...
+
+    def give_way(self) -> None:
+        """The caller looks for what comes, and lets others have its core. Where the other end has, it goes on apart."""
+        ...
+
+    def apart(self, peer: int) -> None:
+        """Much will go there: not from the core where that end waits for it."""
+        ...
+
+    def leave(self) -> None:
+        """The caller has something else to do, or will wait."""
         ...
 
     @property

@@ -175,6 +175,14 @@ class Wires:
         events, self.events = self.events, []
         return events
 
+    def leave(self) -> None:
+        self.world.happened["left"] += 1
+
+    give_way = leave
+
+    def apart(self, peer: int) -> None:
+        self.world.happened["apart"] += 1
+
     def close(self) -> None:
         for link, end in self.links.values():
             link.dead = link.closed[end] = True

@@ -12,6 +12,7 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Ack, Piece
 from afserve.comm.kv.reach import listen_here, listen_on
 from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.kv.stream import PeerStream
 from afserve.comm.kv.wires import Closed, Said
 from tests.comm.kv_world import BLOCK, Store, chain
 
@@ -24,9 +25,13 @@ class Wired:
     def __init__(self, far=False) -> None:
         self.news = threading.Event()
         listener = listen_on("127.0.0.1") if far else listen_here()
-        self.wires = SocketWires(listener, "t", {}, BLOCK, self.news.set, shares=True)
+        self.wires = SocketWires(listener, "t", {}, BLOCK, self.wake, shares=True)
         self.wires.start()
         self.heard, self.ended = [], []
+
+    def wake(self):
+        self.news.set()
+        self.wires.ring()
 
     def look(self, keep=False):
         for event in self.wires.receive(keep):
@@ -48,6 +53,14 @@ class Wired:
                 assert self.news.wait(until - time.monotonic()), (self.heard, self.ended)
                 self.news.clear()
 
+    def sleep(self, done):
+        """As a node does that has nothing else to do, in its connections."""
+        until = time.monotonic() + SECONDS
+        while not done():
+            assert time.monotonic() < until, (self.heard, self.ended)
+            self.wires.sleep(SECONDS)
+            self.look(keep=True)
+
 
 @pytest.fixture
 def ends():
@@ -62,14 +75,14 @@ def numbers(end):
 
 
 def test_what_is_said_before_a_connection_stands_comes_first(ends, monkeypatch):
-    """Also where the thread that was told to send it is slow."""
-    plain = SocketWires._send
+    """Also where who greets is slow to hand the connection over."""
+    plain = SocketWires._serve
 
     def slow(self, *args):
-        time.sleep(0.001)
-        plain(self, *args)
+        time.sleep(0.01)
+        return plain(self, *args)
 
-    monkeypatch.setattr(SocketWires, "_send", slow)
+    monkeypatch.setattr(SocketWires, "_serve", slow)
     here, there = ends
     peer = here.wires.dial(there.wires.address)
     for number in range(200):
@@ -83,7 +96,8 @@ def test_what_is_said_before_a_connection_stands_comes_first(ends, monkeypatch):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["here", "there", "here+", "there+", "look", "keep", "sleep"]), st.integers(1, 40)
+            st.sampled_from(["here", "there", "here+", "there+", "look", "keep", "asleep", "sleep"]),
+            st.integers(1, 40),
         ),
         max_size=30,
     ),
@@ -119,11 +133,16 @@ def test_messages_come_in_order_whoever_reads(turns, far):
                 say(what, count)
             elif what[:-1] in sent:
                 give(what[:-1], 800 * count)
+            elif what == "asleep":
+                for end in made:
+                    end.wires.sleep(0.0001)
             elif what == "sleep":
                 time.sleep(count / 20_000)
             else:
                 for end in made:
                     end.look(keep=what == "keep")
+        for end in made:
+            end.wires.leave()
         there.wait(lambda: len(there.heard) >= sent["here"])
         here.wait(lambda: len(here.heard) >= sent["there"])
         assert numbers(there) == list(range(sent["here"])) and numbers(here) == list(range(sent["there"]))
@@ -134,13 +153,15 @@ def test_messages_come_in_order_whoever_reads(turns, far):
 
 def test_what_the_wires_thread_has_read_comes_before_what_the_node_reads(monkeypatch):
     """Also where that thread is slow to tell, between hosts, where both read: one after the other."""
-    plain = SocketWires._tell
+    plain = PeerStream.read
 
-    def slow(self, *args, **kwargs):
-        time.sleep(0.0005)
-        plain(self, *args, **kwargs)
+    def slow(self):
+        found = plain(self)
+        if found and threading.current_thread().name == "kv-wires":
+            time.sleep(0.0005)
+        return found
 
-    monkeypatch.setattr(SocketWires, "_tell", slow)
+    monkeypatch.setattr(PeerStream, "read", slow)
     here, there = Wired(far=True), Wired(far=True)
     try:
         peer = here.wires.dial(there.wires.address)
@@ -155,6 +176,56 @@ def test_what_the_wires_thread_has_read_comes_before_what_the_node_reads(monkeyp
             time.sleep(0.0002)
         there.wait(lambda: len(there.heard) == 400)
         assert numbers(there) == list(range(400))
+    finally:
+        here.wires.close()
+        there.wires.close()
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_who_sleeps_in_its_connections_is_woken_by_no_other_thread(far):
+    here, there = Wired(far), Wired(far)
+    try:
+        peer = here.wires.dial(there.wires.address)
+        here.wires.send(peer, Ack(0, 0, 1))
+        there.wait(lambda: there.heard)
+        there.news.clear()
+        for number in range(1, 50):
+            threading.Timer(0.002, here.wires.send, (peer, Ack(number, 0, 1))).start()
+            there.sleep(lambda number=number: len(there.heard) > number)
+        assert numbers(there) == list(range(50)) and not there.news.is_set()
+        there.look()  # it has something else to do from now on
+        assert not there.wires.kept
+        here.wires.send(peer, Ack(50, 0, 1))
+        there.wait(lambda: len(there.heard) == 51)
+    finally:
+        here.wires.close()
+        there.wires.close()
+
+
+def test_who_sleeps_wakes_when_it_is_rung_and_only_then(ends):
+    here, _ = ends
+    began = time.monotonic()
+    here.wires.sleep(0.02)
+    assert time.monotonic() - began > 0.015
+    here.wires.ring()
+    here.wires.sleep(SECONDS)  # rung before
+    threading.Timer(0.01, here.wires.ring).start()
+    here.wires.sleep(SECONDS)
+    assert time.monotonic() - began < SECONDS
+    here.wires.sleep(0.0)
+    assert not here.heard
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_the_end_of_a_connection_wakes_who_sleeps_in_it(far):
+    here, there = Wired(far), Wired(far)
+    try:
+        peer = here.wires.dial(there.wires.address)
+        here.wires.send(peer, Ack(0, 0, 1))
+        there.wait(lambda: there.heard)
+        there.wires.close()
+        here.sleep(lambda: here.ended)
+        assert [event.peer for event in here.ended] == [peer]
     finally:
         here.wires.close()
         there.wires.close()

@@ -15,13 +15,16 @@ from tests.comm.kv_world import BLOCK, Store, chain
 
 class Wires:
     def __init__(self) -> None:
-        self.sent = []
+        self.sent, self.left = [], []
 
     def send(self, peer, message):
         self.sent.append(message)
 
     def has_room(self, peer):
         return True
+
+    def apart(self, peer):
+        self.left.append(peer)
 
     def takes_large(self, peer):
         return peer == 1
@@ -59,6 +62,15 @@ def test_pieces_grow_and_are_large_only_for_who_takes_them_from_who_is_idle(peer
     assert not lender.busy and not +store.held
 
 
+@pytest.mark.parametrize(("blocks", "left"), [(3, []), (4, [1])])
+def test_a_lender_leaves_the_other_ends_core_for_what_takes_long(monkeypatch, blocks, left):
+    monkeypatch.setattr("afserve.comm.kv.lender._MUCH_BYTES", 4 * BLOCK)
+    store, wires = Store(60), Wires()
+    store.compute(chain(1, blocks))
+    Lender(store, wires).heard(1, Want(7, 0, 0, tuple(chain(1, 9))), 0.0)
+    assert wires.left == left
+
+
 @pytest.fixture
 def streams():
     """Two ends in a host that have given each other memory."""
@@ -75,7 +87,7 @@ def streams():
 def _placed(here, blocks, number):
     room = here.room(blocks * BLOCK)
     room.view[:] = bytes([number]) * len(room.view)
-    here.put(parts_of(Piece(number, 0, blocks, number, room.view, room.slot)))
+    here.write(parts_of(Piece(number, 0, blocks, number, room.view, room.slot)))
 
 
 def test_a_slot_comes_back_with_the_acknowledgement_and_only_once(streams):
@@ -86,7 +98,7 @@ def test_a_slot_comes_back_with_the_acknowledgement_and_only_once(streams):
         ack = Ack(piece.transfer, piece.first, piece.count, piece.slot)
         there.answered(ack)
         assert there.used(piece) is None and piece.slot != NOWHERE
-        there.put(parts_of(ack))
+        there.write(parts_of(ack))
         assert here.read() == [ack]
         assert not here.fetched(ack)  # the lender hears of it too
         assert len({here.room(1).slot for _ in range(SLOTS)}) == SLOTS and not here.has_room

@@ -41,6 +41,15 @@ def test_what_one_end_writes_the_other_reads_and_cannot_write():
     assert other.free and theirs.piece(0, 1) == b"\0"
 
 
+def test_each_end_knows_where_the_other_runs():
+    (own, theirs), (other, view) = shared()
+    assert (view.core, theirs.core) == (-1, -1)
+    own.tell_core(3)
+    other.tell_core(7)
+    assert (view.core, theirs.core) == (3, 7)
+    assert view.piece((SLOTS - 1) * SIZE, SIZE) == bytes(SIZE)
+
+
 def test_memory_of_another_size_is_refused_by_name():
     with pytest.raises(RendezvousError, match=r"the other end's memory has \d+ bytes and the seals"):
         shared(SIZE, 2 * SIZE)

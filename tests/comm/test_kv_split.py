@@ -368,6 +368,14 @@ class Said_:
 
     kept = False
 
+    def leave(self):
+        pass
+
+    give_way = leave
+
+    def apart(self, peer):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found

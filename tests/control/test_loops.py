@@ -442,3 +442,32 @@ def test_nobody_loads_for_a_controller_that_is_gone():
     stream._end(RendezvousError("expert-0 disagrees with the controller on expert weights"))
     with pytest.raises(RendezvousError, match="expert weights"):
         report(0.5)
+
+
+class Place:
+    """Where a stream may sleep: a test says what happens there."""
+
+    def __init__(self, then=lambda: None) -> None:
+        self.then, self.slept, self.rung = then, 0, 0
+
+    def sleep(self, seconds):
+        self.slept += 1
+        self.then()
+
+    def ring(self):
+        self.rung += 1
+
+
+def test_a_node_sleeps_where_it_is_told_and_what_is_delivered_rings_only_then():
+    stream = ControlStream("127.0.0.1:9", "token")
+    place = Place(lambda: stream.deliver("late"))
+    stream.sleep_in(place)
+    stream.deliver("early")
+    assert (stream.receive(5.0), place.slept, place.rung) == (["early"], 0, 0)
+    assert (stream.receive(5.0), place.slept, place.rung) == (["late"], 1, 1)
+    place.then = lambda: None
+    assert (stream.receive(5.0), place.slept, place.rung) == ([], 2, 1)
+    place.then = lambda: stream._end(PeerLost("controller", "ended the stream"))
+    with pytest.raises(PeerLost):
+        stream.receive(5.0)
+    assert place.rung == 2

@@ -30,6 +30,14 @@ class Wires:
 
     kept = moving = False
 
+    def leave(self):
+        pass
+
+    give_way = leave
+
+    def apart(self, peer):
+        pass
+
     def receive(self, keep=False):
         found, self.events = self.events, []
         return found

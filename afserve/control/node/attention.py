@@ -1,7 +1,8 @@
 """An attention node as a process: requests come from the gateways, events go back, one message per step and gateway.
 
-It blocks where there is nothing to do: on its inbox while idle, on the link while replies are in flight. A request's id
-tells whose it is. The node keeps a request until its gateway has acknowledged the end of it, or has been away too long.
+It blocks where there is nothing to do: on its inbox, and what moves KV blocks, while idle, on the link while replies
+are in flight. A request's id tells whose it is. The node keeps a request until its gateway has acknowledged the end of
+it, or has been away too long.
 """
 
 from collections.abc import Callable

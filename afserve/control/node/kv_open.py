@@ -54,6 +54,7 @@ def open_kv(
     wires: SocketWires | CarriedWires
     if engine.kv_transport == SOCKETS:
         wires = connected(moved)
+        stream.sleep_in(wires)
     else:
         memory = memory_for(kv.block_bytes)
         carrier = open_carrier(engine.kv_transport, stream.own_address(), memory)

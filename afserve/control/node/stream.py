@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
@@ -37,6 +37,20 @@ from afserve.tls import Certificates, CertifiedRole, probe
 CONTROLLER = "controller"
 CONNECT_SECONDS = 20.0
 _BREATH = 0.02  # seconds from the end of a connection to the next attempt
+
+
+class Sleeps(Protocol):
+    """Where a node sleeps that has to wake for more than its inbox."""
+
+    def sleep(self, seconds: float) -> None:
+        """Until a `ring`, or until something else is there, or for so long."""
+        ...
+
+    def ring(self) -> None:
+        """By any thread: who sleeps wakes, who does not will not."""
+        ...
+
+
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
@@ -149,6 +163,8 @@ class ControlStream:
         self._account = Account()
         self._inbox: deque[Any] = deque()
         self._changed = threading.Condition()
+        self._sleeps: Sleeps | None = None
+        self._asleep = False  # there
         self._ended: Exception | None = None
         self._stream: Stream[FromNode, ToNode] | None = None
         self._closed = threading.Event()
@@ -211,7 +227,16 @@ class ControlStream:
         """Put something into the inbox, from whatever thread."""
         with self._changed:
             self._inbox.append(value)
-            self._changed.notify_all()
+            self._wake()
+
+    def sleep_in(self, place: Sleeps) -> None:
+        """From now on `receive` waits there: it also returns, with nothing, when that wakes."""
+        self._sleeps = place
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._asleep and self._sleeps is not None:
+            self._sleeps.ring()
 
     def progress(self, what: str) -> Callable[[float], None]:
         """A callback for loaders; whole percents are sent, each once. Raises when the stream ended: nobody waits."""
@@ -239,14 +264,25 @@ class ControlStream:
         """
         if timeout <= 0 and not self._inbox and self._ended is None:
             return []  # what a node that computes finds nearly always, without taking the lock
+        if timeout > 0:
+            self._wait(timeout)
         with self._changed:
-            if not self._inbox and self._ended is None and timeout > 0:
-                self._changed.wait(timeout)
             arrived = list(self._inbox)
             self._inbox.clear()
         if not arrived and self._ended is not None:
             raise self._ended
         return arrived
+
+    def _wait(self, timeout: float) -> None:
+        with self._changed:
+            if self._inbox or self._ended is not None:
+                return
+            if self._sleeps is None:
+                self._changed.wait(timeout)
+                return
+            self._asleep = True
+        self._sleeps.sleep(timeout)
+        self._asleep = False
 
     def expect(self, kind: type[ToNode], deadline: float, what: str) -> ToNode:
         """The next value, which must be a `kind`. Raises DeadlineError naming `what` is missing."""
@@ -295,7 +331,7 @@ class ControlStream:
     def _end(self, reason: Exception) -> None:
         with self._changed:
             self._ended = reason
-            self._changed.notify_all()
+            self._wake()
 
 
 def reason_of(error: grpc.RpcError, peer: str) -> Exception:
