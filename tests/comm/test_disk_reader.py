@@ -36,7 +36,7 @@ from tests.comm.test_disk import (
     wait,
 )
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 QUEUE = Queue(2, 4096, 4)
 PAGE = 4096
 

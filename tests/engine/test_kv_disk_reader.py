@@ -15,7 +15,7 @@ from tests.comm.readers import KINDS, command_of
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 WAY = Way(queue=Queue(2, 4096, 4))
 
 
