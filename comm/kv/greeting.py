@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from afserve.comm.transports.encrypted import Connection
 from afserve.errors import AuthError, RendezvousError
 
-PROTOCOL = 6
+PROTOCOL = 7
 GREETING_SECONDS = 1.0
 _HELLO = b"afserve-kv 1\n"
 _NONCE, _PROOF = 16, 32
