@@ -30,7 +30,7 @@ from afserve.engine.pace import Pace
 from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats, KvStats, TierStats
+from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
@@ -252,7 +252,9 @@ class AttentionNode(Generic[T]):
             unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
-            kv=replace(moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits),
+            kv=replace(
+                moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.tier_hits[PEER]
+            ),
             tiers=replace(
                 tiers,
                 hit_tokens=s.tier_hits[DISK],

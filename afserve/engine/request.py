@@ -192,10 +192,11 @@ class GenerationRequest:
     goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
     nothing about them or the prompt again. Of waiting requests the one with the lowest `priority` is first, and the
     highest is preempted first; among those of one priority each `tenant` has its share. Requests find cached blocks of
-    those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before; another node
-    has computed the others for it (None: it has not). With a `row`, which is what the last layer gave for its last
-    token there, the next token is drawn at once. One that `wants_row` ends with its own, and no
-    logits are computed for it: its one token is 0. `ttft` is the most seconds that its first token should take: prompts
+    those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before, `from_peer` of
+    them in another node's cache; another node has computed the others for it (`cached_most` None: it has not). With a
+    `row`, which is what the last layer gave for its last token there, the next token is drawn at once. One that
+    `wants_row` ends with its own, and no logits are computed for it: its one token is 0. Nobody reads it here: what it
+    finds counts where it was asked for. `ttft` is the most seconds that its first token should take: prompts
     are split over nodes by it, and nothing else is.
     """
 
@@ -207,6 +208,7 @@ class GenerationRequest:
     cache_salt: str = ""
     origin: Origin = NO_ORIGIN
     cached_most: int | None = None
+    from_peer: int = 0
     tenant: Tenant = NO_TENANT
     row: bytes = b""
     wants_row: bool = False

@@ -23,6 +23,7 @@ from afserve.engine.request import GenerationRequest
 from afserve.engine.request_limits import RequestLimits
 from afserve.engine.sequence import Sequence, turn_of
 from afserve.engine.shared_prompts import leave, own_chunk, shared_of
+from afserve.engine.stats import PEER
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
@@ -205,14 +206,22 @@ class Scheduler:
             sequence.started = True
             most = sequence.request.cached_most
             sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
-            self.prefix_queries += len(sequence.tokens)
-            self.prefix_hits += sequence.cached_tokens
-            for tier, blocks in self.pool.take_restored(found).items():
-                self.tier_hits[tier] += blocks * self.pool.block_size
+            self._count_found(sequence, found)
         self._running[micro_batch].append(sequence)
         if sequence.row:
             self._undrawn[sequence.order] = sequence
         self._mark(sequence, len(found))
+
+    def _count_found(self, sequence: Sequence, found: list[int]) -> None:
+        """Where its beginning was; a prompt that is computed for another node counts there."""
+        restored = self.pool.take_restored(found)
+        if sequence.request.wants_row:
+            return
+        self.prefix_queries += len(sequence.tokens)
+        self.prefix_hits += sequence.cached_tokens
+        self.tier_hits[PEER] += min(sequence.request.from_peer, sequence.cached_tokens)
+        for tier, blocks in restored.items():
+            self.tier_hits[tier] += blocks * self.pool.block_size
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""

@@ -5,6 +5,8 @@ A snapshot: made by the thread that steps the node, between two steps, and read 
 
 from dataclasses import dataclass
 
+PEER = "peer"  # where KV was found, beside the tiers below a cache
+
 
 @dataclass(frozen=True, slots=True)
 class KvStats:
@@ -127,7 +129,7 @@ class AttentionStats:
         peer, host, disk = self.kv.peer_tokens, self.tiers.host.hit_tokens, self.tiers.hit_tokens
         return {
             "memory": max(0, self.prefix_hits - peer - host - disk),
-            "peer": peer,
+            PEER: peer,
             "host": host,
             "disk": disk,
         }

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from afserve.launch.footprint import NODE_OVERHEAD
 from afserve.launch.topology import Need, Topology
-from afserve.member import Role
+from afserve.member import AttentionPhase, Role
 from afserve.placement.copies import copies_in_words
 from afserve.placement.placement import FREE
 
@@ -90,7 +90,13 @@ def examples(url: str) -> list[str]:
 def _attention(topology: Topology) -> RenderableType:
     layers = f"layers 0-{topology.spec.layers - 1}: attention, routers, LM head"
     body = f"{layers}\nKV cache {topology.kv_tokens:,} tokens\n{memory(topology.attention)}"
-    return _boxes([(str(node), body) for node in topology.deployment.nodes if node.role is Role.ATTENTION])
+    deployment = topology.deployment
+    nodes = [node for node in deployment.nodes if node.role is Role.ATTENTION]
+    return _boxes([(_in_phase(str(node), deployment.phase(node.index)), body) for node in nodes])
+
+
+def _in_phase(name: str, phase: AttentionPhase) -> str:
+    return name if phase is AttentionPhase.BOTH else f"{name}, {phase}"
 
 
 def _experts(topology: Topology) -> RenderableType:

@@ -85,7 +85,7 @@ class Exchange:
         `limit` seconds."""
         peer = self._peer(address)
         now = self._clock.now()
-        asked = prompt and replace(prompt, members=members)
+        asked = prompt and replace(prompt, members=members, life=self._generation)
         return self._puller.start(
             peer, names, now, limit, request=request, generation=generation, prompt=asked
         )
@@ -125,6 +125,15 @@ class Exchange:
         """Blocks may have been filled: they are sent. `queued` tokens at `rate` per second are before whoever asks."""
         self._lender.queued, self._lender.rate = queued, rate
         self._lender.grow()
+
+    def fetch(self, key: Key, names: Sequence[Name], limit: float, generation: int) -> int:
+        """Get a beginning that whoever asked for this prompt has, in that life of it; the transfer's number, as of
+        `pull`."""
+        return self._puller.start(key[0], names, self._clock.now(), limit, generation=generation)
+
+    def found(self, key: Key) -> None:
+        """What is here of this prompt was not computed for it."""
+        self._lender.found(key)
 
     def computed(self, key: Key, row: bytes = b"") -> None:
         """`row` is behind its last token, where it was computed to the end."""

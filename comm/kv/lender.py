@@ -153,6 +153,13 @@ class Lender:
             if (lease := self._leases.get(key)) is not None:
                 self._extend(lease)
 
+    def found(self, key: Key) -> None:
+        """What is here of this prompt now was not computed for whoever waits for it."""
+        if key in self._computing and (lease := self._leases.get(key)) is not None:
+            self._extend(lease)
+            lease.known = lease.end
+            self.wires.send(key[0], Coming(key[1], self.queued, round(self.rate), lease.known))
+
     def computed(self, key: Key, row: bytes = b"") -> None:
         """No more of this prompt comes: it is done, with this row behind its last token, or could not be."""
         if key not in self._computing:

@@ -33,7 +33,7 @@ _LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes, where there are any
 _MOST_TOLD = 1 << 12  # bytes
 _MOST_SALT = 1024  # bytes
 _WHAT_BITS = 32
-_ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
+_ASKED = struct.Struct("<iHHHII")  # priority, share, bytes of the salt and of the tenant's name, here, life
 MAGIC = 0x41464B56  # AFKV
 _HEAD = struct.Struct(
     "<IBxxxQQIIQQ"
@@ -128,7 +128,8 @@ class Prefill:
 
     `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked;
     of requests the one with the lowest `priority` is first, a `tenant` has turns by its `share`, and `salt` keeps the
-    blocks of tenants apart.
+    blocks of tenants apart. The puller, in that `life` of it, has the first `here` blocks of the prompt itself, and
+    lends them until the transfer ends.
     """
 
     transfer: int
@@ -139,6 +140,8 @@ class Prefill:
     salt: str = ""
     tenant: str = ""
     share: int = 1
+    here: int = 0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +276,9 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case End(_, why):
             body = why.encode()[:_MOST_WHY]
-        case Prefill(_, request, first, tokens, priority, salt, tenant, share):
+        case Prefill(_, request, first, tokens, priority, salt, tenant, share, here, life):
             salted, named = salt.encode(), tenant.encode()
-            asked = _ASKED.pack(priority, share, len(salted), len(named))
+            asked = _ASKED.pack(priority, share, len(salted), len(named), here, life)
             body, count = asked + salted + named + array("I", tokens).tobytes(), len(tokens)
         case Coming(_, count, checksum, first):
             body = b""
@@ -367,7 +370,7 @@ def decode(head: Head, body: Payload) -> Message:
 
 
 def _prefill(head: Head, body: bytes) -> Prefill:
-    priority, share, length, named = _ASKED.unpack_from(body)
+    priority, share, length, named, here, life = _ASKED.unpack_from(body)
     texts, rest = body[_ASKED.size :][: length + named], body[_ASKED.size + length + named :]
     if len(rest) != 4 * head.count:
         raise ProtocolError(
@@ -377,7 +380,8 @@ def _prefill(head: Head, body: bytes) -> Prefill:
     tokens = array("I")
     tokens.frombytes(rest)
     salt, tenant = (text.decode(errors="replace") for text in (texts[:length], texts[length:]))
-    return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, salt, tenant, share)
+    asked = priority, salt, tenant, share
+    return Prefill(head.transfer, head.request, head.first, tuple(tokens), *asked, here, life)
 
 
 def blocks_of_piece(block_bytes: int, *, large: bool = False) -> int:

@@ -66,7 +66,8 @@ class Prompt:
     """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order; the
     last `tail` of them are behind that chain.
 
-    `request` is whose they are here. All `members` compute it together, if there are any."""
+    `request` is whose they are here. All `members` compute it together, if there are any. `life` is that of this node,
+    which may be asked for what it has of the prompt."""
 
     tokens: tuple[int, ...]
     request: int = 0
@@ -76,12 +77,13 @@ class Prompt:
     share: int = 1
     tail: int = 0
     members: tuple[Member, ...] = ()
+    life: int = 0
 
-    def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
-        """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
+    def prefill(self, transfer: int, generation: int, here: int, blocks: int, of: int) -> Prefill:
+        """Only the first `blocks` are wanted, of the `of` that all tokens fill; the first `here` of them are here."""
         count = len(self.tokens) if blocks == of else (len(self.tokens) - self.tail) * blocks // of
         asked = self.priority, self.salt, self.tenant, self.share
-        return Prefill(transfer, self.request, generation, self.tokens[:count], *asked)
+        return Prefill(transfer, self.request, generation, self.tokens[:count], *asked, here, self.life)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Puller:
                 pull.prompt = named(prompt.tokens) if reach == len(names) else b""
                 if prompt.members:
                     self.post(peer, wrap(Helped(pull.transfer, prompt.members)))
-                self.post(peer, prompt.prefill(pull.transfer, generation, reach, len(names)))
+                self.post(peer, prompt.prefill(pull.transfer, generation, len(here), reach, len(names)))
             self.post(peer, Want(pull.transfer, request, generation, pull.names))
         else:
             self._end(pull, now, "there is no room for its blocks" if missing else COMPLETE)

@@ -199,15 +199,24 @@ class Node:
         self.offers: set[int] = set()
         self.prompts: dict[tuple[int, int], tuple[list[bytes], int]] = {}  # to compute, and how far it is
         self.rows: dict[tuple[int, int], bytes] = {}
+        self.fetches: dict[int, tuple[tuple[int, int], list[bytes]]] = {}  # by transfer
         self.turned = world.clock.now()
 
     def compute_prompts(self) -> None:
-        """As a node that computes prompts for others: a block of each per turn, and some are refused."""
+        """As a node that computes prompts for others: a block of each per turn, and some are refused. What whoever asks
+        has of it may be fetched first."""
         for key, prefill in self.exchange.take_asked():
-            self.prompts[key] = named(prefill.tokens), 0
+            names = named(prefill.tokens)
             self.rows[key] = row_of(prefill.tokens)
+            if (wanted := names[: prefill.here]) and self.world.dice.random() < 0.5:
+                self.fetches[self.exchange.fetch(key, wanted, LIMIT, prefill.life)] = key, names
+            else:
+                self.prompts[key] = names, 0
         for key in self.exchange.take_unwanted():
             self.prompts.pop(key, None)
+            for transfer in [at for at, (asked, _) in self.fetches.items() if asked == key]:
+                del self.fetches[transfer]
+                self.exchange.cancel(transfer)
         for key, (names, done) in list(self.prompts.items()):
             self.store.compute(names[: done + 1])
             self.prompts[key] = names, done + 1
@@ -223,6 +232,12 @@ class Node:
         self.compute_prompts()
         self.exchange.turn(seconds)
         for pulled in self.exchange.ended:
+            if (fetched := self.fetches.pop(pulled.transfer, None)) is not None:
+                self.prompts[fetched[0]] = fetched[1], 0
+                self.exchange.found(fetched[0])
+                self.world.happened["fetched from who asked"] += pulled.complete and pulled.received > 0
+            if pulled.transfer not in self.pulls:
+                continue
             began, names, tokens = self.pulls.pop(pulled.transfer)
             assert pulled.row in (b"", row_of(tokens)), "a row of another prompt"
             self.world.happened["row"] += bool(pulled.row)
@@ -379,7 +394,7 @@ class World:
 
     def check(self) -> None:
         for node in self.nodes:
-            assert not node.pulls and not node.offers and not node.prompts, "something never ended"
+            assert not (node.pulls or node.offers or node.prompts or node.fetches), "something never ended"
             assert not node.exchange.busy and not +node.store.held, "a block leaked"
             node.store.pool.check([])
             for block, name in node.store.pool._hash_of.items():

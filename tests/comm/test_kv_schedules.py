@@ -28,7 +28,7 @@ def test_blocks_arrive_or_are_given_up():
         happened += play(seed).happened
     for what in ("complete", "partial", "dropped", "reordered", "repeated", "corrupted", "cut", "killed"):
         assert happened[what] > 15, happened
-    assert happened["row"] > 100, happened
+    assert happened["row"] > 100 and happened["fetched from who asked"] > 30, happened
     assert happened["complete"] > 300 and happened["another chain"] and happened["computed for another"] > 300
 
 

@@ -88,6 +88,78 @@ def test_what_the_prefill_node_had_in_its_cache_was_cached(tiny_checkpoint, alon
     assert [decode.moves.stats().handed for decode in world.decoding] == [1, 1]
 
 
+def follow_up(world, handle, asked, most=30):
+    """The prompt and its answer, and then some more."""
+    more = tuple(7 + at % 50 for at in range(most))
+    return replace(asked, handle=handle, prompt_ids=asked.prompt_ids + tuple(world.said[asked.handle]) + more)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
+    anew, tiny_checkpoint, alone, monkeypatch
+):
+    """An answer was decoded there; with `anew` another prefill node is asked, which has nothing of the prompt."""
+    monkeypatch.setattr("afserve.control.node.prefilling.FETCHED_TOKENS", 8)
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 2, 1, 1)
+    (first, second), (decode,) = world.prefilling, world.decoding
+    asked = requests(prompts(LENGTHS), ASKED)[2]
+    world.submit(asked, first, decode)
+    world.run()
+    after, prefill = follow_up(world, 9, asked), second if anew else first
+    before = prefill.node.stats().dispatches
+    world.submit(after, prefill, decode)
+    world.run()
+    known = (len(asked.prompt_ids) + 16 - 1) // 8
+    fetched = known - (0 if anew else len(asked.prompt_ids) // 8)
+    assert prefill.moves.stats().bytes_received == fetched * world.block_bytes
+    node = colocated(ModelSource(str(tiny_checkpoint("qwen3")), "qwen3"), config(**SMALL))
+    said = [token for event in drive(node, [after]) for token in event.token_ids]
+    assert world.said[9] == said
+    assert world.cached[9] == known * 8
+    assert prefill.node.stats().dispatches - before == 3, (
+        "two chunks of two layers, the last layer of the last only"
+    )
+
+
+@pytest.mark.parametrize("rounds", range(1, 8))
+@pytest.mark.parametrize("what", ["cancelled", "prefill", "decode"])
+def test_a_fetch_may_be_interrupted(what, rounds, tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr("afserve.control.node.prefilling.FETCHED_TOKENS", 8)
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 2, 2, 1)
+    (first, second), (decode, other) = world.prefilling, world.decoding
+    asked = requests(prompts(LENGTHS), ASKED)[2]
+    world.submit(asked, first, decode)
+    world.run()
+    after = follow_up(world, 9, asked)
+    world.submit(after, second, decode)
+    for _ in range(rounds):
+        world.round()
+    if what == "cancelled":
+        decode.moves.cancel(9)
+        decode.node.cancel(9)
+    else:
+        world.lose(second if what == "prefill" else decode)
+    if what == "decode":
+        world.move(9, first, other)
+    world.run()
+    if what != "cancelled":
+        node = colocated(ModelSource(str(tiny_checkpoint("qwen3")), "qwen3"), config(**SMALL))
+        assert world.said[9] == [token for event in drive(node, [after]) for token in event.token_ids]
+
+
+def test_a_token_that_was_found_is_counted_once(tiny_checkpoint):
+    """By the node that decodes, wherever it was."""
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 2, 1)
+    (prefill,), asked = world.prefilling, requests(prompts(LENGTHS), ASKED)[2]
+    for handle, decode in ((0, 0), (1, 0), (2, 1)):
+        world.submit(replace(asked, handle=handle), prefill, world.decoding[decode])
+        world.run()
+    found = [end.node.stats(end.moves.stats()) for end in world.nodes]
+    assert [one.prefix_queries for one in found] == [0, 240, 120]
+    assert [one.hits["memory"] for one in found] == [0, 112, 0]
+    assert [one.hits["peer"] for one in found] == [0, 0, 112]
+
+
 def test_blocks_come_while_the_prompt_is_still_computed(tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
     (prefill,), (decode,) = world.prefilling, world.decoding
@@ -297,7 +369,7 @@ def test_hand_overs_wait_for_room_and_not_for_ever():
     clock.advance(HAND_OVER_SECONDS)
     assert handing.start() == [asked(2)] and handing.short == 1
     came = handing.ended(Pulled(1, 0, 4, 2, 1, 10, 0.5, "it broke", known=1))
-    assert came == replace(asked(1), cached_most=32) and handing.short == 2
+    assert came == replace(asked(1), cached_most=32, from_peer=16) and handing.short == 2
     assert handing.ended(Pulled(1, 0, 4, 4, 0, 10, 0.5, COMPLETE)) is None and not handing.busy
 
 

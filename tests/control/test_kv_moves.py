@@ -1,6 +1,6 @@
 """When KV is moved and when it is computed again, and what is copied to whom: a scripted exchange, a fake clock."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +105,7 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     assert moves.turn() == []
     assert exchange.pulls == [("unix:there", 10, UNKNOWN_SECONDS, 77, 0)]
     exchange.ends(1, 10, 0.1)  # 100 kB/s, so 10 blocks take 0.1 s
-    assert moves.turn() == [request(1)] and not moves.busy
+    assert moves.turn() == [replace(request(1), from_peer=10 * BLOCK)] and not moves.busy
     node.prefill_rate = 10 * BLOCK / 0.05  # and 0.05 s to compute
     assert not moves.pull(request(2), SOURCE)
     node.prefill_rate = 10 * BLOCK / 5.0
@@ -129,7 +129,7 @@ def test_what_does_not_come_is_counted_and_the_request_goes_on(scene):
     moves.pull(request(1), SOURCE)
     moves.turn()
     exchange.ends(1, 4, 0.5, "nothing came for 1 s")
-    assert moves.turn() == [request(1)]
+    assert moves.turn() == [replace(request(1), from_peer=4 * BLOCK)]
     found = moves.stats()
     assert (found.pulls, found.pulls_failed, found.recomputed_tokens) == (1, 1, 6 * BLOCK)
     assert found.pull_seconds == 0.5

@@ -42,7 +42,13 @@ class Moves:
     busy = holding = False
 
     def __init__(self):
-        self.pulled, self.cancelled, self.ready = [], [], []
+        self.pulled, self.cancelled, self.ready, self.went_on = [], [], [], []
+
+    def over(self, below):
+        self.below = below
+
+    def restored(self, request):
+        self.went_on.append(request.handle)
 
     def pull(self, request, source):
         self.pulled.append(request.handle)
@@ -390,6 +396,15 @@ def test_as_many_wait_as_the_scheduler_would_take(scene):
         scene.moves, scene.tiers, scene.node, scene.clock, BLOCK, BYTES, scene.said.append, 2
     )
     assert [scene.side.restore(request(handle)) for handle in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_prompt_that_is_computed_for_another_node_is_looked_for_too(scene):
+    assert scene.moves.below is scene.side
+    assert scene.side.restore(request(-1)) and scene.side.restore(request(1))
+    scene.tiers.ends(1, 10, 0.1)
+    scene.tiers.ends(2, 10, 0.1)
+    assert scene.side.turn() == [request(1)], "the gateway knows no other"
+    assert scene.moves.went_on == [-1]
 
 
 def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):

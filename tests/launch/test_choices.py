@@ -361,6 +361,13 @@ def drawn(topology, expert_error=None, dense_error=None, **more) -> str:
     return console.export_text()
 
 
+def test_the_banner_says_who_prefills_and_who_decodes():
+    text = drawn(choose(NANO, SOURCE, machine(), Wishes(prefill=1, decode=2, experts=1)))
+    for title in ("attention-0, prefill ", "attention-1, decode ", "attention-2, decode ", "expert-0 "):
+        assert title in text
+    assert "attention-0 ─" in drawn(choose(NANO, SOURCE, machine(), Wishes(1, 1)))
+
+
 def test_the_banner_tells_what_rounding_lost():
     four = Wishes(1, 2, engine=EngineSettings(expert_dtype="int4"))
     text = drawn(choose(NANO, SOURCE, machine(), four), expert_error=0.0861)

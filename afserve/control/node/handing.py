@@ -84,7 +84,7 @@ class _Waiting:
 class HandOvers:
     """`straight` tokens are the most that are ever computed here because that is predicted to be faster; `waiting` is
     how many may wait for room, more are the scheduler's to take or to refuse. Counts: `handed` over, `short` ones of
-    those, `seconds` they took, blocks of them that prefill nodes had (`known`), and requests that `went_straight`."""
+    those, `seconds` they took, and requests that `went_straight`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class HandOvers:
         self._block_size, self._straight, self._tell = block_size, straight, tell
         self._queue: deque[_Waiting] = deque()
         self._under_way: dict[int, _Waiting] = {}
-        self.handed = self.short = self.known = self.went_straight = 0
+        self.handed = self.short = self.went_straight = 0
         self.seconds = 0.0
 
     @property
@@ -191,7 +191,6 @@ class HandOvers:
         now = self._clock.now()
         self.handed += 1
         self.short += not pulled.complete
-        self.known += pulled.known
         self.seconds += now - one.since
         owner, total = attention_node(one.source.index), len(one.names)
         missing = total - pulled.here - pulled.received
@@ -203,7 +202,8 @@ class HandOvers:
             self._node.draw_arrow(KV_BLOCKS, f"prompt {one.request.handle}", "f")
         self._node.draw(KV_BLOCKS, f"{pulled.received} blocks from {owner}", now - one.since)
         row = bytes(pulled.row) if len(pulled.row) == self._node.row_bytes else b""
-        return replace(one.request, cached_most=(pulled.here + pulled.known) * self._block_size, row=row)
+        here, peer = pulled.here * self._block_size, pulled.known * self._block_size
+        return replace(one.request, cached_most=here + peer, from_peer=peer, row=row)
 
     def _begin(self, one: _Waiting, now: float) -> None:
         request, source = one.request, one.source

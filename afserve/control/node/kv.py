@@ -7,7 +7,7 @@ same way (`handing.py`), as do those that this node computes for others (`prefil
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from afserve.clock import Clock
@@ -16,7 +16,7 @@ from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Pulled
 from afserve.control.node.copying import Copier
 from afserve.control.node.handing import DecodeNode, HandOvers
-from afserve.control.node.prefilling import Prefilling, PrefillNode
+from afserve.control.node.prefilling import Below, Prefilling, PrefillNode
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionNodes
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -149,13 +149,13 @@ class KvMoves:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
-        self._prefilling = Prefilling(node, exchange, clock, block_size)
+        self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._queue: deque[_Waiting] = deque()
         self._pulls: dict[int, _Waiting] = {}
         self._rate = 0.0  # bytes per second of the pulls so far
         self._turned = clock.now()
-        self._done = self._failed = self._recomputed = self._peer_blocks = 0
+        self._done = self._failed = self._recomputed = 0
         self._seconds = 0.0
 
     @property
@@ -177,18 +177,17 @@ class KvMoves:
         if not (names and source.address):
             return False
         transfer, again = self._predict(len(names))
-        worth = not (transfer and again) or transfer < again
+        limit = self._limit(len(names))
         tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
         owner = attention_node(source.index)
         self._tell(
             f"request {request.handle} comes from {owner} with {tokens:,} tokens: moving their KV "
             f"({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
-            f"they are {'moved' if worth else 'computed'}"
+            f"they are {'moved' if limit else 'computed'}"
         )
-        if worth:
-            limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
+        if limit:
             self._queue.append(_Waiting(request, source, names, self._clock.now(), limit))
-        return worth
+        return limit > 0
 
     def restore(self, request: GenerationRequest) -> bool:
         return False
@@ -198,6 +197,20 @@ class KvMoves:
         transfer = _START_SECONDS + blocks * self._block_bytes / self._rate if self._rate else 0.0
         rate = self._node.prefill_rate
         return transfer, blocks * self._block_size / rate if rate else 0.0
+
+    def _limit(self, blocks: int) -> float:
+        """Seconds that so many may take to come; 0 where they are predicted to be computed sooner."""
+        transfer, again = self._predict(blocks)
+        worth = not (transfer and again) or transfer < again
+        return min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS)) if worth else 0.0
+
+    def over(self, below: Below) -> None:
+        """From now on prompts that this node computes for others are looked for there too."""
+        self._prefilling.below = below
+
+    def restored(self, request: GenerationRequest) -> None:
+        """One that is computed for another node waits for tiers no more."""
+        self._prefilling.go_on(request)
 
     def part(self, number: int) -> None:
         self._exchange.part(number, self._node.written_names_of(number))
@@ -230,9 +243,9 @@ class KvMoves:
         for pulled in self._exchange.ended:
             if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
                 self._note(waited, pulled)
-                ready.append(waited.request)
+                ready.append(replace(waited.request, from_peer=pulled.received * self._block_size))
             elif self._prefilling.fetched(pulled):
-                continue
+                self._measure(pulled)
             elif (request := self._handing.ended(pulled)) is not None:
                 ready.append(request)
         self._exchange.ended.clear()
@@ -264,13 +277,10 @@ class KvMoves:
         self._done += 1
         self._seconds += pulled.seconds
         missing = len(waited.names) - pulled.here - pulled.received
-        self._peer_blocks += pulled.received
         if not pulled.complete:
             self._failed += 1
             self._recomputed += missing * self._block_size
-        if pulled.bytes and pulled.seconds > 0:
-            rate = pulled.bytes / pulled.seconds
-            self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
+        self._measure(pulled)
         owner = attention_node(waited.source.index)
         self._tell(
             f"request {waited.request.handle}: {pulled.received} of {len(waited.names)} blocks came from {owner} in "
@@ -278,6 +288,11 @@ class KvMoves:
         )
         what = f"{pulled.received} blocks from {owner}"
         self._node.draw(KV_BLOCKS, what, pulled.seconds)
+
+    def _measure(self, pulled: Pulled) -> None:
+        if pulled.bytes and pulled.seconds > 0:
+            rate = pulled.bytes / pulled.seconds
+            self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
 
     def stats(self) -> KvStats:
         moved = self._exchange.stats()
@@ -299,7 +314,6 @@ class KvMoves:
             split=self._prefilling.parts.split,
             split_short=self._prefilling.parts.short,
             parts=self._prefilling.parts.helped,
-            peer_tokens=(self._peer_blocks + self._handing.known) * self._block_size,
             oldest_lease=moved.oldest,
         )
 

@@ -63,6 +63,7 @@ class KvInTiers:
         self._sources: dict[int, KvSource] = {}  # who computes the rest, of those that wait, by handle
         self._rates: dict[str, float] = {}  # bytes per second of the restorations so far, by tier
         self._turned = clock.now()
+        moves.over(self)
 
     @property
     def busy(self) -> bool:
@@ -153,7 +154,12 @@ class KvInTiers:
                 # The others may go on where the first one's beginning ends, if anything came at all.
                 again = any(restored.received.values())
                 ready += [waited[0], *(other for other in waited[1:] if not (again and self.restore(other)))]
-        return moved + [request for request in ready if not self._handed(request)]
+        for request in ready:
+            if request.handle < 0:
+                self._moves.restored(request)
+            elif not self._handed(request):
+                moved.append(request)
+        return moved
 
     def _handed(self, request: GenerationRequest) -> bool:
         """Whether it waits for the rest of its prompt, now that the tiers have given what they have."""

@@ -1,16 +1,18 @@
 """Prompts that this node computes for others: each is a request of its own, lent while its blocks are filled.
 
-The one token that it ends with is thrown away: whoever asked draws that itself, from the row behind the prompt. A
-prompt may be computed by several nodes together: then this node leads, or has a part of one (`parts.py`). It knows no
-sockets and no gateways.
+First comes what need not be computed: a beginning that whoever asked has, such as an answer that was decoded there, and
+what is in tiers below this node's cache. The one token that a prompt ends with is thrown away: whoever asked draws that
+itself, from the row behind the prompt. A prompt may be computed by several nodes together: then this node leads, or has
+a part of one (`parts.py`). It knows no sockets and no gateways.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.comm.kv.lender import Key
-from afserve.comm.kv.messages import Prefill
+from afserve.comm.kv.messages import Name, Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import Member
@@ -20,6 +22,9 @@ from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS, Arrow
 
 _ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+FETCHED_TOKENS = 256  # at least: whoever has them looks at what it is asked between two of its steps only
+Limit = Callable[[int], float]
+"""Seconds that so many blocks may take to come; 0 where they are computed sooner."""
 
 
 class PrefillNode(PartNode, Protocol):
@@ -40,22 +45,52 @@ class PrefillExchange(PartExchange, Protocol):
     def take_unwanted(self) -> list[Key]: ...
     def computing(self, queued: int, rate: float) -> None: ...
     def computed(self, key: Key, row: bytes = b"") -> None: ...
+    def fetch(self, key: Key, names: Sequence[Name], limit: float, generation: int) -> int: ...
+    def found(self, key: Key) -> None: ...
     def helped(self, key: Key) -> tuple[Member, ...]: ...
+
+
+class Below(Protocol):
+    """Tiers below the cache."""
+
+    def restore(self, request: GenerationRequest) -> bool:
+        """Whether the request waits for them; `Prefilling.go_on` is called when it does no more."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """May be said of any request."""
+        ...
+
+
+class NoneBelow:
+    def restore(self, request: GenerationRequest) -> bool:
+        return False
+
+    def cancel(self, number: int) -> None:
+        """Nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
     key: Key
-    request: int
+    prefill: Prefill
+    members: tuple[Member, ...]
     since: float
 
 
 class Prefilling:
     """Handles of its own are negative, so that none is a gateway's. `prompts` counts those that were computed."""
 
-    def __init__(self, node: PrefillNode, exchange: PrefillExchange, clock: Clock, block_size: int) -> None:
+    below: Below
+
+    def __init__(
+        self, node: PrefillNode, exchange: PrefillExchange, clock: Clock, block_size: int, limit: Limit
+    ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
+        self._block_size, self._limit = block_size, limit
+        self.below = NoneBelow()
         self._asked: dict[int, _Asked] = {}  # by handle
+        self._fetching: dict[int, GenerationRequest] = {}  # by transfer
         self._last = 0
         self.parts = Parts(node, exchange, clock, block_size, self._request)
         self.prompts = 0
@@ -74,6 +109,7 @@ class Prefilling:
             for handle in [handle for handle, one in self._asked.items() if one.key == key]:
                 self._node.cancel(handle)
                 self.parts.cancel(handle)
+                self._stop_waiting(handle)
                 self._over(handle)
         begun = self.parts.take()
         for request, shared in begun:
@@ -82,7 +118,11 @@ class Prefilling:
             self._exchange.computing(self._node.queued_tokens, self._node.prompt_rate)
 
     def fetched(self, pulled: Pulled) -> bool:
-        """Whether these blocks are for a part of a prompt that this node has."""
+        """Whether these blocks are for a prompt that this node computes, or for a part of one."""
+        if (request := self._fetching.pop(pulled.transfer, None)) is not None:
+            if not self.below.restore(request):
+                self.go_on(request)
+            return True
         begun: Begun | None = self.parts.fetched(pulled)
         if begun is not None:
             self._submit(*begun)
@@ -104,10 +144,36 @@ class Prefilling:
         except AfserveError:
             self._exchange.computed(key)
             return
-        self._asked[request.handle] = _Asked(key, prefill.request, self._clock.now())
+        asked = self._asked[request.handle] = _Asked(key, prefill, members, self._clock.now())
         self._node.draw_arrow(KV_BLOCKS, f"prompt {prefill.request}", "s")
-        if not (members and self.parts.propose(request, prefill, members)):
+        if not (self._fetch(request, asked) or self.below.restore(request)):
+            self._start(request, asked)
+
+    def _fetch(self, request: GenerationRequest, asked: _Asked) -> bool:
+        """Whether it waits for a beginning that whoever asked has."""
+        names = self._node.usable_names(request)[: asked.prefill.here]
+        lacking = len(names) - self._node.known(names)
+        limit = self._limit(lacking) if lacking * self._block_size >= FETCHED_TOKENS else 0.0
+        if limit:
+            transfer = self._exchange.fetch(asked.key, names, limit, asked.prefill.life)
+            self._fetching[transfer] = request
+        return limit > 0
+
+    def go_on(self, request: GenerationRequest) -> None:
+        """It waits for nothing any more: what has come of it is here. May be said of one that is over."""
+        if (asked := self._asked.get(request.handle)) is not None:
+            self._exchange.found(asked.key)
+            self._start(request, asked)
+
+    def _start(self, request: GenerationRequest, asked: _Asked) -> None:
+        if not (asked.members and self.parts.propose(request, asked.prefill, asked.members)):
             self._submit(request, None)
+
+    def _stop_waiting(self, handle: int) -> None:
+        for transfer in [at for at, request in self._fetching.items() if request.handle == handle]:
+            del self._fetching[transfer]
+            self._exchange.cancel(transfer)
+        self.below.cancel(handle)
 
     def _request(self, prefill: Prefill) -> GenerationRequest:
         self._last -= 1
@@ -132,5 +198,7 @@ class Prefilling:
 
     def _over(self, handle: int) -> Key:
         asked = self._asked.pop(handle)
-        self._node.draw(KV_BLOCKS, f"the prompt of request {asked.request}", self._clock.now() - asked.since)
+        self._node.draw(
+            KV_BLOCKS, f"the prompt of request {asked.prefill.request}", self._clock.now() - asked.since
+        )
         return asked.key
