@@ -236,8 +236,8 @@ class AttentionNode(Generic[T]):
             queued_tokens=s.queued_tokens,
             kv_blocks=s.pool.blocks,
             kv_blocks_used=s.pool.used,
-            prefix_queries=s.prefix_queries,
-            prefix_hits=s.prefix_hits,
+            prefix_queries=s.prefix.queries,
+            prefix_hits=s.prefix.hits,
             preemptions=s.preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
@@ -253,12 +253,12 @@ class AttentionNode(Generic[T]):
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
             kv=replace(
-                moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.tier_hits[PEER]
+                moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.prefix.by_tier[PEER]
             ),
             tiers=replace(
                 tiers,
-                hit_tokens=s.tier_hits[DISK],
-                host=replace(tiers.host, hit_tokens=s.tier_hits[HOST]),
+                hit_tokens=s.prefix.by_tier[DISK],
+                host=replace(tiers.host, hit_tokens=s.prefix.by_tier[HOST]),
             ),
         )
 

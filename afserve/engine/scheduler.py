@@ -5,7 +5,6 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
@@ -17,13 +16,13 @@ from afserve.engine.endings import extend
 from afserve.engine.fair_share import FairShares, WaitingRequests
 from afserve.engine.giving_way import gives_way
 from afserve.engine.guides import Guide
+from afserve.engine.prefix_hits import PrefixHits
 from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.prefix_keys import extend as extend_keys
 from afserve.engine.request import GenerationRequest
 from afserve.engine.request_limits import RequestLimits
 from afserve.engine.sequence import Sequence, turn_of
 from afserve.engine.shared_prompts import leave, own_chunk, shared_of
-from afserve.engine.stats import PEER
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
@@ -57,9 +56,7 @@ class Scheduler:
         self.step_tokens = config.max_batch_tokens
         self.prompt_tokens = config.max_batch_tokens  # of those
         self.preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.tier_hits: Counter[str] = Counter()  # tokens of prompts that were found in a tier
+        self.prefix = PrefixHits()
 
     # -- what may come in ------------------------------------------------------------------------------
 
@@ -206,22 +203,12 @@ class Scheduler:
             sequence.started = True
             most = sequence.request.cached_most
             sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
-            self._count_found(sequence, found)
+            restored = self.pool.take_restored(found)
+            self.prefix.count(sequence, {t: n * self.pool.block_size for t, n in restored.items()})
         self._running[micro_batch].append(sequence)
         if sequence.row:
             self._undrawn[sequence.order] = sequence
         self._mark(sequence, len(found))
-
-    def _count_found(self, sequence: Sequence, found: list[int]) -> None:
-        """Where its beginning was; a prompt that is computed for another node counts there."""
-        restored = self.pool.take_restored(found)
-        if sequence.request.wants_row:
-            return
-        self.prefix_queries += len(sequence.tokens)
-        self.prefix_hits += sequence.cached_tokens
-        self.tier_hits[PEER] += min(sequence.request.from_peer, sequence.cached_tokens)
-        for tier, blocks in restored.items():
-            self.tier_hits[tier] += blocks * self.pool.block_size
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""

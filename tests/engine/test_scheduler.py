@@ -190,7 +190,7 @@ def test_runs_of_several_tokens_give_the_tokens_of_single_ones(lengths, blocks, 
             break
     assert out == {req.handle: ("length", alone(req)) for req in wanted}
     assert s.pool.used == 0
-    if not s.preemptions and not s.prefix_hits:
+    if not s.preemptions and not s.prefix.hits:
         for req in wanted:
             assert computed[req.handle] < len(req.prompt_ids) + req.params.max_tokens
 
@@ -349,7 +349,7 @@ def test_prefix_of_a_finished_request_is_found_again():
     s.submit(request(2, 13, max_tokens=1))
     plan = s.plan(0)
     assert plan.chunks[0].start == 12
-    assert (s.prefix_queries, s.prefix_hits) == (26, 12)
+    assert (s.prefix.queries, s.prefix.hits) == (26, 12)
 
 
 def test_a_shared_block_outlives_one_of_its_holders():
