@@ -313,14 +313,13 @@ class AttentionNode(Generic[T]):
         """One end of an arrow between two nodes' traces, "s" or "f", with the same `identity` at both."""
         self._meter.drew_arrow(row, identity, step)
 
-    @property
-    def room(self) -> int:
-        """Blocks of the KV cache that a request's blocks from elsewhere may take now."""
-        return self.blocks.room
+    def has_room(self, names: list[Hash]) -> bool:
+        """Whether blocks from elsewhere that are missing of this chain have room now."""
+        return self.blocks.has_room(names)
 
     @property
     def most_room(self) -> int:
-        """Blocks that they may ever take."""
+        """Blocks of a chain that ever have room."""
         return self.blocks.most_room
 
     @property

@@ -41,14 +41,15 @@ class PooledBlocks:
         self._held.update(found)
         return found
 
-    @property
-    def room(self) -> int:
-        """Blocks that `reserve` has for a request."""
-        return max(0, self._pool.available - self._pool.blocks // _LEFT)
+    def has_room(self, names: Sequence[Name]) -> bool:
+        """Whether `reserve` has what is missing of a chain, once those that are here are held."""
+        found = self._pool.match(names)
+        need = len(names) - len(found) + self._pool.blocks // _LEFT
+        return self._pool.can_allocate(need, sparing=found)
 
     @property
     def most_room(self) -> int:
-        """Blocks that it ever has for one."""
+        """Blocks of a chain that it ever has room for."""
         return self._pool.blocks - self._pool.blocks // _LEFT
 
     def reserve(self, count: int, *, copies: bool) -> list[int]:

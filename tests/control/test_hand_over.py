@@ -306,6 +306,9 @@ class Node:
     def known(self, names):
         return 0
 
+    def has_room(self, names):
+        return len(names) <= self.room
+
     def draw(self, row, what, seconds):
         return
 

@@ -30,7 +30,7 @@ SOURCE = KvSource(1, 0, 77, "unix:there")
 
 
 class Node:
-    busy, prefill_rate, prompt_rate, queued_tokens, room, most_room = False, 0.0, 0.0, 0, 9, 9
+    busy, prefill_rate, prompt_rate, queued_tokens, most_room = False, 0.0, 0.0, 0, 9
 
     def __init__(self):
         self.written = {}
@@ -49,6 +49,9 @@ class Node:
 
     def known(self, names):
         return 0
+
+    def has_room(self, names):
+        return len(names) <= self.most_room
 
 
 class Exchange:

@@ -35,8 +35,6 @@ class DecodeNode(Protocol):
     @property
     def prompt_rate(self) -> float: ...
     @property
-    def room(self) -> int: ...
-    @property
     def most_room(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
@@ -48,6 +46,7 @@ class DecodeNode(Protocol):
     def chunk_tokens(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
+    def has_room(self, names: list[Name]) -> bool: ...
     def draw(self, row: str, what: str, seconds: float) -> None: ...
     def draw_arrow(self, row: str, identity: str, step: Arrow) -> None: ...
 
@@ -113,7 +112,7 @@ class HandOvers:
         many blocks take."""
         names = self._node.usable_names(request)
         missing = len(names) - self._node.known(names)
-        if not missing or missing > self._node.most_room or len(self._queue) >= self._waiting:
+        if not missing or len(names) > self._node.most_room or len(self._queue) >= self._waiting:
             return False
         now = self._clock.now()
         there = self._queue_at(source.address, now)
@@ -163,7 +162,7 @@ class HandOvers:
             late.append(self._queue.popleft().request)
         while self._queue and len(self._under_way) < MOST_AT_ONCE:
             one = self._first()
-            if self._node.room < one.missing:
+            if not self._node.has_room(one.names):
                 break
             self._queue.remove(one)
             self._begin(one, now)

@@ -1,0 +1,31 @@
+"""A node's cache as those see it who move blocks: there is room exactly where all that is missing can be reserved."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.engine.blocks import BlockPool
+from afserve.engine.kv_store import PooledBlocks
+
+BLOCKS = 40
+
+
+@given(st.integers(1, BLOCKS), st.integers(0, BLOCKS), st.integers(0, BLOCKS), st.booleans())
+def test_there_is_room_exactly_where_all_that_is_missing_is_reserved(chain, here, held, used):
+    """`here` blocks of the chain are cached, and held by somebody where they are `used`; others hold `held`."""
+    pool = BlockPool(BLOCKS, 2)
+    store = PooledBlocks(SimpleNamespace(pool=pool, block_bytes=64))
+    names = [bytes([index]) * 16 for index in range(chain)]
+    here = min(here, chain)
+    cached = store.reserve(min(here, BLOCKS - 1), copies=False)
+    for block, name in zip(cached, names, strict=False):
+        store.publish(block, name)
+    store.reserve(held, copies=False)
+    if not used:
+        store.release(cached)
+    room = store.has_room(names)
+    found = store.find(names)
+    assert len(found) == len(cached)
+    missing = len(names) - len(found)
+    assert room == (len(store.reserve(missing, copies=False)) == missing) or (not missing and not room)
