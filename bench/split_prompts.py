@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from afserve.comm.kv.messages import Among, Message, Prefill
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
-from afserve.comm.kv.split import Member, split_over
+from afserve.comm.kv.split import SplitMember, split_over
 from afserve.control.node.deflection import PromptQueue
 from afserve.control.node.splitting import SplitPrompt
 from bench.origin import ROOT, origin
@@ -125,7 +125,7 @@ def seconds(case: Case, parts: int) -> float:
     nodes += [Node(index, case, clock, nodes) for index in range(parts)]
     split = split_over(case.tokens, 0, parts, case.chunk, BLOCK)
     assert split is not None, "too short to be split"
-    members = tuple(Member(0, str(index)) for index in range(parts))
+    members = tuple(SplitMember(0, str(index)) for index in range(parts))
     nodes[0].sharing.propose(split, members, Prefill(1, 1, 0, tuple(range(case.tokens))), 0.0)
     clock.run()
     assert all(node.ended for node in nodes), "a node waits for ever"

@@ -5,7 +5,7 @@ A gateway knows what it has asked of each and has no token for yet; that is the 
 
 from collections.abc import Mapping, Sequence
 
-from afserve.comm.kv.split import MOST_PARTS, Member
+from afserve.comm.kv.split import MOST_PARTS, SplitMember
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.requests import Request
@@ -59,12 +59,12 @@ class Prompts:
         lead: AttentionPeer,
         nodes: Sequence[AttentionPeer],
         pending: Mapping[int, int],
-    ) -> tuple[Member, ...]:
+    ) -> tuple[SplitMember, ...]:
         """The other nodes, the one with the least to do first, where the prompt may be split over them."""
         if asked.ttft is None:
             return ()
         others = sorted((node for node in nodes if node is not lead), key=lambda node: pending[node.index])
-        return tuple(Member(node.generation, node.address) for node in others[: MOST_PARTS - 1])
+        return tuple(SplitMember(node.generation, node.address) for node in others[: MOST_PARTS - 1])
 
     def over(self, request: Request) -> None:
         """It has a token, or has gone. May be said of any request."""

@@ -26,7 +26,7 @@ _MAP_FIXED = 0x10
 
 
 class DeepSpeedFiles:
-    """A `Backend`: a handle, which is a thread and a queue of the kernel, for each channel."""
+    """A `FileBackend`: a handle, which is a thread and a queue of the kernel, for each channel."""
 
     def __init__(self, setup: Setup) -> None:
         async_io = _loaded()

@@ -1,6 +1,6 @@
 """The inside of a process that reads files for a node: it answers until the node ends, and then ends too.
 
-How it reads is a `Backend`. Whatever kills it kills no node. It knows no blocks, and trusts no message.
+How it reads is a `FileBackend`. Whatever kills it kills no node. It knows no blocks, and trusts no message.
 """
 
 import errno
@@ -15,12 +15,12 @@ from typing import NoReturn, Protocol
 from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, Ask, Reply, Setup
 
 
-class Backend(Protocol):
+class FileBackend(Protocol):
     def read(self, channel: int, ask: Ask) -> None:
         """Called by one thread for each channel. Raises OSError."""
 
 
-def serve(open_backend: Callable[[Setup], Backend], words: list[str]) -> NoReturn:
+def serve(open_backend: Callable[[Setup], FileBackend], words: list[str]) -> NoReturn:
     """`words` are those of `Setup`. What goes wrong is said on standard error, whose last line the node repeats."""
     sys.excepthook = _fails
     setup = Setup.parse(words)
@@ -35,7 +35,7 @@ def serve(open_backend: Callable[[Setup], Backend], words: list[str]) -> NoRetur
     os._exit(0)  # also where a read does not come back
 
 
-def _answer(setup: Setup, backend: Backend, number: int, channel: socket.socket) -> None:
+def _answer(setup: Setup, backend: FileBackend, number: int, channel: socket.socket) -> None:
     try:
         while len(raw := channel.recv(ASK_BYTES)) == ASK_BYTES:
             ask, error = Ask.decode(raw), 0

@@ -28,7 +28,7 @@ from afserve.comm.kv.messages import (
 )
 from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
-from afserve.comm.kv.split import Member, Split
+from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
@@ -78,7 +78,7 @@ class Exchange:
         request: int,
         generation: int,
         prompt: Prompt | None = None,
-        members: tuple[Member, ...] = (),
+        members: tuple[SplitMember, ...] = (),
     ) -> int:
         """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them, or where
         `prompt` is computed for them, by all `members` together if there are any; the transfer's number. It ends within
@@ -139,11 +139,11 @@ class Exchange:
         """`row` is behind its last token, where it was computed to the end."""
         self._lender.computed(key, row)
 
-    def helped(self, key: Key) -> tuple[Member, ...]:
+    def helped(self, key: Key) -> tuple[SplitMember, ...]:
         """Who is to compute this prompt together; nobody where this node does alone."""
         return self.sharing.helped(key)
 
-    def propose(self, split: Split, members: tuple[Member, ...], prefill: Prefill) -> SharedPrompt:
+    def propose(self, split: Split, members: tuple[SplitMember, ...], prefill: Prefill) -> SharedPrompt:
         return self.sharing.propose(split, members, prefill, self._clock.now())
 
     # ---- turns

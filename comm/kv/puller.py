@@ -28,7 +28,7 @@ from afserve.comm.kv.messages import (
     named,
     seeded_checksum,
 )
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.comm.kv.split_messages import Helped, wrap
 from afserve.comm.kv.store import BlockStore
 
@@ -76,7 +76,7 @@ class Prompt:
     tenant: str = ""
     share: int = 1
     tail: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[SplitMember, ...] = ()
     life: int = 0
 
     def prefill(self, transfer: int, generation: int, here: int, blocks: int, of: int) -> Prefill:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from afserve.comm.kv.messages import Among, Message, Name, Payload, Prefill, named
-from afserve.comm.kv.split import LEAD, Member, Split
+from afserve.comm.kv.split import LEAD, Split, SplitMember
 from afserve.comm.kv.split_messages import (
     Go,
     Helped,
@@ -48,7 +48,7 @@ class SharedPrompt:
         self,
         group: int,
         split: Split,
-        members: tuple[Member, ...],
+        members: tuple[SplitMember, ...],
         prefill: Prefill,
         post: Callable[[int, SplitMessage], None],
     ) -> None:
@@ -176,7 +176,7 @@ class Sharing:
         self._post, self._dial = post, dial
         self._generation, self._block_bytes = generation, block_bytes
         self._groups: dict[int, _Group] = {}
-        self._helped: dict[Key, tuple[Member, ...]] = {}
+        self._helped: dict[Key, tuple[SplitMember, ...]] = {}
         self.started: list[SharedPrompt] = []
         self.ended: list[SharedPrompt] = []
         self.bytes_sent = self.bytes_received = 0
@@ -189,11 +189,11 @@ class Sharing:
     def room(self) -> bool:
         return len(self._groups) < MOST_AT_ONCE
 
-    def helped(self, key: Key) -> tuple[Member, ...]:
+    def helped(self, key: Key) -> tuple[SplitMember, ...]:
         return self._helped.pop(key, ())
 
     def propose(
-        self, split: Split, members: tuple[Member, ...], prefill: Prefill, now: float
+        self, split: Split, members: tuple[SplitMember, ...], prefill: Prefill, now: float
     ) -> SharedPrompt:
         """As the lead, to the others; it starts when all have joined."""
         number = secrets.randbits(63)
@@ -272,7 +272,7 @@ class Sharing:
         self._say(group, LEAD, Joined(message.group, message.split.mine))
 
     def _open(
-        self, number: int, split: Split, members: tuple[Member, ...], prefill: Prefill, now: float
+        self, number: int, split: Split, members: tuple[SplitMember, ...], prefill: Prefill, now: float
     ) -> _Group:
         others = [part for part in range(split.parts) if part != split.mine]
         peers = {part: self._dial(members[part].address) for part in others}

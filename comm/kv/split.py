@@ -76,11 +76,11 @@ def split_over(tokens: int, start: int, parts: int, most: int, block_size: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SplitMember:
     """A life of a node that computes a part; they are in the order of their parts."""
 
     generation: int
     address: str
 
 
-Members = Sequence[Member]
+Members = Sequence[SplitMember]

@@ -20,7 +20,7 @@ from afserve.comm.kv.messages import (
     encode,
     seeded_checksum,
 )
-from afserve.comm.kv.split import MOST_PARTS, Member, Split
+from afserve.comm.kv.split import MOST_PARTS, Split, SplitMember
 from afserve.errors import ProtocolError
 
 _SPLIT = struct.Struct("<IIIHHI")  # tokens, start, chunk, parts, mine, bytes of the members
@@ -33,7 +33,7 @@ class Helped:
     """The Prefill of this transfer is to be computed by these, the first of which is who is told."""
 
     transfer: int
-    members: tuple[Member, ...]
+    members: tuple[SplitMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Propose:
 
     group: int
     split: Split
-    members: tuple[Member, ...]
+    members: tuple[SplitMember, ...]
     prefill: Prefill
 
 
@@ -157,13 +157,13 @@ def _proposal(group: int, body: bytes, block_bytes: int) -> Propose:
     return Propose(group, split, members, prefill)
 
 
-def _texts(members: tuple[Member, ...]) -> bytes:
+def _texts(members: tuple[SplitMember, ...]) -> bytes:
     return "\n".join(f"{member.generation} {member.address}" for member in members).encode()
 
 
-def _members(raw: bytes) -> tuple[Member, ...]:
+def _members(raw: bytes) -> tuple[SplitMember, ...]:
     lines = raw.decode().split("\n")
     if not 1 < len(lines) <= MOST_PARTS:
         raise ValueError(f"{len(lines)} nodes, a prompt has 2 to {MOST_PARTS}")
     parts = [line.partition(" ") for line in lines]
-    return tuple(Member(int(generation), address) for generation, _, address in parts)
+    return tuple(SplitMember(int(generation), address) for generation, _, address in parts)

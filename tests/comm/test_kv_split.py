@@ -20,7 +20,7 @@ from afserve.comm.kv.sharing import (
     TURN_SECONDS,
     Sharing,
 )
-from afserve.comm.kv.split import LEAD, Member, Split, split_over
+from afserve.comm.kv.split import LEAD, Split, SplitMember, split_over
 from afserve.comm.kv.split_messages import (
     Go,
     Helped,
@@ -95,7 +95,7 @@ def test_what_is_before_the_start_is_computed_by_everybody(split, part, data):
     assert chunk.start == computed and computed < chunk.stop <= split.start
 
 
-MEMBERS = tuple(Member(part, f"unix:{part}") for part in range(3))
+MEMBERS = tuple(SplitMember(part, f"unix:{part}") for part in range(3))
 SPLIT = split_over(100, 16, 3, 16, BLOCK)
 
 

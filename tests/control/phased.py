@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Load
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.node.kv import KvMoves
 from afserve.control.wire.request_values import KvSource
 from afserve.engine.local import LocalCluster
@@ -68,7 +68,7 @@ class Phased(World):
         """What a gateway does. With `helpers` the prompt is split over them if that is sooner."""
         self.said.setdefault(request.handle, list(request.generated))
         self.asked[request.handle] = request, decode
-        members = tuple(Member(0, helper.address) for helper in helpers)
+        members = tuple(SplitMember(0, helper.address) for helper in helpers)
         within = self.within if helpers else None
         source = KvSource(prefill.index, 0, 0, prefill.address, prefills=True, within=within, helpers=members)
         if not decode.moves.pull(request, source):

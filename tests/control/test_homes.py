@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from afserve.clock import FakeClock
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.attendance import Life
 from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
 from afserve.control.requests import Requests
@@ -333,9 +333,11 @@ def test_the_other_prefill_nodes_may_help_with_a_prompt_that_has_a_time_limit():
     assert not opened(0).helpers and opened(1000).within is None, "nobody waits for these"
     asked = opened(2000, ttft=1.5)
     assert (asked.index, asked.within) == (3, 1.5)
-    assert asked.helpers == (Member(0, "unix:1"), Member(0, "unix:2"))
+    assert asked.helpers == (SplitMember(0, "unix:1"), SplitMember(0, "unix:2"))
     again = opened(3000, ttft=1.5)
-    assert (again.index, again.helpers[0]) == (1, Member(0, "unix:2")), "the one with the least to do first"
+    assert (again.index, again.helpers[0]) == (1, SplitMember(0, "unix:2")), (
+        "the one with the least to do first"
+    )
 
 
 def test_without_one_side_the_other_does_it_all():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from afserve import errors
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
@@ -189,7 +189,10 @@ def test_where_a_request_comes_from():
 
 
 def test_which_nodes_may_compute_a_prompt_together():
-    for within, helpers in ((None, ()), (0.25, (Member(3, "unix:there"), Member(0, "tcp://10.0.0.1:4")))):
+    for within, helpers in (
+        (None, ()),
+        (0.25, (SplitMember(3, "unix:there"), SplitMember(0, "tcp://10.0.0.1:4"))),
+    ):
         source = KvSource(1, 2, 0, "unix:here", prefills=True, within=within, helpers=helpers)
         value = Submit(GenerationRequest(1, (2,)), source)
         assert messages.decode_to_attention(messages.encode_to_attention(value)) == value

@@ -3,13 +3,13 @@
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Prefill
-from afserve.comm.kv.split import Member, Split
+from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.split_messages import Go, Leave, Propose, wrap
 from afserve.comm.kv.wires import Said
 from afserve.control.node.prefilling import Prefilling
 from tests.comm.kv_world import Store
 
-SPLIT, MEMBERS = Split(32, 0, 8, 2, 1), (Member(9, "lead"), Member(1, "me"))
+SPLIT, MEMBERS = Split(32, 0, 8, 2, 1), (SplitMember(9, "lead"), SplitMember(1, "me"))
 
 
 class Wires:

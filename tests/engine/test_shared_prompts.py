@@ -4,7 +4,7 @@ import pytest
 
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.sharing import SharedPrompt
-from afserve.comm.kv.split import Member, split_over
+from afserve.comm.kv.split import SplitMember, split_over
 from afserve.comm.kv.split_messages import Leave, Slice
 from afserve.config import ModelSource
 from afserve.engine.kv_cache import KvCache
@@ -22,7 +22,7 @@ SIZES = {"max_batch_tokens": 16, "prefill_tokens": 16, "kv_blocks": 20}
 def shared_prompt(tokens=TOKENS, start=0, mine=1, said=None):
     split = split_over(len(tokens), start, 2, 16, 8)
     split = type(split)(split.tokens, split.start, split.chunk, split.parts, mine)
-    members = (Member(0, "unix:0"), Member(0, "unix:1"))
+    members = (SplitMember(0, "unix:0"), SplitMember(0, "unix:1"))
     prefill = Prefill(1, 1, 0, tokens[: split.end])
     said = [] if said is None else said
     return SharedPrompt(7, split, members, prefill, lambda part, message: said.append((part, message)))

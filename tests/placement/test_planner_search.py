@@ -52,7 +52,7 @@ def test_bisection_finds_what_enumeration_finds(
         else asked.setting
     )
     tried = 0
-    degrees = (1, 2) if prompts else (1, 2, 3, 4)  # with prompts every batch costs several times as much
+    degrees = (1, 2, 3) if prompts else (1, 2, 3, 4)  # with prompts every batch costs several times as much
     for family in families(list(asked.pools), degrees, ("colocated", "afd"), prompts=(prompts or HERE,)):
         small = replace(setting, precision=Precision("bf16", "bf16", "bf16"))
         wanted = exhaustive_batches(family, small, asked.targets)

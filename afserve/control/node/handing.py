@@ -14,7 +14,7 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Load, Prompt, Pulled
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.splitting import SplitPrompt, parts_of
 from afserve.control.wire.request_values import KvSource
@@ -63,7 +63,7 @@ class HandingExchange(Protocol):
         request: int,
         generation: int,
         prompt: Prompt | None = None,
-        members: tuple[Member, ...] = (),
+        members: tuple[SplitMember, ...] = (),
     ) -> int: ...
     def cancel(self, transfer: int) -> None: ...
     def load(self, address: str) -> Load | None: ...
@@ -130,12 +130,12 @@ class HandOvers:
         load = self._exchange.load(address)
         return None if load is None else PromptQueue(load.queued_at(now), load.rate)
 
-    def _members(self, one: _Waiting, now: float) -> tuple[Member, ...]:
+    def _members(self, one: _Waiting, now: float) -> tuple[SplitMember, ...]:
         """The prefill nodes that compute it together; none where the one that is asked does alone."""
         source = one.source
         if source.within is None or not source.helpers:
             return ()
-        nodes = (Member(source.generation, source.address), *source.helpers)
+        nodes = (SplitMember(source.generation, source.address), *source.helpers)
         queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
         transfer = one.transfer or one.missing * self._node.block_bytes / _BYTES_PER_SECOND
         prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, transfer)

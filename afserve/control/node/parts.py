@@ -14,7 +14,7 @@ from afserve.clock import Clock
 from afserve.comm.kv.messages import Name, Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
-from afserve.comm.kv.split import LEAD, Member, Split, split_over
+from afserve.comm.kv.split import LEAD, Split, SplitMember, split_over
 from afserve.engine.request import GenerationRequest
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
@@ -39,7 +39,7 @@ class PartExchange(Protocol):
 
     @property
     def sharing(self) -> Sharing: ...
-    def propose(self, split: Split, members: tuple[Member, ...], prefill: Prefill) -> SharedPrompt: ...
+    def propose(self, split: Split, members: tuple[SplitMember, ...], prefill: Prefill) -> SharedPrompt: ...
     def pull(
         self, address: str, names: Sequence[Name], limit: float, *, request: int, generation: int
     ) -> int: ...
@@ -72,7 +72,7 @@ class Parts:
         self._fetching: dict[int, _Part] = {}  # by transfer
         self.split = self.short = self.helped = 0
 
-    def propose(self, request: GenerationRequest, prefill: Prefill, members: tuple[Member, ...]) -> bool:
+    def propose(self, request: GenerationRequest, prefill: Prefill, members: tuple[SplitMember, ...]) -> bool:
         """Whether the request waits for these nodes, of which this is the first; `take` returns it."""
         start = self._node.known(self._node.usable_names(request)) * self._block_size
         most = self._node.chunk_tokens

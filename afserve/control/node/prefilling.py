@@ -15,7 +15,7 @@ from afserve.comm.kv.lender import Key
 from afserve.comm.kv.messages import Name, Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.node.parts import Begun, PartExchange, PartNode, Parts
 from afserve.engine.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
@@ -47,7 +47,7 @@ class PrefillExchange(PartExchange, Protocol):
     def computed(self, key: Key, row: bytes = b"") -> None: ...
     def fetch(self, key: Key, names: Sequence[Name], limit: float, generation: int) -> int: ...
     def found(self, key: Key) -> None: ...
-    def helped(self, key: Key) -> tuple[Member, ...]: ...
+    def helped(self, key: Key) -> tuple[SplitMember, ...]: ...
 
 
 class Below(Protocol):
@@ -74,7 +74,7 @@ class NoneBelow:
 class _Asked:
     key: Key
     prefill: Prefill
-    members: tuple[Member, ...]
+    members: tuple[SplitMember, ...]
     since: float
 
 

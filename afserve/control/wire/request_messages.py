@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.wire.fields import (
     Codec,
     Proto,
@@ -190,7 +190,7 @@ def _take_submit(proto: Proto) -> Submit:
 
 
 def _take_source(proto: Proto) -> KvSource:
-    helpers = tuple(take_flat(Member, helper) for helper in proto.helpers)
+    helpers = tuple(take_flat(SplitMember, helper) for helper in proto.helpers)
     return take_flat(KvSource, proto, helpers=helpers)
 
 

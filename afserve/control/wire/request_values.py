@@ -6,7 +6,7 @@ Requests are numbers on this plane: gateways hand them out. Nothing here knows g
 
 from dataclasses import dataclass
 
-from afserve.comm.kv.split import Member
+from afserve.comm.kv.split import SplitMember
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
@@ -95,7 +95,7 @@ class KvSource:
     address: str
     prefills: bool = False
     within: float | None = None
-    helpers: tuple[Member, ...] = ()
+    helpers: tuple[SplitMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
