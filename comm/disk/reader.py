@@ -81,7 +81,7 @@ class Reader:
         self._process: subprocess.Popen[bytes] | None = None
         self._open = [memory]  # descriptors to be closed
         self._is_ready, self._is_told = threading.Event(), threading.Event()
-        self._closing, self._why = False, ""
+        self._closing, self._failed, self._why = False, False, ""
         self._watch = threading.Thread(target=self._watched, name="disk-reader", daemon=True)
 
     @property
@@ -155,6 +155,7 @@ class Reader:
     def _fail(self, why: str) -> None:
         """An empty reason: what the process says as it ends."""
         self._is_ready.clear()
+        self._failed |= not self._closing
         self._why = self._why or why
         if why and self._process is not None:
             self._process.kill()
@@ -173,7 +174,7 @@ class Reader:
             self._why = self._why or ("" if isinstance(error, ConnectionError) else str(error))
         self._is_ready.clear()
         ended = self._reaped()
-        if not self._closing:
+        if self._failed or not self._closing:
             self._tell(self._why or ended)
         self._is_told.set()
 

@@ -461,6 +461,22 @@ def test_a_way_that_cannot_be_had_is_left_out_and_said(tmp_path, fault):
     assert [one.way for one in found] == [Way(False, 1)] and len(told) == 1
 
 
+def test_the_reason_of_a_failed_read_is_told_though_it_is_closed_at_once(tmp_path, monkeypatch):
+    """As by `measure`: the thread that tells may be slower than whoever has done with it."""
+    (tmp_path / "data").write_bytes(bytes(PAGE))
+    file, told = File(tmp_path / "data"), []
+    reader = Reader([file], QUEUE, QUEUE.asks, QUEUE.piece_bytes, plain("fails"), told.append)
+    reader.start()
+    assert reader.wait_ready()
+    reaped = reader._reaped
+    monkeypatch.setattr(reader, "_reaped", lambda: (time.sleep(0.3), reaped())[1])
+    with pytest.raises(OSError, match="Input/output error"):
+        reader.read_into(reader.windows[0][:512], file, 0)
+    reader.close()
+    file.close()
+    assert len(told) == 1 and "Input/output error" in told[0]
+
+
 def test_threads_of_a_queue_are_those_that_were_fastest(tmp_path):
     queue = Queue(2, 1 << 20, 8)
     slow, fast = Measured(Way(False, 1), 1e9, 1e-10), Measured(Way(True, 16), 2e9, 1e-10)
