@@ -20,7 +20,7 @@ from torch import Tensor
 
 from afserve.comm.disk.deepspeed_library import ASYNC_IO, PIN_MEMORY, libraries
 from afserve.comm.disk.reader_child import serve
-from afserve.comm.disk.reader_wire import Ask, Setup
+from afserve.comm.disk.reader_wire import ReadAsk, Setup
 
 _MAP_FIXED = 0x10
 
@@ -39,7 +39,7 @@ class DeepSpeedFiles:
             for at in range(setup.windows)
         ]
 
-    def read(self, channel: int, ask: Ask) -> None:
+    def read(self, channel: int, ask: ReadAsk) -> None:
         window, begin = divmod(ask.place, self._bytes)
         bytes_B, path = self._windows_WB[window][begin : begin + ask.size], f"/proc/self/fd/{ask.descriptor}"
         if self._handles[channel].sync_pread(bytes_B, path, ask.offset) != 1:

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 from afserve.child import module
 from afserve.comm.disk.files import File
-from afserve.comm.disk.reader_wire import HELLO, HELLO_BYTES, REPLY_BYTES, Ask, Reply, Setup
+from afserve.comm.disk.reader_wire import HELLO, HELLO_BYTES, REPLY_BYTES, ReadAsk, Reply, Setup
 
 SECTOR = 512  # reads past the page cache begin and end at a multiple
 START_SECONDS, ASK_SECONDS, END_SECONDS = 60.0, 10.0, 2.0
@@ -126,7 +126,7 @@ class Reader:
 
     def _ask(self, descriptor: int, offset: int, window: memoryview) -> None:
         place = ctypes.addressof(ctypes.c_char.from_buffer(window)) - self._first
-        ask = Ask(next(self._numbers), descriptor, offset, len(window), place)
+        ask = ReadAsk(next(self._numbers), descriptor, offset, len(window), place)
         channel = self._channels.get()
         try:
             channel.send(ask.encode())
@@ -146,7 +146,7 @@ class Reader:
             self._channels.put(channel)
 
     @staticmethod
-    def _check(ask: Ask, reply: Reply) -> None:
+    def _check(ask: ReadAsk, reply: Reply) -> None:
         if reply.number != ask.number:
             raise ValueError(f"an answer to question {reply.number} in place of {ask.number}")
         if reply.error:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Protocol
 
-from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, Ask, Reply, Setup
+from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, ReadAsk, Reply, Setup
 
 
 class FileBackend(Protocol):
-    def read(self, channel: int, ask: Ask) -> None:
+    def read(self, channel: int, ask: ReadAsk) -> None:
         """Called by one thread for each channel. Raises OSError."""
 
 
@@ -38,7 +38,7 @@ def serve(open_backend: Callable[[Setup], FileBackend], words: list[str]) -> NoR
 def _answer(setup: Setup, backend: FileBackend, number: int, channel: socket.socket) -> None:
     try:
         while len(raw := channel.recv(ASK_BYTES)) == ASK_BYTES:
-            ask, error = Ask.decode(raw), 0
+            ask, error = ReadAsk.decode(raw), 0
             try:
                 _check(setup, ask)
                 backend.read(number, ask)
@@ -63,7 +63,7 @@ def _fails(
     os._exit(1)
 
 
-def _check(setup: Setup, ask: Ask) -> None:
+def _check(setup: Setup, ask: ReadAsk) -> None:
     """A read stays in one window, of a file that was handed over."""
     window, begin = divmod(ask.place, setup.window_bytes)
     fits = 0 < ask.size <= setup.window_bytes - begin and 0 <= window < setup.windows

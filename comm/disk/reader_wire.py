@@ -17,7 +17,7 @@ ASK_BYTES, REPLY_BYTES, HELLO_BYTES = _ASK.size, _REPLY.size, _HELLO.size
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReadAsk:
     """Fill `size` bytes of memory from `place` on with those of a file from `offset` on. Both processes have the file
     under the same `descriptor`."""
 
@@ -31,7 +31,7 @@ class Ask:
         return _ASK.pack(self.number, self.descriptor, self.offset, self.size, self.place)
 
     @classmethod
-    def decode(cls, raw: bytes) -> "Ask":
+    def decode(cls, raw: bytes) -> "ReadAsk":
         return cls(*_ASK.unpack(raw))
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from afserve.comm.disk import reader as reader_module
 from afserve.comm.disk.files import File
 from afserve.comm.disk.reader import Queue, Reader
-from afserve.comm.disk.reader_wire import Ask, Reply, Setup
+from afserve.comm.disk.reader_wire import ReadAsk, Reply, Setup
 from afserve.comm.disk.store import DAMAGED
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
@@ -189,8 +189,8 @@ def test_a_read_outside_of_what_it_has_is_refused(tmp_path):
     st.lists(st.integers(0, 1 << 20), min_size=8),
 )
 def test_messages_come_back_as_they_were(five, more):
-    ask = Ask(*five)
-    assert Ask.decode(ask.encode()) == ask
+    ask = ReadAsk(*five)
+    assert ReadAsk.decode(ask.encode()) == ask
     reply = Reply(five[0], five[1])
     assert Reply.decode(reply.encode()) == reply
     for size in (0, len(reply.encode()) - 1, len(reply.encode()) + 1):

@@ -16,7 +16,7 @@ from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Pulled
 from afserve.control.node.copying import Copier
 from afserve.control.node.handing import DecodeNode, HandOvers
-from afserve.control.node.prefilling import Below, Prefilling, PrefillNode
+from afserve.control.node.prefilling import Prefilling, PrefillNode, TiersBelow
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionNodes
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -204,7 +204,7 @@ class KvMoves:
         worth = not (transfer and again) or transfer < again
         return min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS)) if worth else 0.0
 
-    def over(self, below: Below) -> None:
+    def over(self, below: TiersBelow) -> None:
         """From now on prompts that this node computes for others are looked for there too."""
         self._prefilling.below = below
 

@@ -50,7 +50,7 @@ class PrefillExchange(PartExchange, Protocol):
     def helped(self, key: Key) -> tuple[SplitMember, ...]: ...
 
 
-class Below(Protocol):
+class TiersBelow(Protocol):
     """Tiers below the cache."""
 
     def restore(self, request: GenerationRequest) -> bool:
@@ -81,7 +81,7 @@ class _Asked:
 class Prefilling:
     """Handles of its own are negative, so that none is a gateway's. `prompts` counts those that were computed."""
 
-    below: Below
+    below: TiersBelow
 
     def __init__(
         self, node: PrefillNode, exchange: PrefillExchange, clock: Clock, block_size: int, limit: Limit
