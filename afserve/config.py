@@ -8,7 +8,7 @@ A new setting of the engine is one field of `EngineSettings` and the code that o
 """
 
 from dataclasses import KW_ONLY, MISSING, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
@@ -29,18 +29,20 @@ BLOCK_TOKENS = Range(1, 4096)
 _SECONDS = Range(0, 3600, whole=False)
 
 
-def _count(default: int | None, help: str, allowed: Range, metavar: str) -> Any:
+def _count(default: int | None, help: str, allowed: Range, metavar: str, topic: str = "") -> Any:
     """A number whose range the help text shows."""
-    return setting(default, help, allowed, metavar=metavar, shows_range=True)
+    return setting(default, help, allowed, metavar=metavar, shows_range=True, topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Which weights. `layers` cuts a dummy model short; `dtype` auto is the checkpoint's own."""
 
+    TOPIC: ClassVar[str] = "model"
+
     path: str
     name: str
-    dtype: str = setting("auto", "auto: the checkpoint's own.", DTYPES)
+    dtype: str = setting("auto", "auto: the checkpoint's own.", DTYPES, common=True)
     load_format: str = setting("safetensors", "dummy: random weights.", LOAD_FORMATS)
     layers: int | None = setting(None, "With dummy weights: only the first N layers.", metavar="N")
     seed: int = 0
@@ -62,36 +64,53 @@ class EngineSettings:
     `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
     """
 
-    device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")
+    TOPIC: ClassVar[str] = "nodes"
+
+    device: str = setting(
+        "cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.", common=True
+    )
     expert_dtype: str = setting(
-        "auto", "int8, int4: a byte or half a byte per weight of the routed experts.", EXPERT_DTYPES
+        "auto",
+        "int8, int4: a byte or half a byte per weight of the routed experts.",
+        EXPERT_DTYPES,
+        topic="model",
+        common=True,
     )
     dense_dtype: str = setting(
         "auto",
         "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head.",
         EXPERT_DTYPES,
+        topic="model",
     )
     wire_dtype: str = setting(
-        "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES
+        "auto",
+        "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.",
+        WIRE_DTYPES,
+        topic="model",
     )
     block_size: int | None = _count(
         None,
         "Tokens of a KV block; CPUs read multiples of 16 fastest. 16 unless a block also holds states of layers.",
         BLOCK_TOKENS,
         "TOKENS",
+        topic="kv",
     )
-    prefix_caching: bool = setting(True, "Keep blocks of finished requests for prompts that begin alike.")
+    prefix_caching: bool = setting(
+        True, "Keep blocks of finished requests for prompts that begin alike.", topic="kv"
+    )
     kv_copies: int = _count(
         0,
         "Attention nodes that keep copies of another one's KV, so that what ran there resumes without recomputation.",
         Range(0, 8),
         "N",
+        topic="kv",
     )
     kv_transport: str = setting(
         SOCKETS,
         "How KV blocks travel between attention nodes: over sockets, by the library of afserve[mooncake] or "
         "afserve[nixl], or by PyTorch's torch.distributed (dist: gloo).",
         KV_TRANSPORTS,
+        topic="kv",
     )
     straight_tokens: int = _count(
         256,
@@ -126,18 +145,24 @@ class EngineSettings:
         "",
         "Keep KV that leaves an attention node's cache in so much memory of its host: useful beside a GPU.",
         metavar="SIZE",
+        topic="kv",
     )
     kv_ssd: str = setting(
-        "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
+        "",
+        "Keep KV of finished requests in files here, also over a restart.",
+        metavar="FOLDER",
+        topic="kv",
+        common=True,
     )
     kv_ssd_size: str = setting(
-        "10GiB", "With --kv-ssd: what each attention node keeps there at most.", metavar="SIZE"
+        "10GiB", "With --kv-ssd: what each attention node keeps there at most.", metavar="SIZE", topic="kv"
     )
     max_waiting: int = _count(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",
         Range(1, 1 << 20),
         "N",
+        topic="limits",
     )
 
     stream_grace: float = setting(
@@ -145,18 +170,21 @@ class EngineSettings:
         "Seconds that an attention node's broken stream may take to come back; then its requests go on elsewhere.",
         _SECONDS,
         metavar="SECONDS",
+        topic="losses",
     )
     orphan_grace: float = setting(
         5.0,
         "Seconds that a node goes on without a controller, and keeps the requests of a gateway that has gone.",
         _SECONDS,
         metavar="SECONDS",
+        topic="losses",
     )
     loss_deadline: float = setting(
         30.0,
         "Seconds that a running request waits for a lost expert, or for a node that goes on with it.",
         _SECONDS,
         metavar="SECONDS",
+        topic="losses",
     )
 
     def __post_init__(self) -> None:

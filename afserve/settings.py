@@ -30,6 +30,20 @@ class FileUse(Enum):
     FOLDER = "folder"  # it exists, with files in it
 
 
+TOPICS = {
+    "model": "which model, and in which numbers",
+    "nodes": "how many of each kind, and what they compute",
+    "kv": "the KV cache, its copies, memory and disk",
+    "placement": "replicas of experts, and how they follow the traffic",
+    "losses": "lost nodes, and changes while serving",
+    "cluster": "other hosts: transports, certificates, ssh",
+    "ray": "nodes on a Ray cluster",
+    "http": "addresses, names, TLS, keys, web pages",
+    "limits": "sizes, counts and deadlines of requests",
+    "logs": "logs, traces, metrics, recordings",
+}
+"""What settings are about, as `--help TOPIC` shows them: a setting names its topic, or its group does as TOPIC."""
+
 Allowed = Range | tuple[str, ...] | FileUse | None
 _KINDS = {
     bool: "true or false",
@@ -46,7 +60,8 @@ class DeclaredSetting:
     """One declaration. `allowed` None: its limits depend on the model or the machine, and are checked there.
 
     `metavar` stands for the value in a help text, which shows the range where `shows_range` says so. `bare` is the
-    value of a flag that is given without one; None: it needs one.
+    value of a flag that is given without one; None: it needs one. `topic` is one of TOPICS. `common`: the first help
+    shows it.
     """
 
     name: str
@@ -57,6 +72,8 @@ class DeclaredSetting:
     metavar: str | None = None
     shows_range: bool = False
     bare: str | None = None
+    topic: str = ""
+    common: bool = False
 
     @property
     def flag(self) -> str:
@@ -91,17 +108,24 @@ def setting(
     metavar: str | None = None,
     shows_range: bool = False,
     bare: str | None = None,
+    topic: str = "",
+    common: bool = False,
 ) -> Any:
-    """The field of a group; `dataclasses.MISSING` for one without a default."""
+    """The field of a group; `dataclasses.MISSING` for one without a default. `topic` empty: that of the group."""
     notes = {_HELP: help, "allowed": allowed, "metavar": metavar, "shows_range": shows_range, "bare": bare}
+    notes |= {"topic": topic, "common": common}
     return dataclasses.field(default=default, metadata=notes)
 
 
 def settings_of(group: type) -> tuple[DeclaredSetting, ...]:
     """In the order of the fields. A group may have fields that nobody sets: those are not declared."""
+    own = str(getattr(group, "TOPIC", ""))
     found = (field for field in dataclasses.fields(group) if _HELP in field.metadata)
     return tuple(
-        DeclaredSetting(field.name, _kind(field.type), field.default, **field.metadata) for field in found
+        DeclaredSetting(
+            f.name, _kind(f.type), f.default, **{**f.metadata, "topic": f.metadata["topic"] or own}
+        )
+        for f in found
     )
 
 

@@ -39,7 +39,10 @@ def gather(group: type[Group], flags: dict[str, Any], **others: object) -> Group
 
 
 def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
-    flag, shown = one.flag, not any(one.default is nothing for nothing in (None, False, ()))
+    flag, shown = (
+        one.flag,
+        not any(one.default is nothing for nothing in (None, False, ())) and one.default != "",
+    )
     if one.kind is bool:
         name = flag if one.default is False else f"{flag}/--no-{flag[2:]}"
         return click.option(name, is_flag=True, default=one.default, show_default=shown, help=one.help)

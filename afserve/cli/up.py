@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from afserve.cli.config_file import config_option, write, written
 from afserve.cli.models_file import models_of
 from afserve.cli.settings import ENVIRONMENT, gather, settings_options
+from afserve.cli.topics import topic_command
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
 from afserve.launch.companions import check_companions
@@ -24,7 +25,7 @@ from afserve.settings import settings_of
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, RaySettings, Listening, ServerSettings)
 
 
-@click.command(context_settings=ENVIRONMENT)
+@click.command(cls=topic_command(*GROUPS), context_settings=ENVIRONMENT)
 @click.argument("named", metavar="[MODEL]", required=False)
 @settings_options(*GROUPS)
 @config_option

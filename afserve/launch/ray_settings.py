@@ -6,6 +6,7 @@ Values only; Ray itself is imported by `ray_helper.py` and nowhere else.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
@@ -24,11 +25,14 @@ Bundle = Mapping[str, float]  # what one node takes, by Ray's names of resources
 class RaySettings:
     """`ray` None starts nothing on Ray."""
 
+    TOPIC: ClassVar[str] = "ray"
+
     ray: str | None = setting(
         None,
         "Start the nodes on a Ray cluster: the one of this machine, or the one at ADDRESS.",
         metavar="[ADDRESS]",
         bare=AUTO,
+        common=True,
     )
     ray_attention: str | None = setting(
         None,

@@ -5,7 +5,7 @@ Values only; importing this loads neither torch nor numpy, so that `afserve up -
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
@@ -46,40 +46,65 @@ class Wishes:
     an attention node decodes at once. `gpus` are this machine's, where nodes run on them.
     """
 
-    attention: int | None = setting(None, "Attention nodes.", metavar="A")
-    experts: int | None = setting(None, "Expert nodes.", metavar="F")
+    TOPIC: ClassVar[str] = "nodes"
+
+    attention: int | None = setting(None, "Attention nodes.", metavar="A", common=True)
+    experts: int | None = setting(None, "Expert nodes.", metavar="F", common=True)
     micro_batches: str = setting("auto", "In flight per attention node, 1 to 4.", metavar="M")
-    colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.")
+    colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.", common=True)
     prefill: int | None = setting(
-        None, "Attention nodes that compute prompts for the --decode nodes.", metavar="P"
+        None, "Attention nodes that compute prompts for the --decode nodes.", metavar="P", common=True
     )
     decode: int | None = setting(
-        None, "Attention nodes that decode what --prefill nodes have computed.", metavar="D"
+        None, "Attention nodes that decode what --prefill nodes have computed.", metavar="D", common=True
     )
-    kv_tokens: int | None = setting(None, "KV cache of each attention node, in tokens.")
-    max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
+    kv_tokens: int | None = setting(
+        None, "KV cache of each attention node, in tokens.", topic="kv", common=True
+    )
+    max_model_len: int | None = setting(
+        None, "Longest sequence, prompt and answer together.", topic="kv", common=True
+    )
     threads: int | None = setting(None, "Compute threads of each node.")
-    redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    redundant_experts: int = setting(
+        0, "Extra replicas per MoE layer.", metavar="R", topic="placement", common=True
+    )
     expert_copies: int = setting(
-        1, "Expert nodes that hold each expert, on different hosts where there are.", metavar="C"
+        1,
+        "Expert nodes that hold each expert, on different hosts where there are.",
+        metavar="C",
+        topic="placement",
     )
     spare_slots: int | None = setting(
-        None, "Slots per expert node and layer kept empty for a lost node's experts.", metavar="S"
+        None,
+        "Slots per expert node and layer kept empty for a lost node's experts.",
+        metavar="S",
+        topic="placement",
     )
     most_attention: int | None = setting(
-        None, "Attention nodes that `scale` may ask for; 8 or twice as many as at first.", metavar="A"
+        None,
+        "Attention nodes that `scale` may ask for; 8 or twice as many as at first.",
+        metavar="A",
+        topic="losses",
     )
     gateways: int = setting(
-        0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
+        0,
+        "HTTP in N processes of its own, which share the port; 0 serves it in this one.",
+        metavar="N",
+        topic="http",
+        common=True,
     )
     on_loss: str = setting(
-        RECOVER, "When a node is lost: recover goes on without it, end ends the run.", (RECOVER, END)
+        RECOVER,
+        "When a node is lost: recover goes on without it, end ends the run.",
+        (RECOVER, END),
+        topic="losses",
     )
     silence: float = setting(
         1.0,
         "A node that owes others work and says nothing for so long is lost.",
         _SILENCE,
         metavar="SECONDS",
+        topic="losses",
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False
@@ -147,19 +172,25 @@ class Wishes:
 class RunSettings:
     """Which model, where it runs, and what the run leaves behind."""
 
-    model: str = setting("nano", "Bundled name, checkpoint folder, or Hugging Face id.")
-    revision: str | None = setting(
-        None, "Which commit, branch or tag of a Hugging Face id.", metavar="REVISION"
+    TOPIC: ClassVar[str] = "cluster"
+
+    model: str = setting(
+        "nano", "Bundled name, checkpoint folder, or Hugging Face id.", topic="model", common=True
     )
-    download: bool = setting(False, "Fetch a Hugging Face id first, as `afserve pull` does.")
+    revision: str | None = setting(
+        None, "Which commit, branch or tag of a Hugging Face id.", metavar="REVISION", topic="model"
+    )
+    download: bool = setting(False, "Fetch a Hugging Face id first, as `afserve pull` does.", topic="model")
     models: Path | None = setting(
         None,
         "Serve several models, each with its own nodes, as this TOML file says.",
         FileUse.READ,
         metavar="FILE",
+        topic="model",
+        common=True,
     )
     cluster: Path | None = setting(
-        None, "Start what `afserve plan --cluster FILE` wrote.", FileUse.READ, metavar="FILE"
+        None, "Start what `afserve plan --cluster FILE` wrote.", FileUse.READ, metavar="FILE", common=True
     )
     listen: str | None = setting(
         None,
@@ -198,14 +229,25 @@ class RunSettings:
         TRANSPORTS,
     )
     verify: str = setting(
-        SAMPLES, "How nodes' copies of the checkpoint are compared; full: all bytes.", (SAMPLES, FULL)
+        SAMPLES,
+        "How nodes' copies of the checkpoint are compared; full: all bytes.",
+        (SAMPLES, FULL),
+        topic="model",
     )
     rebalance: str | None = setting(
-        None, "auto, off, or every so many SECONDS; auto with --redundant-experts.", metavar="WHEN"
+        None,
+        "auto, off, or every so many SECONDS; auto with --redundant-experts.",
+        metavar="WHEN",
+        topic="placement",
+        common=True,
     )
-    record_routing: Path | None = setting(None, "Write routing counts here at the end.", FileUse.WRITTEN)
-    trace: Path | None = setting(None, "Write a Perfetto trace of this run here at its end.", FileUse.WRITTEN)
-    log_level: str = setting("warning", "", LOG_LEVELS)
+    record_routing: Path | None = setting(
+        None, "Write routing counts here at the end.", FileUse.WRITTEN, topic="logs"
+    )
+    trace: Path | None = setting(
+        None, "Write a Perfetto trace of this run here at its end.", FileUse.WRITTEN, topic="logs"
+    )
+    log_level: str = setting("warning", "", LOG_LEVELS, topic="logs")
 
 
 @dataclass(frozen=True, slots=True)

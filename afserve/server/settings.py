@@ -6,7 +6,7 @@ A limit is declared here once, with its range and what it is for; `afserve up` h
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
@@ -18,16 +18,18 @@ KIB, MIB = 1 << 10, 1 << 20
 _SECONDS = Range(0.01, 86_400, whole=False)
 
 
-def _limit(default: float, allowed: Range, help: str) -> Any:
-    return setting(default, help, allowed, metavar="N" if allowed.whole else "SECONDS")
+def _limit(default: float, allowed: Range, help: str, topic: str = "") -> Any:
+    return setting(default, help, allowed, metavar="N" if allowed.whole else "SECONDS", topic=topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
     """Where the API listens, by which names, and who may ask it: files and lists as the user wrote them."""
 
-    host: str = setting("127.0.0.1", "Where the API listens.")
-    port: int = setting(8000, "0 takes a free one.", Range(0, 65535), shows_range=True)
+    TOPIC: ClassVar[str] = "http"
+
+    host: str = setting("127.0.0.1", "Where the API listens.", common=True)
+    port: int = setting(8000, "0 takes a free one.", Range(0, 65535), shows_range=True, common=True)
     served_model_name: tuple[str, ...] = setting(
         (), "What clients may call the model; answers have the first name.", metavar="NAME[,NAME]"
     )
@@ -44,6 +46,7 @@ class Listening:
         None,
         "Clients must send a key of this file, which `afserve keys` writes; read again when it changes.",
         FileUse.READ,
+        common=True,
     )
     state_dir: Path | None = setting(
         None,
@@ -69,6 +72,8 @@ class ServerSettings:
     server by, all if empty; `origins` the web pages that may post. `keys_file` is that of
     `afserve keys`; `state_dir` empty keeps files, batches, responses and counts in memory.
     """
+
+    TOPIC: ClassVar[str] = "limits"
 
     max_body_bytes: int = _limit(8 * MIB, Range(KIB, 1 << 30), "Largest body of a request.")
     max_header_bytes: int = _limit(64 * KIB, Range(KIB, MIB), "Largest head of a request.")
@@ -98,7 +103,7 @@ class ServerSettings:
     max_file_bytes: int = _limit(256 * MIB, Range(KIB, 1 << 40), "All files that are kept, in bytes.")
     file_seconds: float = _limit(604_800.0, Range(1, 1e8, whole=False), "Seconds that a file is kept.")
     restart_seconds: float = _limit(
-        30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams."
+        30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams.", topic="losses"
     )
     ttft: float = _limit(
         0.0,
@@ -121,17 +126,19 @@ class ServerSettings:
         "A line for each request, into a file that gateways share; without FILE to stderr.",
         metavar="FILE",
         bare=STDERR,
+        topic="logs",
     )
     log_prompts: bool = setting(
-        False, "Lines of --access-log show the beginning of each body, prompts included."
+        False, "Lines of --access-log show the beginning of each body, prompts included.", topic="logs"
     )
-    log_format: str = setting("text", "How log lines look.", FORMATS)
+    log_format: str = setting("text", "How log lines look.", FORMATS, topic="logs")
     otlp_endpoint: str | None = setting(
         None,
         "Send spans of requests to this OpenTelemetry collector (OTLP over HTTP).",
         metavar="URL",
+        topic="logs",
     )
-    open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
+    open_metrics: bool = setting(False, "/metrics needs no key where there is one.", topic="logs")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     keys_file: str = ""

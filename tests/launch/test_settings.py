@@ -194,7 +194,7 @@ print(json.dumps({door: at_the_node(each) for door, each in wishes.items()}))
 
 def test_a_new_setting_is_one_declaration(tmp_path):
     (tmp_path / "up.toml").write_text("longest-hold = 0.25\n")
-    after = '    device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")\n'
+    after = '    TOPIC: ClassVar[str] = "nodes"\n'
     line = '    longest_hold: float = setting(0.01, "Longest wait.", Range(0, 1, whole=False), metavar="SECONDS")\n'
     arguments = [after, line, str(tmp_path / "up.toml")]
     done = subprocess.run(
