@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from afserve.cli.drawing import pyplot_for
+from afserve.cli.measure import Measure, optimised
 from afserve.errors import ConfigError
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
@@ -19,25 +20,14 @@ _WIDTH, _HEIGHT, _MARGIN = 760, 460, 64
 Curves = Mapping[str, Sequence[Plan]]
 
 
-def _worth(question: Question, plan: Plan) -> float:
-    """The height of a point: throughput per what the objective saves."""
-    if question.objective == "dollar":
-        return 1 / plan.usd_per_mtok
-    return plan.tokens_per_joule if question.objective == "watt" else plan.tok_s_per_device
-
-
-def _unit(question: Question) -> str:
-    units = {"dollar": "million tokens per dollar", "watt": "tokens per joule"}
-    return units.get(question.objective, "tokens per second and device")
-
-
 def pareto_png(path: Path, question: Question, curves: Curves) -> None:
     pyplot = pyplot_for("chart", path)
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=150)
+    height = optimised(question.objective)
     for kind, plans in curves.items():
         speed = [1 / plan.tpot for plan in plans]
-        value = [_worth(question, plan) for plan in plans]
-        spread = [plan.error * _worth(question, plan) for plan in plans]
+        value = [height.of(plan) for plan in plans]
+        spread = [plan.error * height.of(plan) for plan in plans]
         axes.errorbar(
             speed,
             value,
@@ -51,9 +41,10 @@ def pareto_png(path: Path, question: Question, curves: Curves) -> None:
             label=_NAMES[kind],
         )
     if question.targets.tpot < float("inf"):
-        axes.axvline(1 / question.targets.tpot, color="#888888", lw=0.8, ls="--")
+        wanted = 1 / question.targets.tpot
+        axes.axvline(wanted, color="#888888", lw=0.8, ls="--", label=f"target: {wanted:,.3g} tok/s each")
     axes.set_xlabel("tokens per second and request")
-    axes.set_ylabel(_unit(question))
+    axes.set_ylabel(height.label)
     axes.set_title(f"{question.setting.shape.name}\n{question.setting.workload.name}", fontsize=10)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -100,7 +91,8 @@ def _table_row(plan: Plan) -> str:
 def _svg(question: Question, curves: Curves) -> str:
     plans = [plan for found in curves.values() for plan in found]
     right = max((1 / plan.tpot for plan in plans), default=1.0) * 1.05
-    top = max((_worth(question, plan) * (1 + plan.error) for plan in plans), default=1.0) * 1.05
+    height = optimised(question.objective)
+    top = max((height.of(plan) * (1 + plan.error) for plan in plans), default=1.0) * 1.05
 
     def x(value: float) -> float:
         return _MARGIN + value / right * (_WIDTH - 1.5 * _MARGIN)
@@ -124,8 +116,9 @@ def _svg(question: Question, curves: Curves) -> str:
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y(0):.1f}" y2="{y(top):.1f}" stroke="#888" '
             'stroke-dasharray="4 4"/>'
         )
+        parts.append(f'<text x="{at + 4:.1f}" y="{y(top) + 12:.1f}">target</text>')
     for place, (kind, found) in enumerate(curves.items()):
-        parts += _series(question, found, _COLOURS[kind], x, y)
+        parts += _series(height, found, _COLOURS[kind], x, y)
         parts.append(f'<circle cx="{_WIDTH - 220}" cy="{20 + 20 * place}" r="5" fill="{_COLOURS[kind]}"/>')
         parts.append(f'<text x="{_WIDTH - 208}" y="{24 + 20 * place}">{_NAMES[kind]}</text>')
     parts.append(
@@ -133,22 +126,22 @@ def _svg(question: Question, curves: Curves) -> str:
     )
     parts.append(
         f'<text x="14" y="{_HEIGHT / 2}" transform="rotate(-90 14 {_HEIGHT / 2})" text-anchor="middle">'
-        f"{_unit(question)}</text></svg>"
+        f"{height.label}</text></svg>"
     )
     return "\n".join(parts)
 
 
-def _series(question: Question, plans: Sequence[Plan], colour: str, x: object, y: object) -> list[str]:
+def _series(height: Measure, plans: Sequence[Plan], colour: str, x: object, y: object) -> list[str]:
     assert callable(x)
     assert callable(y)
     points = [(x(1 / plan.tpot), plan) for plan in plans]
-    line = " ".join(f"{at:.1f},{y(_worth(question, plan)):.1f}" for at, plan in points)
+    line = " ".join(f"{at:.1f},{y(height.of(plan)):.1f}" for at, plan in points)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for at, plan in points:
-        high, low = (y(_worth(question, plan) * (1 + sign * plan.error)) for sign in (1, -1))
+        high, low = (y(height.of(plan) * (1 + sign * plan.error)) for sign in (1, -1))
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{high:.1f}" y2="{low:.1f}" stroke="{colour}"/>')
         parts.append(
-            f'<circle cx="{at:.1f}" cy="{y(_worth(question, plan)):.1f}" r="4" fill="{colour}">'
+            f'<circle cx="{at:.1f}" cy="{y(height.of(plan)):.1f}" r="4" fill="{colour}">'
             f"<title>{escape(describe(plan))}: {plan.tpot * 1e3:.1f} ms, "
             f"{plan.tok_s_per_device:,.0f} tok/s/device</title></circle>"
         )

@@ -5,6 +5,7 @@ what the plan hangs on and what is assumed. `report_page.py` draws it; here are 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from afserve.cli.measure import PER_DEVICE, Measure, measures, optimised
 from afserve.cli.plan_asked import command_line
 from afserve.cli.plan_report import as_values, chance
 from afserve.cli.report_assumed import Assumed, assumed
@@ -21,7 +22,8 @@ _ONE_KIND = "Only one kind has a plan here: there is nothing to decide between."
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """chance: that AFD is better, None where only one kind has a plan. wanted: tokens per second and user that the
-    targets ask for. front: by kind, fastest first. answer: the values of `--json`."""
+    targets ask for. front: by kind, fastest first, the chosen plan among them. heights: of its charts; by the first
+    one the plans were chosen. answer: the values of `--json`."""
 
     asked: str
     question: Question
@@ -30,6 +32,7 @@ class PlanReport:
     chance: float | None
     decider: str
     wanted: float | None
+    heights: Sequence[Measure]
     front: Mapping[str, Sequence[Plan]]
     swings: tuple[Swing, ...]
     assumed: tuple[Assumed, ...]
@@ -53,7 +56,8 @@ def report_of(
         chance=chance(question, found),
         decider=_decider(question, found),
         wanted=1 / tpot if tpot < float("inf") else None,
-        front=_front(question),
+        heights=measures(question.objective),
+        front=_front(question, best),
         swings=tornado(question, best),
         assumed=tuple(assumed(question, typed)),
         answer=as_values(question, found, verdict, changes),
@@ -68,19 +72,24 @@ def _decider(question: Question, found: RankedPlans) -> str:
     return words[:1].upper() + words[1:] if words else _SURE
 
 
-def _front(question: Question) -> dict[str, list[Plan]]:
-    """By tokens per device, whatever the plan was chosen by: those are the axes that it is drawn on."""
+def _front(question: Question, best: Plan) -> dict[str, list[Plan]]:
+    """By what the plan was chosen by, or tokens per device where that counts nothing per token."""
+    height = optimised(question.objective)
+    per_token = question if height is not PER_DEVICE else replace(question, objective="device")
     curves: dict[str, list[Plan]] = {}
-    for _, found in pareto(replace(question, objective="device")):
+    for _, found in pareto(per_token):
         curves = found
-    return {kind: _undominated(plans) for kind, plans in curves.items()}
+    return {
+        kind: _undominated([*plans, best] if kind == best.kind else plans, height)
+        for kind, plans in curves.items()
+    }
 
 
-def _undominated(plans: Sequence[Plan]) -> list[Plan]:
-    """Those that no other beats in both tokens per second of a user and of a device."""
+def _undominated(plans: Sequence[Plan], height: Measure) -> list[Plan]:
+    """Those that no other beats in both the speed of a user and the height."""
     kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.tpot, -plan.tok_s_per_device)):
-        if not kept or plan.tok_s_per_device > kept[-1].tok_s_per_device:
+    for plan in sorted(plans, key=lambda plan: (plan.tpot, -height.of(plan))):
+        if not kept or height.of(plan) > height.of(kept[-1]):
             kept.append(plan)
     return kept
 

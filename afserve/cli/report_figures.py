@@ -1,9 +1,10 @@
 """The three figures of a plan's report: the Pareto front, the stages of one layer, the tornado. SVG text, no script."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from afserve.cli import svg
+from afserve.cli.measure import Measure
 from afserve.cli.report import PlanReport
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
@@ -11,6 +12,14 @@ from afserve.placement.planner.tornado import TIMES, Swing
 
 WIDTH, LEFT, RIGHT = 760.0, 70.0, 30.0
 KINDS = {"colocated": "colocated", "afd": "AFD"}
+SAID = {
+    "compute": "computing",
+    "moved": "moving rows",
+    "low": "at the low value",
+    "high": "at the high value",
+}
+"""What the colours of bars mean."""
+_SEEN = 1e-3  # of the planned rate: a shorter bar is no bar
 
 
 def rate(value: float) -> str:
@@ -21,12 +30,23 @@ def amount(swing: Swing, value: float) -> str:
     return f"x {value:.2f}" if swing.unit == TIMES else f"{value:,.4g}"
 
 
-def pareto_figure(report: PlanReport) -> str:
-    """Tokens per second and device, against those that one user sees."""
+def split_of(plan: Plan) -> str:
+    """A plan's kind and the hardware of its sides, the same for all counts of devices."""
+    sides = (plan.prefill, plan.attention, plan.experts if plan.kind == "afd" else None)
+    return f"{KINDS[plan.kind]} on {' + '.join(side.hardware for side in sides if side is not None)}"
+
+
+def splits(report: PlanReport) -> list[str]:
+    """In the order of the front."""
+    return list(dict.fromkeys(split_of(plan) for plans in report.front.values() for plan in plans))
+
+
+def pareto_figure(report: PlanReport, measured: Measure) -> str:
+    """A throughput against the tokens per second that one user sees."""
     height, top, bottom = 420.0, 40.0, 50.0
     plans = [report.best, *(plan for found in report.front.values() for plan in found)]
     most_x = 1.06 * max(1 / plan.tpot for plan in plans)
-    most_y = 1.06 * max(plan.tok_s_per_device for plan in plans)
+    most_y = 1.06 * max(measured.of(plan) for plan in plans)
 
     def at(across: float, up: float) -> tuple[float, float]:
         return (
@@ -37,9 +57,12 @@ def pareto_figure(report: PlanReport) -> str:
     parts = list(_axes(at, most_x, most_y))
     if report.wanted is not None and report.wanted < most_x:
         x, low = at(report.wanted, 0)
-        parts += [svg.line(x, low, x, top, "target"), svg.text(x + 4, top + 10, "target", "soft")]
+        parts += [
+            svg.line(x, low, x, top, "target"),
+            svg.text(x + 4, top + 10, f"target: {rate(report.wanted)}", "soft"),
+        ]
     for number, (kind, found) in enumerate(report.front.items()):
-        points = [at(1 / plan.tpot, plan.tok_s_per_device) for plan in found]
+        points = [at(1 / plan.tpot, measured.of(plan)) for plan in found]
         parts.append(svg.polyline(points, kind))
         parts += [
             svg.dot(*point, f"dot-{kind}", _said(plan), square=kind == "afd")
@@ -48,10 +71,10 @@ def pareto_figure(report: PlanReport) -> str:
         x = WIDTH - 220 + 110 * number
         parts += [svg.dot(x, 16, f"dot-{kind}", KINDS[kind], square=kind == "afd")]
         parts += [svg.text(x + 10, 20, KINDS[kind])]
-    parts += _chosen(report.best, *at(1 / report.best.tpot, report.best.tok_s_per_device))
+    parts += _chosen(report.best, *at(1 / report.best.tpot, measured.of(report.best)))
     parts.append(svg.text(WIDTH / 2, height - 10, "tokens per second and user", "soft middle"))
-    parts.append(svg.upright(14, height / 2, "tokens per second and device"))
-    return svg.drawing(WIDTH, height, "Pareto front: throughput per device against speed per user", parts)
+    parts.append(svg.upright(14, height / 2, measured.label))
+    return svg.drawing(WIDTH, height, f"Pareto front: {measured.label} against speed per user", parts)
 
 
 def _axes(at: Callable[[float, float], tuple[float, float]], most_x: float, most_y: float) -> Iterator[str]:
@@ -85,6 +108,12 @@ def _said(plan: Plan) -> str:
     )
 
 
+def shown_swings(report: PlanReport) -> list[Swing]:
+    """Those whose bars can be seen, the largest first."""
+    planned = report.best.tok_s_per_device
+    return [swing for swing in report.swings if swing.effect(planned) > _SEEN * planned]
+
+
 def stages(plan: Plan) -> tuple[tuple[str, float, str], ...]:
     """(name, seconds, whether it computes or is moved) of one layer of one micro-batch."""
     times = plan.stages
@@ -101,15 +130,23 @@ def stage_figure(report: PlanReport) -> str:
     rows = stages(report.best)
     left, room = 110.0, WIDTH - 110.0 - 110.0
     most = max([seconds for _, seconds, _ in rows] + [1e-12])
-    parts = []
+    parts = list(_legend((("compute", SAID["compute"]), ("moved", SAID["moved"]))))
     for number, (name, seconds, css) in enumerate(rows):
-        y, end = 8.0 + 34 * number, left + seconds / most * room
+        y, end = 32.0 + 34 * number, left + seconds / most * room
         words = f"{seconds * 1e6:,.1f} us"
         parts.append(svg.text(left - 10, y + 16, name, "end"))
         parts.append(svg.bar(left, end, y, 24, css, f"{name}: {words}"))
         parts.append(svg.text(end + 8, y + 16, words))
-    parts.append(svg.line(left, 0, left, 8.0 + 34 * len(rows), "planned"))
-    return svg.drawing(WIDTH, 12.0 + 34 * len(rows), "Stages of one layer", parts)
+    parts.append(svg.line(left, 24, left, 32.0 + 34 * len(rows), "planned"))
+    return svg.drawing(WIDTH, 36.0 + 34 * len(rows), "Stages of one layer", parts)
+
+
+def _legend(colours: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Of (css class, words), above a figure's bars."""
+    for number, (css, words) in enumerate(colours):
+        x = 290.0 + 150 * number
+        yield svg.bar(x, x + 12, 8, 12, css, words)
+        yield svg.text(x + 18, 18, words)
 
 
 def tornado_figure(report: PlanReport) -> str:
@@ -117,16 +154,18 @@ def tornado_figure(report: PlanReport) -> str:
     planned = report.best.tok_s_per_device
     ends = [end or 0.0 for swing in report.swings for end in (swing.at_low, swing.at_high)]
     least, most = min([planned, *ends]), max([planned, *ends])
-    left, room, top = 290.0, WIDTH - 290.0 - 90.0, 34.0
+    left, room, top = 290.0, WIDTH - 290.0 - 90.0, 54.0
     span = max(most - least, 1e-9 * max(most, 1.0))
 
     def at(value: float) -> float:
         return left + (value - least) / span * room
 
-    parts = [svg.text(at(planned), 20, f"as planned: {rate(planned)}", "middle")]
-    for number, swing in enumerate(report.swings):
+    parts = [svg.text(at(planned), 44, f"as planned: {rate(planned)}", "middle")]
+    parts += _legend((("low", SAID["low"]), ("high", SAID["high"])))
+    swings = shown_swings(report)
+    for number, swing in enumerate(swings):
         parts += _pair(swing, planned, top + 46 * number, at)
-    height = top + 46 * len(report.swings)
+    height = top + 46 * len(swings)
     parts.append(svg.line(at(planned), top - 6, at(planned), height, "planned"))
     return svg.drawing(WIDTH, height + 6, "Tornado: what the throughput of the plan hangs on", parts)
 

@@ -14,14 +14,6 @@ from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.tornado import Swing
 
 _STYLE = Path(__file__).with_name("report.css")
-_UNITS = {
-    "dollar": "tokens per dollar",
-    "device": "tokens per device",
-    "watt": "tokens per joule",
-    "latency": "the lowest time per token",
-    "speed": "tokens per second",
-    "count": "the fewest devices",
-}
 
 
 def page(report: PlanReport) -> str:
@@ -81,12 +73,12 @@ def _front(report: PlanReport) -> str:
         for plan in plans
     ]
     heads = ("kind", "plan", "m", "batch", "TPOT ms", "tok/s per user", "tok/s per device", "$/Mtok")
-    said = (
-        "Each point is the layout with the most tokens per device at that speed; the ring is the chosen plan."
-    )
-    if report.question.objective != "device":
-        said += f" It was chosen by {_UNITS[report.question.objective]} and may lie below."
-    return f"<h2>Pareto front</h2>\n{_figure(pareto_figure(report), said)}\n{_table(heads, rows, numbers_from=2)}"
+    said = "Each point is the best layout at that speed, by what the plan was chosen by; the ring is the chosen plan."
+    first, *others = report.heights
+    drawn = [_figure(pareto_figure(report, first), said)]
+    drawn += [_figure(pareto_figure(report, one), "The same plans by another measure.") for one in others]
+    figures = "\n".join(drawn)
+    return f"<h2>Pareto front</h2>\n{figures}\n{_table(heads, rows, numbers_from=2)}"
 
 
 def _figures(plan: Plan) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def test_the_page_says_what_the_plan_says(capsys: pytest.CaptureFixture[str], tm
     assert {key: values[key] for key in printed} == printed
     read, best = Read(page), printed["best"]
     assert not LOADS & set(read.tags) and not {"src", "href", "onload"} & read.attributes
-    assert "@import" not in page and "url(" not in page and read.tags.count("svg") == 3
+    assert "@import" not in page and "url(" not in page and read.tags.count("svg") == 4
     assert values["question"] == f"afserve plan {SMALL}" and values["question"] in read.text
     assert printed["verdict"] in read.text
     assert read.text.lower().count(values["what_would_decide"].lower()) == 1
@@ -103,8 +103,10 @@ def test_the_page_says_what_the_plan_says(capsys: pytest.CaptureFixture[str], tm
     for kind, points in values["pareto"].items():
         assert sum(row[0] == {"afd": "AFD"}.get(kind, kind) for row in read.rows) == len(points)
         users = [point["tok_s_per_user"] for point in points]
-        devices = [point["tok_s_per_device"] for point in points]
-        assert points and users == sorted(users, reverse=True) and devices == sorted(devices)
+        dollars = [point["usd_per_mtok"] for point in points]
+        assert points and users == sorted(users, reverse=True) and dollars == sorted(dollars, reverse=True)
+    on_its_curve = [point["usd_per_mtok"] for point in values["pareto"][best["kind"]]]
+    assert pytest.approx(best["usd_per_mtok"], rel=1e-3) in on_its_curve
 
 
 def test_the_same_question_gives_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str], tmp_path: P
     line = ["--model", str(folder), "--pool", f"{tmp_path / 'own.toml'}=2", "--context", "512"]
     page, values, _ = write(capsys, line, tmp_path)
     read = Read(page)
-    assert not LOADS & set(read.tags) and read.tags.count("svg") == 3
+    assert not LOADS & set(read.tags) and read.tags.count("svg") == 4
     assert not {name for name in read.attributes if name.startswith("on")}
     assert name in read.text and "<svg onload=alert(2)>" in read.text
     assert "</td><script>alert(3)</script>" in read.text and values["model"] == name
