@@ -28,45 +28,17 @@ def needs(
     expert_dtype: str = "auto",
     dense_dtype: str = "auto",
 ) -> str:
-    """What a model needs by role, what there is, and the ways on."""
+    """What a model needs by role, and what there is."""
     own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
     kv = per_token(spec, element_bytes(source, spec)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
-    fewest = _fewest_bits(spec, expert_dtype)
-    flags = "" if fewest in ("auto", "stored") else f" --expert-dtype {fewest}"
-    whole = sum(role_bytes(spec, source, fewest, dense_dtype))
-    fits = fewest != expert_dtype and whole < _for_weights(machine)
-    smaller = f"\n  afserve up --model {source.name}{flags}     weights of {gib(whole)}" if fits else ""
+    layers = f"{spec.moe_layers} MoE layer{'s' * (spec.moe_layers != 1)}"
     return f"""\
-  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({spec.moe_layers} MoE layers)
+  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({layers})
   KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
   here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
-            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})
-Ways on:
-  afserve up     the bundled nano, the same architecture at a size that fits anywhere{smaller}
-  afserve up --model {source.name} --load-format dummy --layers N{flags}     {_cut_hint(spec, source, machine, fewest)}
-  afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
-
-
-def _fewest_bits(spec: ModelSpec, expert_dtype: str) -> str:
-    """The --expert-dtype of a smaller deployment: int4, where nothing else was asked for and slots hold it."""
-    return "int4" if expert_dtype == "auto" else expert_dtype
-
-
-def _for_weights(machine: Machine) -> int:
-    """Bytes for the weights of one node of each role."""
-    return usable(machine) - 2 * NODE_OVERHEAD
-
-
-def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str) -> str:
-    """How many layers of it would fit here, with one node of each role."""
-    least = spec.moe_layer_ids[0] + 1
-    sizes = {n: sum(role_bytes(spec.cut(n), source, expert_dtype)) for n in range(least, spec.layers + 1)}
-    fits = [n for n, size in sizes.items() if size < _for_weights(machine)]
-    if fits:
-        return f"random weights; N = {least} to {fits[-1]} fits here"
-    return f"random weights; its first {least} layers need {gib(sizes[least])}"
+            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})"""
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:

@@ -22,6 +22,7 @@ from afserve.tokenizer import listed_eos_ids
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
 _OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json")
+_HUB = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/")
 _LONGEST_SAID = 300  # characters
 log = logging.getLogger("afserve.launch")
 Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its folder
@@ -29,12 +30,14 @@ Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """`folder` holds config.json; `tokenizer` tokenizer.json. `weights` False: only the shape is known."""
+    """`folder` holds config.json; `tokenizer` tokenizer.json. `weights` False: only the shape is known; `hub` is the
+    Hugging Face id where it was read, if it was."""
 
     name: str
     folder: Path
     tokenizer: Path
     weights: bool
+    hub: str = ""
 
     def warn_of_tokenizer(self) -> None:
         """Says that texts go through a tokenizer that the model was not trained with, where they do."""
@@ -115,13 +118,15 @@ def _shape_file(model: str) -> Path | None:
 
 
 def _from_shape(shape: Path, scratch: Path) -> FoundModel:
-    config = tomllib.loads(shape.read_text(encoding="utf-8")).get("config", {})
+    table = tomllib.loads(shape.read_text(encoding="utf-8"))
+    config, source = table.get("config", {}), str(table.get("meta", {}).get("source", ""))
     spec_from_config(config, where=f"configs/models/{shape.name}")  # refused here, under its own name
     folder = scratch / shape.stem
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"dtype": "bfloat16", **config}, indent=1)
     (folder / "config.json").write_text(text, encoding="utf-8")
-    return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False)
+    found = _HUB.match(source)
+    return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False, hub=found[1] if found else "")
 
 
 def _cached(model: str, revision: str | None) -> FoundModel:

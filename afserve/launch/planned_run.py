@@ -15,6 +15,7 @@ from afserve.launch.rebalance import balance_rules
 from afserve.launch.site import RunSite
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import check_kv_transport, choose_transport
+from afserve.launch.ways_on import ways_on
 from afserve.launch.wishes import UpFlags
 from afserve.server.settings import ServerSettings
 
@@ -51,16 +52,23 @@ def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> Pla
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
-    """How many nodes of which size. Raises DoesNotFitError where the machine is too small."""
+    """How many nodes of which size. Raises DoesNotFitError where the machine is too small, with the ways on."""
     source = replace(flags.source, path=str(found.folder), name=found.name)
     wishes = flags.wishes
-    spec = load_spec(found.folder)
-    spec = spec if source.layers is None else spec.cut(source.layers)
-    if source.load_format == "safetensors" and not found.weights:
-        raise DoesNotFitError(
-            f"{found.name} is known by its shape only; there are no weights here.\n"
-            f"{needs(spec, source, machine, wishes.engine.expert_dtype, wishes.engine.dense_dtype)}"
-        )
+    whole = load_spec(found.folder)
+    spec = whole if source.layers is None else whole.cut(source.layers)
     if wishes.engine.device != "cpu" and not wishes.hosts:
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
-    return choose(spec, source, machine, wishes)
+    try:
+        if source.load_format == "safetensors" and not found.weights:
+            needed = needs(spec, source, machine, wishes.engine.expert_dtype, wishes.engine.dense_dtype)
+            raise DoesNotFitError(
+                f"{found.name} is known by its shape only; there are no weights here.\n{needed}",
+                param="model",
+            )
+        return choose(spec, source, machine, wishes)
+    except DoesNotFitError as error:
+        if error.param != "model":
+            raise
+        further = ways_on(whole, source, machine, wishes, found.hub, weights=found.weights)
+        raise DoesNotFitError(f"{error.message}\n{further}", param="model") from None

@@ -1,7 +1,7 @@
 """Decides how a model runs on this machine: node counts, micro-batches, threads, KV size. Values in, values out.
 
 It keeps what the user fixed, chooses the rest, and gives a reason for every choice. It raises DoesNotFitError with what
-is needed by role, what there is, and the ways on. All sizes are bytes.
+is needed by role and what there is; `ways_on` says what to do then. All sizes are bytes.
 """
 
 from collections.abc import Mapping
@@ -371,7 +371,7 @@ def _kv(
     if tokens < block or full:
         check_processes(machine, shares)
         needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
-        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
+        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}", param="model")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
         picked["max-model-len"] = (

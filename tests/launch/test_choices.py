@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from afserve.cli.main import run
+from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import StartedModel, banner, examples, ranges
 from afserve.launch.footprint import NODE_OVERHEAD, needs
+from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
+from afserve.launch.planned_run import plan_here
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
@@ -250,7 +255,7 @@ def test_too_large_a_cache_says_how_much_fits():
         choose(NANO, SOURCE, here, Wishes(kv_tokens=most + 16, max_model_len=64))
 
 
-def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
+def test_what_does_not_fit_says_needs(tmp_path: Path):
     found = find_model("deepseek-v3", tmp_path)
     spec = load_spec(found.folder)
     source = ModelSource(str(found.folder), found.name, load_format="dummy")
@@ -258,15 +263,59 @@ def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
         choose(spec, source, machine(memory=512), Wishes())
     said = refused.value.message
     routed = spec.routed_parameters() * 2 / GIB
-    assert f"{routed:,.0f} GiB over all expert nodes" in said
-    assert "per 1,000 tokens" in said and "afserve plan --model deepseek-v3" in said
-    assert "--load-format dummy --layers N --expert-dtype int4     random weights; N = 4 to " in said
-    assert "afserve up --model deepseek-v3 --expert-dtype int4     weights of " in said  # 512 GiB hold 4 bits
-    asked = needs(spec, source, machine(memory=512), "int8")
-    assert "--layers N --expert-dtype int8 " in asked and "int4" not in asked
-    assert "first 4 need" in needs(spec, source, machine(memory=4)).replace(
-        "its first 4 layers need", "first 4 need"
-    )
+    assert f"{routed:,.0f} GiB over all expert nodes" in said and "per 1,000 tokens" in said
+    assert "(58 MoE layers)" in said and "(1 MoE layer)" in needs(spec.cut(4), source, machine(memory=4))
+
+
+COMMAND = re.compile(r"^  (afserve .+?)     (.+)", re.MULTILINE)
+
+
+def proposed(arguments: Sequence[str], memory: float, scratch: Path) -> dict[str, str]:
+    """The commands of the refusal of `afserve up` with these arguments, and what is said of each."""
+    asked = asked_of(dict(up.make_context("up", list(arguments)).params))
+    found = find_model(asked.run.model, scratch)
+    with pytest.raises(DoesNotFitError) as refused:
+        plan_here(asked, found, machine(memory=memory), Gpus())
+    assert refused.value.param == "model"
+    return dict(COMMAND.findall(refused.value.message))
+
+
+@pytest.mark.parametrize("memory", [3, 16, 22.9, 64, 200, 512])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--model deepseek-v3",
+        "--model deepseek-v3 --load-format dummy",
+        "--model deepseek-v3 --load-format dummy --layers 50",
+        "--model kimi-k2 --expert-dtype int8",
+        "--model deepseek-v3 --load-format dummy --colocated",
+    ],
+)
+def test_a_command_that_is_proposed_fits(typed: str, memory: float, tmp_path: Path):
+    commands = proposed(typed.split(), memory, tmp_path)
+    name = typed.split()[1]
+    assert "afserve up" in commands and f"afserve plan --model {name} --pool h20=64" in commands
+    (random,) = [line for line in commands if "--load-format dummy" in line]
+    arguments = random.split()[2:]
+    asked = asked_of(dict(up.make_context("up", arguments).params))
+    found = find_model(asked.run.model, tmp_path)
+    if "on a larger machine" in commands[random]:
+        assert memory <= 16
+        return
+    layers = plan_here(asked, found, machine(memory=memory), Gpus()).spec.layers
+    assert layers >= 2, "a dense layer and one with experts"
+
+
+def test_a_plan_that_is_proposed_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for line in proposed(["--model", "deepseek-v3"], 8, tmp_path):
+        if line.startswith("afserve plan"):
+            arguments = line.replace("FILE", str(tmp_path / "cluster.toml")).split()[1:]
+            assert run(arguments) == 0, capsys.readouterr().err
+    assert (tmp_path / "cluster.toml").stat().st_size
+
+
+def test_weights_that_are_not_here_can_be_fetched(tmp_path: Path):
+    assert "afserve pull deepseek-ai/DeepSeek-V3" in proposed(["--model", "deepseek-v3"], 512, tmp_path)
 
 
 @pytest.mark.parametrize("name", shapes())
