@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from afserve.cli.options import existing_file
-from afserve.errors import ConfigError
+from afserve.errors import ConfigError, shown
 from afserve.launch.cluster import read_cluster
 from afserve.launch.render_site import Site, Sizes, site_of
 from afserve.member import Role
@@ -34,7 +34,10 @@ def _site_options(command: Command) -> Command:
             "--insecure-nodes", is_flag=True, help="Nodes speak plain text; else they have certificates."
         ),
         click.option(
-            "--out", type=click.Path(file_okay=True, path_type=Path), help="Instead of the terminal."
+            "--out",
+            type=click.Path(path_type=Path),
+            metavar="FOLDER",
+            help="Files in this folder, which is made, instead of the terminal.",
         ),
     ):
         command = option(command)
@@ -126,7 +129,7 @@ def slurm(
     if out is None:
         click.echo(text, nl=False)
     else:
-        out.write_text(text, encoding="utf-8")
+        _write_files({"job.sh": text}, out)
 
 
 def _site(cluster: Path, cpus: int, memory: int, insecure: bool, extra: tuple[str, ...]) -> Site:
@@ -168,7 +171,17 @@ def _write_yaml(files: Mapping[str, list[dict[str, Any]]], out: Path | None) -> 
         objects = [one for name, found in files.items() if name != "kustomization.yaml" for one in found]
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
-    out.mkdir(parents=True, exist_ok=True)
-    for name, found in files.items():
-        (out / name).write_text(yaml.safe_dump_all(found, sort_keys=False), encoding="utf-8")
-    click.echo(f"wrote {', '.join(files)} in {out}")
+    _write_files({name: yaml.safe_dump_all(found, sort_keys=False) for name, found in files.items()}, out)
+
+
+def _write_files(texts: Mapping[str, str], out: Path) -> None:
+    """Into the folder `out`, which is made. Raises ConfigError where it cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out {shown(str(error.filename))}: {error.strerror}; give a folder", param="out"
+        ) from error
+    click.echo(f"wrote {', '.join(texts)} in {out}")

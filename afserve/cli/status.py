@@ -1,6 +1,7 @@
 """`afserve status`: the members of a running server, as a table or as JSON."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 from afserve.cli.connection import connect, model_option, server_options
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 Fields = Mapping[str, Any]  # parsed JSON
 _INCIDENTS = 20
@@ -46,10 +47,18 @@ def _print(answer: Fields) -> None:
     console = Console()
     console.print(table(answer, console.width))
     for line in missing_lines(answer):
-        console.print(line, style="bold", markup=False)
+        say(console, line, "bold")
     for lines in (placement_lines, phase_lines, kv_lines, tier_lines, incident_lines):
         for line in lines(answer):
-            console.print(line, style="dim", markup=False, highlight=False)
+            say(console, line, "dim")
+
+
+def say(console: "Console", line: str, style: str) -> None:
+    """Broken between words where a terminal is narrower, further lines set in; whole in a pipe."""
+    if console.is_terminal:
+        depth = len(line) - len(line.lstrip()) + 2
+        line = textwrap.fill(line, console.width, subsequent_indent=" " * depth, break_on_hyphens=False)
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def missing_lines(answer: Fields) -> list[str]:

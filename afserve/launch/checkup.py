@@ -75,15 +75,15 @@ def _transport() -> Finding:
     )
 
 
-def _kv_transports() -> Iterator[Finding]:
-    """Libraries that may carry KV blocks instead of sockets."""
+def _kv_transports() -> Finding:
+    """What may carry KV blocks: sockets, and the libraries that are here. Absent ones are named in one line."""
     from afserve.comm.kv.carriers.table import CARRIERS, lacking
 
-    for name in CARRIERS:
-        if why := lacking(name):
-            yield Finding("KV transport", NOTE, f"{name}: not usable; sockets carry KV blocks", why)
-        else:
-            yield Finding("KV transport", OK, f"{name}: use it with --kv-transport {name}")
+    why = {name: lacking(name) for name in CARRIERS}
+    here = ", ".join(name for name, lack in why.items() if not lack)
+    found = "sockets" + (f"; --kv-transport may also be {here}" if here else "")
+    absent = "; ".join(f"{name}: {lack}" for name, lack in why.items() if lack)
+    return Finding("KV transport", OK, found, absent)
 
 
 def _engine() -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _engine() -> Iterator[Finding]:
         yield Finding("GPU", NOTE, "none that torch can use", "everything runs on the CPU")
     yield _native()
     yield _transport()
-    yield from _kv_transports()
+    yield _kv_transports()
     yield deepspeed()
 
 

@@ -178,6 +178,22 @@ def test_a_job_script_is_bash_with_options_of_slurm(file: Path, tmp_path: Path) 
     assert "--elsewhere" in shlex.split(called)
 
 
+@pytest.mark.parametrize("kind", ["slurm", "k8s", "kuberay"])
+def test_out_is_a_folder(
+    file: Path, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = [] if kind == "slurm" else ["--image", "x"]
+    words = ["render", kind, "--cpus", "1", "--memory", "1", "--insecure-nodes", *image, str(file), "--out"]
+    for folder in (tmp_path / "deep" / "made", tmp_path):
+        assert run([*words, str(folder)]) == 0
+        said = capsys.readouterr().out
+        names = said.removeprefix("wrote ").partition(" in ")[0].split(", ")
+        assert all((folder / name).stat().st_size for name in names) and names
+    assert run([*words, file.name]) == 2
+    assert capsys.readouterr().err == "error: --out 'cluster.toml': File exists; give a folder\n"
+
+
 def test_other_hardware_is_a_component_of_its_own(file: Path) -> None:
     file.write_text(TEXT.format(attention="h20", experts="h800"))
     text = script(site(file), SlurmSettings(options={Role.EXPERT: ("--partition=big",)}))
