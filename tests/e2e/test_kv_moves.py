@@ -67,3 +67,40 @@ def test_where_copies_are_kept_a_killed_node_costs_no_recomputation():
             assert stream.answer() == again.answer()
 
     asyncio.run(scenario())
+
+
+HISTORY = "".join(f"def f{number}(x):\n    return x + {number}\n\n" for number in range(40))
+
+
+def asked_after(answer, number):
+    return {"prompt": f"{HISTORY}{answer}\n# Question {number}\n", "max_tokens": 64}
+
+
+async def found_at_peers(client):
+    """Prompt tokens of all nodes, as /metrics counts them."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    counts = [one for one in lines if one.startswith("afserve_kv_hit_tokens_total{") and 'tier="peer"' in one]
+    assert counts
+    return sum(float(one.split()[-1]) for one in counts)
+
+
+def test_a_conversation_that_many_go_on_with_is_pulled_by_the_other_node():
+    """The home of the first turn is too busy for all that follow; whoever goes elsewhere brings its KV along."""
+
+    async def scenario():
+        async with serving() as (run, client):
+            await both_there(run)
+            first = await Stream(client, {"prompt": HISTORY, "max_tokens": 32}).read()
+            assert not await found_at_peers(client)
+            turns = [Stream(client, asked_after(first.texts[0], number)) for number in range(24)]
+            reading = [asyncio.create_task(turn.read()) for turn in turns]
+            await until(lambda: homes(run).keys() == {0, 1})
+            await asyncio.gather(*reading)
+            await until(lambda: sum(kv.pulls for kv in kv_of(run)) > 0)
+            while not await found_at_peers(client):
+                await asyncio.sleep(0.05)
+            for turn in turns[-2:]:
+                again = await Stream(client, turn.asked).read()
+                assert turn.answer() == again.answer()
+
+    asyncio.run(scenario())
