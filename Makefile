@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# An environment that was copied along with its checkout names the other one in its scripts, and would run its code.
+MOVED := $(if $(wildcard $(STAMP)),$(filter-out $(CURDIR),$(shell cat $(STAMP))))
 ARGS ?=
 WORKERS ?= 2
 AGAIN := --reruns 1 -r R
@@ -12,43 +14,47 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup up test test-all check format proto nano clean
+.PHONY: setup up test test-all check format proto nano clean moved
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/native/*.cpp kernels/native/*.h)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/native/*.cpp kernels/native/*.h) $(if $(MOVED),moved)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else f"afserve needs Python 3.11 to 3.13, {sys.executable} is {v[0]}.{v[1]}; set PYTHON=python3.11")'
 	@echo "making $(VENV) (a few minutes the first time: torch is large)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q torch
-	@$(BIN)/pip install -q -e '.[test]'
-	@touch $@
+	@$(BIN)/python -m pip install -q torch
+	@$(BIN)/python -m pip install -q -e '.[test]'
+	@echo '$(CURDIR)' > $@
+
+moved:
+	@echo "$(VENV) was made for $(MOVED): it is made anew"
+	@rm -rf $(VENV)
 
 up: setup
-	@$(BIN)/afserve up $(ARGS)
+	@$(BIN)/python -m afserve up $(ARGS)
 
 # Tests that kill, stop or time processes need the cores for themselves; the others share them between workers.
 # Compiled modules are kept: tests start hundreds of interpreters.
 # A test that fails is run once more and named in the summary: other work on the machine can take its cores for seconds.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
-	$(BIN)/pytest -m "alone and not long" $(AGAIN)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
+	$(BIN)/python -m pytest -m "alone and not long" $(AGAIN)
 else
-	$(BIN)/pytest -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif
 
 test-all: setup
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 check: setup
-	$(BIN)/ruff format --check -q .
-	$(BIN)/ruff check -q .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff format --check -q .
+	$(BIN)/python -m ruff check -q .
+	$(BIN)/python -m mypy
 
 format: setup
-	$(BIN)/ruff format -q .
-	$(BIN)/ruff check --fix -q .
+	$(BIN)/python -m ruff format -q .
+	$(BIN)/python -m ruff check --fix -q .
 
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. afserve/control/wire/control.proto
