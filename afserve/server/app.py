@@ -141,8 +141,8 @@ def _routes(service: Service) -> list[Route]:
             "/v1/embeddings": embeddings,
         },
     )
-    service.at_start.append(batches.start)
     page, feeds = Page(), Feeds(service)
+    service.at_start.extend((batches.start, feeds.start))
     service.at_end.extend((batches.close, feeds.close))
     return [
         Route("/", page.page, methods=["GET"]),

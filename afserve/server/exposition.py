@@ -18,6 +18,14 @@ class HttpMetrics:
         self.responses = Counter("route", "status")
         self.cancelled = Counter("reason")
 
+    def by_class(self) -> dict[str, int]:
+        """Responses by the first digit of their status: 2 good ones, 4 refused, 5 failed."""
+        found: dict[str, int] = {}
+        for sample in self.responses.samples():
+            digit = dict(sample.labels)["status"][0]
+            found[digit] = found.get(digit, 0) + int(sample.value)
+        return found
+
     def families(self, in_flight: int, connections: int) -> Iterator[MetricFamily]:
         yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
         yield gauge(("afserve_http_connections",), "Open connections.", [((), connections)])

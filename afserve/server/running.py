@@ -4,8 +4,9 @@ Those that were asked for with `resume` are in `resumables`.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 
 class Watched:
@@ -54,6 +55,10 @@ class Running:
     def count(self, model: str) -> int:
         """Of this model."""
         return sum(one.model == model for one in self._by_id.values())
+
+    def longest(self, names: Collection[str], most: int) -> list[Watched]:
+        """Of the model with these names, those that have run longest, at most so many."""
+        return list(islice((one for one in self._by_id.values() if one.model in names), most))
 
     def find(self, id: str, owner: str) -> Watched | None:
         """None also where it is another owner's: nobody is told which."""

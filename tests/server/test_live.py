@@ -18,7 +18,7 @@ from afserve.errors import OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import LayerPlacement, Placement
 from afserve.recording import Recording
-from afserve.server.live.feed import MOST_READERS, Feed, Recent
+from afserve.server.live.feed import HISTORY_SECONDS, MOST_READERS, WINDOW_SECONDS, Feed, Recent
 from afserve.server.live.page import FILES
 
 LAYER = LayerPlacement(((0, -1), (0, 1)), ((0.5, 0.0), (0.5, 1.0)))
@@ -58,8 +58,16 @@ def events(reply):
 def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
     with http.stream("GET", "/live") as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
-        frames = (event for event in events(reply) if event[0] != "timeline")  # that comes when it is drawn
-        (first, placed), (second, frame), (third, later) = itertools.islice(frames, 3)
+        told = (event for event in events(reply) if event[0] != "timeline")  # that comes when it is drawn
+        (begun, past), (first, placed), (second, frame), (third, later) = itertools.islice(told, 4)
+    assert begun == "history" and set(past) == {
+        "at",
+        "generated",
+        "prompt",
+        "kv",
+        "first_token",
+        "inter_token",
+    }
     assert (first, second, third) == ("placement", "frame", "frame")
     assert placed == {"epoch": 3, "holders": [[[0, 1], [1]], [[0, 1], [1]]]}
     assert frame["status"]["nodes"][0]["name"] == "attention-0" and frame["status"]["model"]["id"] == "tiny"
@@ -90,7 +98,7 @@ def test_a_reader_is_sent_what_the_nodes_do_and_nobody_records_otherwise(looked,
 def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
     with http.stream("GET", "/live") as reply, httpx.Client(base_url=looked.url, timeout=60) as other:
         stream = events(reply)
-        assert [name for name, _ in itertools.islice(stream, 2)] == ["placement", "frame"]
+        assert [name for name, _ in itertools.islice(stream, 3)] == ["history", "placement", "frame"]
         assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).is_success
         said = (
             frame["latency"]["first_token"] for name, frame in itertools.islice(stream, 30) if name == "frame"
@@ -99,16 +107,18 @@ def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
     assert 0 <= found["p50"] <= found["p90"] <= found["p99"]
 
 
-def test_nobody_asks_the_cluster_while_nobody_looks(looked, http):
+def test_while_nobody_looks_only_the_history_asks_the_cluster(looked, http):
     with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live", timeout=60) as two:
         for reply in (one, two):
-            assert [name for name, _ in itertools.islice(events(reply), 2)] == ["placement", "frame"]
-    until = time.monotonic() + 30
-    seen = -1
-    while seen != len(looked.views) and time.monotonic() < until:
+            first = [name for name, _ in itertools.islice(events(reply), 3)]
+            assert first == ["history", "placement", "frame"]
+    until = time.monotonic() + 60
+    while time.monotonic() < until:  # the last frame may be under way
         seen = len(looked.views)
-        time.sleep(1.5)
-    assert seen == len(looked.views) > 0
+        time.sleep(3 * HISTORY_SECONDS)
+        if len(looked.views) - seen <= 3:
+            return
+    pytest.fail("frames are made for nobody")
 
 
 def test_a_frame_that_cannot_be_made_does_not_end_the_feed(looked, http, monkeypatch, caplog):
@@ -122,7 +132,8 @@ def test_a_frame_that_cannot_be_made_does_not_end_the_feed(looked, http, monkeyp
 
     monkeypatch.setattr(looked.backend, "view", once_broken, raising=False)
     with http.stream("GET", "/live") as reply:
-        assert [name for name, _ in itertools.islice(events(reply), 2)] == ["placement", "frame"]
+        first = [name for name, _ in itertools.islice(events(reply), 3)]
+        assert first == ["history", "placement", "frame"]
     assert "no frame for /live: a bug" in caplog.text
 
 
@@ -217,14 +228,15 @@ def test_a_quantile_lies_in_the_bucket_of_the_value(values, share):
     assert found == BOUNDS[-1] if bucket is None else edges[bucket] <= found <= BOUNDS[bucket] + 1e-9
 
 
-def test_recent_is_what_came_since_the_last_look():
+def test_recent_is_what_came_in_the_last_seconds_and_the_last_answer_stays():
     histogram = Histogram(BOUNDS)
     histogram.observe(0.3)
     recent = Recent(histogram)
-    assert recent.take() is None
+    assert recent.take(100.0)["p99"] > 0.2
     histogram.observe(0.05)
-    assert recent.take()["p99"] <= 0.1
-    assert recent.take() is None
+    assert recent.take(101.0)["p50"] <= 0.1, "what was there at the first look is over"
+    assert recent.take(101.0 + WINDOW_SECONDS) is None
+    assert recent.last["p50"] <= 0.1
 
 
 def test_who_asks_only_for_the_head_gets_it_at_once(server, http):

@@ -1,14 +1,15 @@
 """The events at /live: a frame a second for all who look, made once for all of them, and none while nobody looks.
 
-A frame is the cluster's status with the latencies of the last second. Where experts stand goes along when a
-placement is new to the feed, and every other second what the nodes do in a moment. A reader who is slow misses frames
-and never holds the others up.
+A frame is the cluster's status with the latencies of the last ten seconds and the requests that run. Who begins to look
+is sent the last ten minutes first. Where experts stand goes along when a placement is new to the feed, and every other
+second what the nodes do in a moment. A reader who is slow misses frames and never holds the others up.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +21,9 @@ from afserve.placement.placement import Placement
 from afserve.server.answer import Writer
 from afserve.server.body import until_gone
 from afserve.server.hosted import Hosted
+from afserve.server.live.history import History, Quantiles
 from afserve.server.live.timeline import picture
+from afserve.server.running import Watched
 from afserve.server.service import Service
 from afserve.server.status import status_object
 from afserve.server.wording import encode
@@ -28,6 +31,9 @@ from afserve.server.wording import encode
 log = logging.getLogger("afserve.server")
 SECONDS = 1.0
 TIMELINE_SECONDS = 2.0
+HISTORY_SECONDS = 2.0
+WINDOW_SECONDS = 10.0
+MOST_RUNNING = 20  # requests that a frame lists
 MOST_READERS = 64
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -46,6 +52,11 @@ class Feeds:
             return Response(headers={"cache-control": "no-cache"}, media_type="text/event-stream")
         return await self._feeds[model.name].events()
 
+    async def start(self) -> None:
+        """The history is kept from now on, whoever looks."""
+        for feed in self._feeds.values():
+            feed.start()
+
     async def close(self) -> None:
         for feed in self._feeds.values():
             await feed.close()
@@ -59,6 +70,7 @@ class Feed:
         self._readers: set[asyncio.Queue[bytes | None]] = set()
         self._frames = Repeated(SECONDS, self._make, lambda: bool(self._readers))
         self._timelines = Repeated(TIMELINE_SECONDS, self._draw, lambda: bool(self._readers))
+        self._history, self._samples = History(), Repeated(HISTORY_SECONDS, self._sample, lambda: True)
         self._recent = {
             "first_token": Recent(model.metrics.first_token),
             "inter_token": Recent(model.metrics.inter_token),
@@ -75,8 +87,12 @@ class Feed:
         self._readers.add(queue)  # before the answer begins, so that those who come at once are counted
         return _Stream(self, queue, self._service.settings.write_deadline)
 
+    def start(self) -> None:
+        self._samples.start()
+
     async def close(self) -> None:
         """The server stops: every reader is told the end."""
+        self._samples.cancel()
         self._frames.cancel()
         self._timelines.cancel()
         for reader in list(self._readers):
@@ -89,11 +105,10 @@ class Feed:
         """Until the client has gone or the server stops."""
         if self._frames.start():
             self._epoch = None
-            for recent in self._recent.values():
-                recent.take()
         if self._timelines.start():
             self._timeline = b""
         placed = drawn = b""
+        await writer.write(_event("history", encode(self._history.columns()).encode()))
         while (frame := await queue.get()) is not None:
             if self._holders != placed:
                 placed = self._holders
@@ -113,15 +128,30 @@ class Feed:
         drawn = await asyncio.to_thread(picture, recordings)
         self._timeline = encode({"at": time.time(), **drawn}).encode()
 
+    async def _sample(self) -> None:
+        view = await self._model.backend.view()
+        self._history.note(time.time(), view.nodes, self._latency())
+
+    def _latency(self) -> dict[str, Quantiles]:
+        now = time.monotonic()
+        return {name: recent.take(now) for name, recent in self._recent.items()}
+
     async def _frame(self) -> bytes:
         status = await status_object(self._service, self._model)
         if status["epoch"] != self._epoch:
             text = await self._model.backend.placement()
             self._holders = await asyncio.to_thread(_holders, text)
             self._epoch = int(str(status["epoch"]))
-        latency = {name: recent.take() for name, recent in self._recent.items()}
-        in_flight = len(self._service.inflight)
-        frame = {"at": time.time(), "latency": latency, "in_flight": in_flight, "status": status}
+        service, names = self._service, self._model.backend.model.names
+        frame = {
+            "at": time.time(),
+            "latency": self._latency(),
+            "last": {name: recent.last for name, recent in self._recent.items()},
+            "in_flight": len(service.inflight),
+            "responses": service.http.by_class(),
+            "running": [_running(one) for one in service.running.longest(names, MOST_RUNNING)],
+            "status": status,
+        }
         return encode(frame).encode()
 
 
@@ -158,20 +188,25 @@ class Repeated:
 
 
 class Recent:
-    """What a histogram has counted since it was looked at last."""
+    """What a histogram has counted in the last WINDOW_SECONDS; `last` is the newest answer that was not None."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
-        self._before = histogram.counts
+        self._seen: deque[tuple[float, Sequence[int]]] = deque()
+        self.last: Quantiles = None
 
-    def take(self) -> dict[str, float] | None:
-        """Quantiles in seconds; None where nothing was counted."""
+    def take(self, now: float) -> Quantiles:
+        """Quantiles in seconds; None where nothing was counted. `now` never goes back."""
         counts = self._histogram.counts
-        new = [now - before for now, before in zip(counts, self._before, strict=True)]
-        self._before = counts
+        while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_SECONDS:
+            self._seen.popleft()
+        before = self._seen[0][1] if self._seen else (0,) * len(counts)
+        self._seen.append((now, counts))
+        new = [now - then for now, then in zip(counts, before, strict=True)]
         if not any(new):
             return None
-        return {name: quantile(self._histogram.bounds, new, share) for name, share in QUANTILES.items()}
+        self.last = {name: quantile(self._histogram.bounds, new, share) for name, share in QUANTILES.items()}
+        return self.last
 
 
 class _Stream(Response):
@@ -187,6 +222,18 @@ class _Stream(Response):
         finally:
             self._feed.leave(self._queue)
             writer.close()
+
+
+def _running(one: Watched) -> dict[str, object]:
+    """`key` is the name of its client's key, empty where none is asked for."""
+    return {
+        "id": one.id,
+        "key": one.owner,
+        "created": one.created,
+        "tokens": sum(one.tokens),
+        "choices": len(one.tokens),
+        "stream": one.stream,
+    }
 
 
 def _put(queue: "asyncio.Queue[bytes | None]", item: bytes | None) -> None:

@@ -5,12 +5,37 @@ import { events, headers, model } from "./feed.js";
 
 let messages = [], answering = null;
 
+const OFFERS = {
+  nano: ["What does os.path.join do?", "What does json.dumps do?", "What does random.shuffle do?"],
+  "": ["Hello!", "Explain mixture-of-experts models in two sentences.", "Write a haiku about latency."],
+};
+const GREETINGS = {
+  nano: "This is nano, a small model that knows the functions of Python's standard library. Ask it about one:",
+  "": "Ask it something:",
+};
+
+// A greeting and questions that can be asked with one click, while nothing was said.
+export function offer(model) {
+  const box = $("offers"), known = OFFERS[model] ? model : "";
+  box.hidden = messages.length > 0;
+  if (box.dataset.known === "of " + known) return;
+  box.dataset.known = "of " + known;
+  box.replaceChildren();
+  element(box, "p", GREETINGS[known], "dim");
+  for (const question of OFFERS[known]) {
+    const button = element(box, "button", question);
+    button.type = "button";
+    button.onclick = () => { if (!answering) answer(question); };
+  }
+}
+
 async function answer(text) {
   const mine = messages;  // "New" makes another one while this answer may still come
   element($("said"), "div", text, "user");
   const box = element($("said"), "div"), began = performance.now();
   let first = null, tokens = 0;
   mine.push({ role: "user", content: text });
+  $("offers").hidden = true;
   answering = new AbortController();
   $("go").textContent = "Stop";
   try {
@@ -52,5 +77,6 @@ export function startChat() {
   $("words").addEventListener("keydown", event => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); $("ask").requestSubmit(); }
   });
-  $("again").onclick = () => { answering?.abort(); messages = []; $("said").replaceChildren(); $("speed").textContent = ""; };
+  $("again").onclick = () => { answering?.abort(); messages = []; $("said").replaceChildren(); $("speed").textContent = "";
+    $("offers").hidden = false; };
 }

@@ -1,11 +1,11 @@
 // Rows by MoE layer and expert of the last ten seconds; who holds an expert, on pointing at it.
 
-import { $, color, element, nodeColor, short } from "./page.js";
+import { $, clock, color, element, nodeColor, short } from "./page.js";
 
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];  // viridis
 const LEFT = 34, UNDER = 18, KEPT = 10;
 const past = [];
-let rows = [], holders = null, at = null, elapsed = 0;
+let rows = [], holders = null, at = null, elapsed = 0, idle = true, seen = 0;
 
 function shade(share) {
   const place = Math.min(0.9999, Math.max(0, share)) * (STOPS.length - 1), i = Math.floor(place), part = place - i;
@@ -18,8 +18,10 @@ export function drawHeat(routed, now) {
   past.push({ now, routed });
   while (past.length > KEPT + 1) past.shift();
   const first = past[0];
-  elapsed = now - first.now;
-  rows = routed.map((layer, l) => layer.map((n, e) => Math.max(0, n - (first.routed[l]?.[e] ?? n))));
+  const grown = routed.map((layer, l) => layer.map((n, e) => Math.max(0, n - (first.routed[l]?.[e] ?? n))));
+  idle = !grown.some(layer => layer.some(Boolean));
+  if (idle && rows.length === grown.length && seen) { paint(); return; }  // the last rows stay, with their time
+  [rows, elapsed, seen] = [grown, now - first.now, idle ? 0 : now];
   paint();
 }
 
@@ -59,6 +61,7 @@ function legend(top) {
     element(box, "span");
     const bar = element(box, "canvas"), pen = bar.getContext("2d");
     bar.width = 120; bar.height = 1;
+    bar.setAttribute("aria-hidden", "true");
     for (let x = 0; x < 120; x++) { pen.fillStyle = shade(x / 119); pen.fillRect(x, 0, 1, 1); }
     element(box, "span"); element(box, "span");
   }
@@ -66,7 +69,7 @@ function legend(top) {
   const worst = rows.map((layer, l) => sums[l] ? Math.max(...layer) * layer.length / sums[l] : 0);
   low.textContent = "0"; high.textContent = short(top / Math.max(elapsed, 1)) + " rows/s";
   const layer = worst.indexOf(Math.max(...worst));
-  skew.textContent = sums.some(Boolean) ? `busiest expert ${worst[layer].toFixed(1)} times the mean of its layer (layer ${layer}); ` +
+  skew.textContent = idle && seen ? `of ${clock(seen)}: no rows in the last ten seconds` : sums.some(Boolean) ? `busiest expert ${worst[layer].toFixed(1)} times the mean of its layer (layer ${layer}); ` +
     "a dot marks one with replicas" : "no rows in the last ten seconds";
 }
 

@@ -32,7 +32,7 @@ export function drawKv(status, then, elapsed) {
   const rows = TIERS.map(([key, name, figures]) => [key, name, figures(all)]).filter(([, , figures]) => figures);
   fill($("found").tBodies[0], rows.map(([key, name, figures]) => {
     const tokens = status.kv_hits[key] ?? 0;
-    return [name, tokens.toLocaleString(), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
+    return [name, tokens.toLocaleString("en"), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
   }));
   $("handed").textContent = handed(all, past);
   $("leased").textContent = leased(all);
@@ -55,14 +55,14 @@ function handed(all, past) {
     const n = sum(stats, s => s.kv.handed) - sum(before, s => s.kv.handed);
     return n > 0 ? seconds((sum(stats, s => s.kv.hand_seconds) - sum(before, s => s.kv.hand_seconds)) / n) : "-";
   };
-  return `Prompts handed over: ${count.toLocaleString()} (${short_.toLocaleString()} in part), from the request to the last ` +
+  return `Prompts handed over: ${count.toLocaleString("en")} (${short_.toLocaleString("en")} in part), from the request to the last ` +
     `block ${mean(all, past)} in the last ten seconds, ${mean(all, [])} since the start; ` +
-    `${straight.toLocaleString()} computed where they are decoded, as that was sooner.`;
+    `${straight.toLocaleString("en")} computed where they are decoded, as that was sooner.`;
 }
 
 function leased(all) {
   const held = sum(all, s => s.kv.leased), lapsed = sum(all, s => s.kv.lapsed);
   const oldest = Math.max(0, ...all.map(s => s.kv.oldest_lease));
-  return `Leases: ${held.toLocaleString()} blocks are held for other nodes` + (held ? `, the first for ${seconds(oldest)}` : "") +
-    `; ${lapsed.toLocaleString()} were not renewed.`;
+  return `Leases: ${held.toLocaleString("en")} blocks are held for other nodes` + (held ? `, the first for ${seconds(oldest)}` : "") +
+    `; ${lapsed.toLocaleString("en")} were not renewed.`;
 }

@@ -5,14 +5,16 @@ import { follow, useKey } from "./feed.js";
 import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
 import { drawHeat, placed, watchHeat } from "./heat.js";
-import { drawEvents, drawFigures, drawPhases, drawTime } from "./parts.js";
+import { drawEvents, drawFigures, drawPhases, drawRunning, drawSettings, drawTime } from "./parts.js";
 import { drawKv } from "./kv.js";
 import { drawTimeline, watchTimeline } from "./timeline.js";
-import { startChat } from "./chat.js";
+import { offer, startChat } from "./chat.js";
 
-const WINDOW = 10, LINES = ["--attention", "--expert", "--good", "--bad", "--wait", "--dim"];
+const WINDOW = 10, REMEMBERED = 600, LINES = ["--attention", "--expert", "--good", "--bad", "--wait", "--dim"];
 const frames = [];
-const charts = { rate: rateChart(), first: latencyChart("first"), inter: latencyChart("inter"), kv: shareChart("kv") };
+const charts = { rate: rateChart(), first: latencyChart("first", "Time to first token"),
+                 inter: latencyChart("inter", "Time between tokens"), kv: shareChart("kv", "KV cache in use") };
+let flowed = 0;  // when tokens last flowed, Unix seconds
 
 const statsOf = frame => Object.fromEntries(frame?.status.nodes.map(node => [node.name, node.stats]) ?? []);
 
@@ -33,7 +35,7 @@ function expertNode(node, then, elapsed) {
            detail: `busy ${percent(Math.min(1, busy))}, ${calls ? short(rows / calls) : 0} rows a call` };
 }
 
-const about = node => ({ name: node.name, state: node.state, away: node.state !== "ready", bytes: node.resident_bytes });
+const about = node => ({ name: node.name, phase: ["prefill", "decode"].includes(node.phase) ? node.phase : "", state: node.state, away: node.state !== "ready", bytes: node.resident_bytes });
 
 function timeShares(status, old, elapsed) {
   return status.nodes.filter(node => node.stats).map(node => {
@@ -64,11 +66,39 @@ function show(frame) {
   const first = frames[0];
   drawTime(timeShares(status, statsOf(first), frame.at - first.at));
   drawHeat(status.routed, frame.at);
-  drawEvents(status);
+  drawEvents(status, frame.at);
   drawPhases(status, first.status, frame.at - first.at);
   drawKv(status, first.status, frame.at - first.at);
+  drawRunning(frame);
+  drawSettings(status);
+  quiet(frame, sum);
   drawCharts(frame, attention, sum);
   drawHead(frame, attention, sum);
+}
+
+// Without traffic in the last ten minutes there is nothing to chart: what would be empty is not shown.
+function quiet(frame, sum) {
+  const busy = sum("tokens") + sum("prompts") > 0 || frame.running.length > 0;
+  if (busy) flowed = frame.at;
+  document.body.classList.toggle("quiet", frame.at - flowed > REMEMBERED);
+  $("quiet").hidden = frame.at - flowed <= REMEMBERED;
+}
+
+const quantiles = all => Object.fromEntries(["p50", "p90", "p99"].map(name => [name, all.map(one => one?.[name] ?? null)]));
+
+// The ten minutes before the page was opened.
+function remember(past) {
+  charts.rate.before(past.at, { generated: past.generated, prompt: past.prompt });
+  charts.first.before([...past.at], quantiles(past.first_token));
+  charts.inter.before([...past.at], quantiles(past.inter_token));
+  useNodes(Object.keys(past.kv));
+  charts.kv.before([...past.at], past.kv);
+  past.at.forEach((at, i) => { if (past.generated[i] + past.prompt[i]) flowed = at; });
+}
+
+function useNodes(names) {
+  if (JSON.stringify(names) !== JSON.stringify(charts.kv.names))
+    charts.kv.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i % LINES.length]) })));
 }
 
 function drawCharts(frame, attention, sum) {
@@ -77,14 +107,12 @@ function drawCharts(frame, attention, sum) {
     const said = frame.latency[name];
     chart.add(frame.at, [said?.p50, said?.p90, said?.p99]);
   }
-  const names = attention.map(node => node.name);
-  if (JSON.stringify(names) !== JSON.stringify(charts.kv.names))
-    charts.kv.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i % LINES.length]) })));
+  useNodes(attention.map(node => node.name));
   charts.kv.add(frame.at, attention.map(node => node.use));
 }
 
 function drawHead(frame, attention, sum) {
-  const { status, latency } = frame, nodes = status.nodes.filter(node => node.role === "attention");
+  const { status, last } = frame, nodes = status.nodes.filter(node => node.role === "attention");
   const total = name => nodes.reduce((all, node) => all + (node.stats?.[name] ?? 0), 0);
   $("model").textContent = document.title = status.model.id;
   offerModels(status);
@@ -92,13 +120,20 @@ function drawHead(frame, attention, sum) {
   $("about").textContent = `${attention.length} attention, ${status.nodes.filter(n => n.role === "expert").length} expert nodes, ` +
     `afserve ${status.version}`;
   $("epoch").textContent = `placement epoch ${status.epoch}`;
+  const then = frames[0], elapsed = frame.at - then.at;
+  const failed = kind => rate(frame.responses[kind] ?? 0, then.responses[kind] ?? 0, elapsed);
   drawFigures([
-    ["Tokens per second", short(sum("tokens"))],
+    ["Tokens per second", short(sum("tokens"))], ["Prompt tokens per second", short(sum("prompts"))],
     ["Running", total("running")], ["Waiting", total("waiting") + status.waiting],
     ["KV in use", percent(total("kv_blocks") ? total("kv_blocks_used") / total("kv_blocks") : 0)],
-    ["First token, p50", seconds(latency.first_token?.p50)], ["Between tokens, p50", seconds(latency.inter_token?.p50)],
+    ["Prompts from cache", share(total("prefix_hits"), total("prefix_queries"))],
+    ["First token, p50", seconds(last.first_token?.p50)], ["Between tokens, p50", seconds(last.inter_token?.p50)],
+    ["Refused, failed a second", `${short(failed("4"))}, ${short(failed("5"))}`],
   ]);
+  offer(status.model.id);
 }
+
+const share = (part, whole) => whole ? percent(part / whole) : "none yet";
 
 // Of a server with several models the title is a choice.
 function offerModels({ model, models }) {
@@ -126,5 +161,5 @@ watchTopology();
 watchHeat();
 watchTimeline();
 startChat();
-const parts = { placement: placed, timeline: drawTimeline, frame: show };
+const parts = { history: remember, placement: placed, timeline: drawTimeline, frame: show };
 follow((name, value) => parts[name]?.(value), told);

@@ -23,9 +23,18 @@ export function short(n) {
   return n >= 100 || n === 0 ? n.toFixed(0) : n.toFixed(n >= 10 ? 0 : 1);
 }
 
-export const percent = share => (100 * share).toFixed(share < 0.1 ? 1 : 0) + " %";
-export const mib = bytes => Math.round(bytes / 1048576).toLocaleString() + " MiB";
+// As many digits as tell two shares apart that differ by `step`.
+export function percent(share, step) {
+  const digits = step ? Math.max(0, Math.ceil(-Math.log10(100 * step) - 1e-9)) : share && share < 0.1 ? 1 : 0;
+  return (100 * share).toFixed(Math.min(6, digits)) + " %";
+}
+export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+// The one clock of the page: this machine's time of day, 24 hours. `at` in Unix seconds.
+export const clock = at => new Date(1000 * at).toLocaleTimeString("en-GB", { hour12: false });
+export const mib = bytes => Math.round(bytes / 1048576).toLocaleString("en") + " MiB";
 export const size = bytes => bytes >= 1e9 ? (bytes / 1e9).toFixed(2) + " GB" : (bytes / 1e6).toFixed(1) + " MB";
+export const age = seconds => seconds < 120 ? Math.round(seconds) + " s" : seconds < 7200 ? Math.round(seconds / 60) + " min"
+  : (seconds / 3600).toFixed(1) + " h";
 export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function seconds(value) {

@@ -1,6 +1,6 @@
 // Figures at the top, shares of time, and what happened.
 
-import { $, element, mib, percent, rate, short } from "./page.js";
+import { $, age, clock, count, element, mib, percent, rate, short } from "./page.js";
 
 export function drawFigures(pairs) {
   const box = $("figures");
@@ -55,26 +55,66 @@ export function drawPhases(status, then, elapsed) {
   });
 }
 
+// Those of one gateway that have run longest.
+export function drawRunning({ at, running, in_flight }) {
+  $("running-card").hidden = !running.length;
+  $("running-count").textContent = in_flight > running.length ? `${running.length} of ${in_flight}` : `${running.length}`;
+  const body = $("running").tBodies[0];
+  while (body.rows.length > running.length) body.deleteRow(-1);
+  while (body.rows.length < running.length) {
+    const row = body.insertRow();
+    element(row, "th").scope = "row";
+    for (let i = 0; i < 5; i++) row.insertCell();
+  }
+  running.forEach((one, i) => {
+    const said = [one.id, one.key || "none", age(Math.max(0, at - one.created)), one.tokens.toLocaleString("en"), one.choices,
+                  one.stream ? "stream" : "whole"];
+    said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; });
+  });
+}
+
+// What was chosen for this machine, and why.
+export function drawSettings({ model, picked }) {
+  const rows = [["model", model.id], ["context", `${count(model.max_model_len, "token")} at most`], ...Object.entries(picked)];
+  const box = $("settings"), known = JSON.stringify(rows);
+  if (box.dataset.known === known) return;
+  box.dataset.known = known;
+  box.replaceChildren();
+  for (const [name, value] of rows) { element(box, "dt", name); element(box, "dd", value); }
+}
+
 const KINDS = { lost: "bad", "given up": "bad", refused: "bad", joined: "good", returned: "good", ready: "good" };
 
-export function drawEvents(status) {
+// `now` in Unix seconds.
+export function drawEvents(status, now) {
   const sum = all => Object.values(all).reduce((a, b) => a + b, 0);
   const lost = Object.values(status.lost).reduce((total, causes) => total + sum(causes), 0);
-  $("counts").textContent = `Since the start: ${lost} nodes lost, ${sum(status.moved)} requests moved, ` +
-    `${status.resent_rows} rows sent again, ${mib(status.reloaded_bytes)} of experts reloaded, ${status.moves} experts moved`;
-  const late = Object.entries(status.refused).sort().map(([why, count]) => `${count.toLocaleString()} for ${why}`);
+  $("counts").textContent = `Since the start: ${count(lost, "node")} lost, ${count(sum(status.moved), "request")} moved, ` +
+    `${count(status.resent_rows, "row")} sent again, ${mib(status.reloaded_bytes)} of experts reloaded, ` +
+    `${count(status.moves, "expert")} moved`;
+  const late = Object.entries(status.refused).sort().map(([why, n]) => `${n.toLocaleString("en")} for ${why}`);
   $("refused").hidden = !late.length;
   $("refused").textContent = `Refused at once, as they would have been too late: ${late.join(", ")}`;
-  const list = $("events");
-  const all = [...status.incidents].reverse().map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
-  for (const text of [...status.decisions].reverse()) all.push([null, text, "move"]);
-  const known = JSON.stringify(all);
+  const all = status.incidents.map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
+  for (const text of status.decisions) all.push(decided(text, now));
+  all.sort(([a], [b]) => b - a);
+  const list = $("events"), known = JSON.stringify(all.map(([, text]) => text));
   if (list.dataset.known === known) return;
   list.dataset.known = known;
   list.replaceChildren();
   for (const [at, text, kind] of all.slice(0, 40)) {
     const line = element(list, "li", undefined, kind);
-    if (at !== null) element(line, "time", new Date(1000 * at).toLocaleTimeString());
+    element(line, "time", clock(at));
     line.append(text);
   }
+}
+
+const times = new Map();  // of decisions, when each was first heard of: their age is told in whole seconds
+
+function decided(text, now) {
+  const [, ago, what] = text.match(/^(\d+) s ago: (.*)$/s) ?? [text, "0", text];
+  const near = (times.get(what) ?? []).find(at => Math.abs(at - (now - Number(ago))) < 3);
+  const at = near ?? now - Number(ago);
+  if (near === undefined) times.set(what, [...(times.get(what) ?? []), at].slice(-20));
+  return [at, what, "move"];
 }

@@ -68,7 +68,7 @@ export function drawTopology(attention, experts) {
     one.group.classList.toggle("away", node.away);
     const narrow = WIDE < NARROW;
     one.right.textContent = narrow ? "" : node.rate;
-    one.under.textContent = node.away ? node.state : narrow ? node.rate : node.detail;
+    one.under.textContent = node.away ? node.state : narrow ? [node.phase, node.rate].filter(Boolean).join(", ") : node.detail;
     one.use.setAttribute("width", (BOX - 24) * Math.min(1, node.use));
     one.text = `${node.name}, ${node.state}\n${node.rate}\n${node.detail}\n${mib(node.bytes)} resident`;
     one.group.setAttribute("aria-label", one.text.replaceAll("\n", ", "));

@@ -1,0 +1,53 @@
+"""What the page is sent of the time before it was opened."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.control.backend import NodeView
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.server.live.history import KEPT_SECONDS, History
+
+LATENCY = {"first_token": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "inter_token": None}
+
+
+def view(name, stats):
+    return NodeView(name, "attention", "ready", 1, 0.1, 1 << 20, stats)
+
+
+def stats(generated, prompt=0, used=0):
+    return replace(
+        AttentionStats(), generated_tokens=generated, prompt_tokens=prompt, kv_blocks=10, kv_blocks_used=used
+    )
+
+
+def test_rates_are_those_since_the_moment_before():
+    history = History()
+    history.note(100.0, [view("attention-0", stats(10, 5)), view("expert-0", ExpertStats())], LATENCY)
+    history.note(102.0, [view("attention-0", stats(30, 9, used=5))], LATENCY)
+    assert history.columns() == {
+        "at": [102.0], "generated": [10.0], "prompt": [2.0], "kv": {"attention-0": [0.5]},
+        "first_token": [LATENCY["first_token"]], "inter_token": [None],
+    }  # fmt: skip
+
+
+def test_a_node_that_is_new_or_started_anew_is_no_burst():
+    history = History()
+    history.note(0.0, [view("attention-0", stats(1000))], LATENCY)
+    history.note(2.0, [view("attention-0", stats(4)), view("attention-1", stats(900))], LATENCY)
+    assert history.columns()["generated"] == [0.0]
+    assert history.columns()["kv"].keys() == {"attention-0", "attention-1"}
+
+
+@given(st.lists(st.tuples(st.floats(-5, 400), st.integers(0, 100), st.integers(0, 3)), max_size=80))
+def test_columns_are_of_one_length_and_no_older_than_is_kept(steps):
+    history, at, made = History(), 1e9, 0
+    for step, grown, node in steps:
+        at, made = at + step, made + grown
+        history.note(at, [view(f"attention-{node}", stats(made))], LATENCY)
+    columns = history.columns()
+    times = columns["at"]
+    assert all(len(column) == len(times) for column in (columns["generated"], *columns["kv"].values()))
+    assert all(rate >= 0 for rate in columns["generated"])
+    assert not times or times[-1] - min(times) <= KEPT_SECONDS + 5 * len(steps)
