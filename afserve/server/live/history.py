@@ -45,8 +45,10 @@ class History:
             return
 
         def rate(name: str) -> float:
-            grown = (getattr(now, name) - getattr(before.get(node, now), name) for node, now in stats.items())
-            return sum(max(0, more) for more in grown) / (at - then)
+            grown = 0.0
+            for node, now in stats.items():
+                grown += max(0, getattr(now, name) - getattr(before.get(node, now), name))
+            return grown / (at - then)
 
         kv = {node: now.kv_blocks_used / now.kv_blocks for node, now in stats.items() if now.kv_blocks}
         self._moments.append(Moment(at, rate("generated_tokens"), rate("prompt_tokens"), kv, dict(latency)))

@@ -22,6 +22,7 @@ export function drawHeat(routed, now) {
   idle = !grown.some(layer => layer.some(Boolean));
   if (idle && rows.length === grown.length && seen) { paint(); return; }  // the last rows stay, with their time
   [rows, elapsed, seen] = [grown, now - first.now, idle ? 0 : now];
+  $("heat-card").hidden = !seen;
   paint();
 }
 

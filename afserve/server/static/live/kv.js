@@ -53,7 +53,7 @@ function handed(all, past) {
   if (!count && !straight) return "";
   const mean = (stats, before) => {
     const n = sum(stats, s => s.kv.handed) - sum(before, s => s.kv.handed);
-    return n > 0 ? seconds((sum(stats, s => s.kv.hand_seconds) - sum(before, s => s.kv.hand_seconds)) / n) : "-";
+    return n > 0 ? seconds((sum(stats, s => s.kv.hand_seconds) - sum(before, s => s.kv.hand_seconds)) / n) : "none";
   };
   return `Prompts handed over: ${count.toLocaleString("en")} (${short_.toLocaleString("en")} in part), from the request to the last ` +
     `block ${mean(all, past)} in the last ten seconds, ${mean(all, [])} since the start; ` +

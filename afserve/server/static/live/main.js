@@ -1,6 +1,6 @@
 // From frames to drawings: what changed between two of them, and since ten seconds.
 
-import { $, color, percent, rate, seconds, short } from "./page.js";
+import { $, color, count, percent, rate, seconds, short } from "./page.js";
 import { follow, useKey } from "./feed.js";
 import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
@@ -117,8 +117,8 @@ function drawHead(frame, attention, sum) {
   $("model").textContent = document.title = status.model.id;
   offerModels(status);
   state(status.refusing ? "refusing" : status.ready ? "ready" : "not ready", status.ready && !status.refusing);
-  $("about").textContent = `${attention.length} attention, ${status.nodes.filter(n => n.role === "expert").length} expert nodes, ` +
-    `afserve ${status.version}`;
+  const experts = status.nodes.filter(n => n.role === "expert").length;
+  $("about").textContent = `${attention.length} attention, ${count(experts, "expert node")}, afserve ${status.version}`;
   $("epoch").textContent = `placement epoch ${status.epoch}`;
   const then = frames[0], elapsed = frame.at - then.at;
   const failed = kind => rate(frame.responses[kind] ?? 0, then.responses[kind] ?? 0, elapsed);

@@ -38,7 +38,8 @@ export const age = seconds => seconds < 120 ? Math.round(seconds) + " s" : secon
 export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function seconds(value) {
-  if (value === null || value === undefined) return "-";
+  if (value === null || value === undefined) return "none yet";
+  if (value === 0) return "0";
   return value < 1 ? (1000 * value).toFixed(value < 0.01 ? 1 : 0) + " ms" : value.toFixed(2) + " s";
 }
 

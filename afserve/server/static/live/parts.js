@@ -14,6 +14,7 @@ export function drawFigures(pairs) {
 // `all`: {name, role, work, bubble} as shares of the time.
 export function drawTime(all) {
   const box = $("time");
+  $("time-card").hidden &&= !all.some(one => one.work > 0.001);
   if (box.children.length !== all.length) {
     box.replaceChildren();
     for (const one of all) {

@@ -1,6 +1,6 @@
 // The micro-batches of the last steps: a lane for each, and one for each expert node, over the same few milliseconds.
 
-import { $, color, element, percent } from "./page.js";
+import { $, clock, color, element, percent } from "./page.js";
 
 const TALL = 18, THIN = 4, GAP = 9, AXIS = 24, NARROW = 560, ARROW = { ArrowLeft: -1, ArrowRight: 1 };
 let said = null, coming = null, lanes = [], at = null, steps = 2, held = false, over = false, shown = null, hint = "";
@@ -8,13 +8,15 @@ let said = null, coming = null, lanes = [], at = null, steps = 2, held = false, 
 // A picture of `micros` us: {at, micros, steps, nodes: [{name, role, busy, waiting, waits, last, lanes: [{name, spans}]}],
 // trips: [{node, lane, layer, start, end, nodes, by: [[node, start, end]]}]}; a span is [start, end, kind, layer, rows].
 export function drawTimeline(value) {
-  if (!value.micros) { if (!said) $("moment").textContent = "Nothing runs now; ask something to see it here."; return; }
+  if (!value.micros) return;
   if ((held || over) && said) { coming = value; return; }
   use(value);
 }
 
 function use(value) {
   said = value; coming = null; at = null; lanes = [];
+  $("lanes-card").hidden = false;
+  $("lanes").dataset.steps = value.steps.length;
   for (const node of value.nodes) node.lanes.forEach((lane, i) => {
     const trips = value.trips.filter(trip => trip.node === node.name && trip.lane === lane.name);
     const away = trips.map(trip => ({ start: trip.start, end: trip.end, kind: "away", trip }));
@@ -151,8 +153,7 @@ function summary() {
   const parts = said.nodes.filter(node => node.role === "attention").map(node =>
     `${node.name} waited ${percent(node.waiting)} of the time` +
     (node.last ? `, most often for ${node.last[0]} (last in ${percent(node.last[1])} of its exchanges)` : ""));
-  const when = new Date(1000 * said.at).toLocaleTimeString([], { hour12: false });
-  $("moment").textContent = `${ms(said.micros)} before ${when}. ${parts.join("; ")}.`;
+  $("moment").textContent = `${ms(said.micros)} before ${clock(said.at)}. ${parts.join("; ")}.`;
 }
 
 function describe() {
@@ -224,7 +225,7 @@ function where(event) {
 export function watchTimeline() {
   const canvas = $("lanes");
   hint = $("span").textContent;
-  if (canvas.parentElement.clientWidth < NARROW) steps = 1;
+  if (innerWidth < NARROW) steps = 1;  // the canvas is shown with its first picture
   zoom(0);
   canvas.addEventListener("mousemove", event => { over = true; const found = where(event); if (found) choose(found); });
   canvas.addEventListener("mouseleave", () => { over = false; if (!held) { choose(null); hold(false); } });
