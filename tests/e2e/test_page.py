@@ -191,6 +191,7 @@ def _timeline(page):
     sync_api.expect(page.locator("#moment")).to_contain_text(
         re.compile(r"attention-\d waited"), timeout=SECONDS
     )
+    sync_api.expect(lane).to_be_visible(timeout=SECONDS)
     lane.focus()
     words = set()
     for key in ("ArrowRight",) * 12 + ("ArrowDown",) * 8:
