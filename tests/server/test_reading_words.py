@@ -6,7 +6,7 @@ The texts are of a grammar: words, tags and pieces of tags, fences, calls, calls
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from afserve.server.reading.table import CHANNELS, DIALECTS, FORMS, Reading
@@ -21,12 +21,26 @@ MARKS = sorted(
     | {m for d in DIALECTS.values() for m in (*d.markers, d.closes, d.key, d.keyed, d.valued) if len(m) > 2}
 )
 MENTIONS = [
-    *("```", "```python\nprint(1)\n```", "\n```json\n{}\n```\n", "{}", '{"name": "f"}', "[", "]", ", ", "<", "< ", "<|", "<｜"),
-    *("</tool_call>\nok", "the tag <tool_call> is used", 'Use <tool_call> to call. e.g. {"a": 1} fine', "<tool_call>{"),
-    *('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>', "<function=f> to call", "<function=nobody>\n</function>"),
-    *("<tool_call>nobody\n</tool_call>", '<invoke name="f"> and', "[TOOL_CALLS] marks", "see </tool_calls> here"),
-    *(f"the mark {mark} is one" for mark in MARKS),
-]  # fmt: skip
+    *(
+        "```",
+        "```python\nprint(1)\n```",
+        "\n```json\n{}\n```\n",
+        "{}",
+        '{"name": "f"}',
+        "[",
+        "]",
+        ", ",
+        "<",
+        "< ",
+    ),
+    *("<|", "<｜", "</tool_call>\nok", "the tag <tool_call> is used", "<tool_call>{", "<function=f> to call"),
+    *(
+        'Use <tool_call> to call. e.g. {"a": 1} fine',
+        '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
+    ),
+    *("<function=nobody>\n</function>", "<tool_call>nobody\n</tool_call>", '<invoke name="f"> and'),
+    *("[TOOL_CALLS] marks", "see </tool_calls> here", *(f"the mark {mark} is one" for mark in MARKS)),
+]
 WORDS = st.lists(
     st.one_of(
         st.sampled_from(["Hi.", "é", " ", "\n", "\n\n", "  so\t", "1, 2"]),
@@ -39,7 +53,7 @@ WORDS = st.lists(
 ).map("".join)
 
 
-def is_mention(text):
+def no_call_in(text):
     """Whether no call of any form begins in it: marks in a row may make one."""
     return not re.search(r"begin[｜|]>[^|｜]*[<|｜]|\[TOOL_CALLS\]\s*[\w\[{]|tool_call\|>\s*[\[{]", text)
 
@@ -59,7 +73,8 @@ def cuts(text):
 @pytest.mark.parametrize("form", IN_WORDS)
 @given(words=WORDS)
 def test_words_without_calls_stay(form, words):
-    assert read(reading_of(form), list(words)) == (words, "", [], []) or not is_mention(words)
+    assume(no_call_in(words))
+    assert read(reading_of(form), list(words)) == (words, "", [], [])
 
 
 @pytest.mark.parametrize("form", IN_WORDS)
@@ -74,8 +89,7 @@ def test_every_mention_stays(form, words):
 @settings(max_examples=40)
 def test_words_around_calls_stay(form, before, between, after):
     before, between, after = (f"A{words}." if words else "" for words in (before, between, after))
-    if not all(map(is_mention, (before, between, after))):
-        return
+    assume(all(map(no_call_in, (before, between, after))))
     first, second = (rendered(form, [call]) for call in CALLS)
     said, _, names, arguments = read(reading_of(form), list(before + first + between + second + after))
     assert said == before + between + after

@@ -1,7 +1,7 @@
 """Calls that a client sends back, as templates want them: ids in their model's shape, arguments as object and as text.
 
-Templates of Kimi and Mistral show ids to the model, which knows them in one shape only. Kimi's are `functions.NAME:N`, N
-counting the calls of a conversation; Mistral's are nine letters and digits.
+Templates of Kimi and Mistral show ids to the model, which knows them in one shape only. Kimi's are `functions.NAME:N`,
+N counting the calls of a conversation; Mistral's are nine letters and digits.
 """
 
 import hashlib

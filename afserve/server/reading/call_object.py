@@ -5,6 +5,7 @@ is that JSON.
 """
 
 import json
+import math
 import re
 from collections.abc import Collection
 
@@ -20,6 +21,20 @@ _SHAPE = re.compile(NAME)
 def is_name(name: str, offered: Collection[str]) -> bool:
     """Of a function: one of those offered, where they are known."""
     return name in offered if offered else _SHAPE.fullmatch(name) is not None
+
+
+def arguments_object(text: str) -> dict[str, object]:
+    """Arguments as a value that is JSON again, for APIs that tell no text; those that were cut off are none."""
+    try:
+        value = json.loads(text, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
 
 
 class ArgumentsWriter:

@@ -2,7 +2,8 @@
 
 A message is a header, `<|message|>` and a body. The header names a channel (`analysis`, `commentary`, `final`) and may
 name who it is for: `<|start|>assistant<|channel|>commentary to=functions.time <|constrain|>json<|message|>{}<|call|>`.
-Of the first message, `<|start|>assistant` is the end of the prompt. Text without a header is the answer.
+Of the first message, `<|start|>assistant` is the end of the prompt, and ` to=...` may follow. Text without a header is
+the answer.
 """
 
 import re
@@ -13,10 +14,11 @@ from afserve.server.reading.parts import Argued, Called, Part, Reader, Thought, 
 CHANNEL, START, MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MARKERS = (CHANNEL, START, *_ENDS)
+_RECEIVER = "to="
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _FOR = r"\s*(?:to=[^\s<]+\s*)?"
 _HEADER = re.compile(
-    rf"(?:<\|start\|>\s*[\w.:-]+{_FOR})?(?:<\|channel\|>\s*\w+{_FOR})?(?:<\|constrain\|>\s*)?\w*\s*"
+    rf"(?:<\|start\|>\s*[\w.:-]+)?{_FOR}(?:<\|channel\|>\s*\w+{_FOR})?(?:<\|constrain\|>\s*)?\w*\s*"
 )
 THOUGHT_MARKS = ((CHANNEL, "analysis", MESSAGE), "<|end|>")  # before reasoning, and behind it
 MOST_HEADER = 512  # characters
@@ -32,6 +34,7 @@ class ChannelReader:
         self._after = after
         self._takes_calls = calls
         self._text = ""
+        self._first = True  # the prompt has begun a header, which may go on
         self._header: str | None = None  # the marker that began it
         self._thinking = False
         self._calling = False
@@ -54,8 +57,19 @@ class ChannelReader:
         return parts + self._after.finish(cut=cut)
 
     def _advance(self, parts: list[Part], *, final: bool) -> bool:
+        if self._first and not self._begun(final):
+            return False
         in_part = self._in_header if self._header is not None else self._in_body
         return in_part(parts, final)
+
+    def _begun(self, final: bool) -> bool:
+        """Whether it is known if the answer begins with the rest of a header."""
+        text = self._text.lstrip()
+        if not final and _RECEIVER.startswith(text):
+            return False
+        self._first = False
+        self._header = "" if text.startswith(_RECEIVER) else None
+        return True
 
     def _in_header(self, parts: list[Part], final: bool) -> bool:
         begun = self._header or ""

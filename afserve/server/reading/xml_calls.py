@@ -221,7 +221,7 @@ class TagCall:
         at = self._last(found)
         if key not in self._given:
             said.append(", " if self._given else "")
-            said.append(f"{json.dumps(key)}: {self._json(key, text[:at])}")
+            said.append(f"{json.dumps(key)}: {self._json(key, text[:at], bool(found and found['valued']))}")
             self._given.append(key)
         self._key, self._text = None, text[found.end() if found and found["valued"] else at :]
         return True
@@ -250,7 +250,9 @@ class TagCall:
         closers = (self._text.find("\n" * to.lined + mark, 0, end) for mark in (to.closes, *to.ends))
         return min((at for at in closers if at >= 0), default=end)
 
-    def _json(self, key: str, text: str) -> str:
+    def _json(self, key: str, text: str, closed: bool) -> str:
         if self._dialect.lined:
-            text = text.removeprefix("\n").removesuffix("\n")
+            text = text.removeprefix("\n")
+        if self._dialect.lined or not closed:
+            text = text.removesuffix("\n")
         return typed(text, self._types.get(self.name or "", {}).get(key, ""))
