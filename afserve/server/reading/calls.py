@@ -27,7 +27,7 @@ class Call(Protocol):
         ...
 
     def finish(self, *, cut: bool) -> tuple[str, str]:
-        """The same where the text ends; `cut` leaves the arguments open. It has failed, or is done."""
+        """The same where the text ends; with `cut` nothing closes the arguments. It has failed, or is done."""
         ...
 
 
@@ -63,6 +63,7 @@ class CallReader:
         self._in_section = False  # its mark was read, that of a call is not
         self._call: Call | None = None
         self._calls = 0
+        self._argued = False  # the open call has told something of its arguments
         self._quiet = True  # no words yet, or none since the last call
         self._ends: tuple[str, ...] = ()  # what may still stand behind the last call
         self._listed = False
@@ -184,14 +185,16 @@ class CallReader:
         if call.failed:
             self._fail(parts, "")
             return
-        self._tell(call, known, arguments, parts)
+        self._tell(call, known, arguments or "{" * (cut and not self._argued), parts)
         self._close(call, rest)
 
     def _tell(self, call: Call, known: bool, arguments: str, parts: list[Part]) -> None:
         if call.name is not None and not known:
             self._lead = self._raw = ""
+            self._argued = False
             parts.append(Called(self._calls, call.name))
         if arguments and call.name is not None:
+            self._argued = True
             parts.append(Argued(self._calls, arguments))
 
     def _close(self, call: Call, rest: str) -> None:

@@ -112,11 +112,12 @@ class JsonCall:
         if rest.startswith("{"):
             self._begin(self._form.header, header)
             return ("", "") if self.failed else self._in_object(rest)
-        return self._begin_bare(header, cut=False), rest
+        return self._begin_bare(header), rest
 
     def finish(self, *, cut: bool) -> tuple[str, str]:
         if self._header is not None:
-            return self._begin_bare(self._header, cut=cut), ""
+            closing = self._begin_bare(self._header)
+            return ("" if cut else closing), ""
         closing = self._object.close()
         if isinstance(self._object, CallObject):
             self.failed = self._object.failed
@@ -142,12 +143,12 @@ class JsonCall:
         if name is not None and not self.failed:
             self.name, self._object = name, ArgumentsWriter()
 
-    def _begin_bare(self, header: str, *, cut: bool) -> str:
+    def _begin_bare(self, header: str) -> str:
         """A call without an object."""
         self._begin(self._form.bare, header)
         self.failed |= self.name is None
         self.done = not self.failed
-        return "{" if cut else NO_ARGUMENTS
+        return NO_ARGUMENTS
 
     def _in_object(self, text: str) -> tuple[str, str]:
         call = self._object

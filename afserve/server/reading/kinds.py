@@ -42,8 +42,10 @@ def _parts(schema: object, root: Schema, steps: Iterator[int]) -> Iterator[Schem
         yield from _parts(_target(schema["$ref"], root), root, steps)
 
 
-def kinds_of(schema: object, root: Schema, steps: Iterator[int]) -> frozenset[str]:
-    """The types that a value may have. An integer is a number, too."""
+def kinds_of(
+    schema: object, root: Schema, steps: Iterator[int], refs: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """The types that a value may have. An integer is a number, too. `refs` were followed to come here."""
     if not isinstance(schema, Mapping) or next(steps, None) is None:
         return ANY
     kinds = _named(schema.get("type"))
@@ -53,12 +55,13 @@ def kinds_of(schema: object, root: Schema, steps: Iterator[int]) -> frozenset[st
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         if isinstance(branches, list) and branches:
-            kinds &= frozenset().union(*(kinds_of(branch, root, steps) for branch in branches))
+            kinds &= frozenset().union(*(kinds_of(branch, root, steps, refs) for branch in branches))
     every = schema.get("allOf")
     for branch in every if isinstance(every, list) else ():
-        kinds &= kinds_of(branch, root, steps)
-    if "$ref" in schema:
-        kinds &= kinds_of(_target(schema["$ref"], root), root, steps)
+        kinds &= kinds_of(branch, root, steps, refs)
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref not in refs:
+        kinds &= kinds_of(_target(ref, root), root, steps, refs | {ref})
     return kinds | {"null"} if schema.get("nullable") is True else kinds
 
 

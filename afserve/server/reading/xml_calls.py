@@ -214,7 +214,8 @@ class TagCall:
         text = self._text
         found = self._argument_end(final and not cut)
         if found is None and (not final or cut):
-            self._from = max(self._from, len(text) - _FAR)
+            tag = text.find("<", max(self._from, len(text) - _FAR))
+            self._from = len(text) if tag < 0 else tag
             if final:
                 self._text = ""  # the argument is not whole
             return False
