@@ -2,7 +2,7 @@
 
 import pytest
 
-from afserve.server.reading.kinds import ANY, parameter_types, typed
+from afserve.server.reading.kinds import ANY, OTHERS, parameter_types, typed
 from afserve.server.reading.table import CHANNELS, DIALECTS, FORMS, Reading
 from afserve.server.tools import Tools
 from tests.server.rendered import read, rendered, strict_json
@@ -71,6 +71,11 @@ def test_schemas_that_cannot_be_followed_allow_anything():
         assert parameter_types({"properties": {"x": schema}}) == {"x": anything}
     looped = {"properties": {"x": {"anyOf": [{"$ref": "#/properties/x"}] * 9}}}
     assert parameter_types(looped) == {"x": anything}
+    others = {"additionalProperties": TEXT, "properties": {"i": {"type": "integer"}}}
+    assert parameter_types(others) == {"i": "integer", OTHERS: "string"}
+    reading = Reading("glm", types={"f": parameter_types(others)})
+    text = rendered("glm", [("f", {"i": "1", "zip": "01234"})])
+    assert read(reading, [text])[3] == ['{"i": 1, "zip": "01234"}']
     assert parameter_types({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": TEXT}}}}) == {
         "x": "string"
     }
@@ -166,6 +171,8 @@ HERMES_END = "\n</tool_call>"
         ('{"name": "f", "arguments": {"s": "a\nb",}}', {"s": "a\nb"}),
         ('{"name": "f", "arguments": {"s": "x"}', {"s": "x"}),
         ('{"name": "f", "arguments": {"a": [1, 2}}', {"a": [1, 2]}),
+        ('{"name": "f", "arguments": {"i": 1}}}', {"i": 1}),
+        ('{"name": "f", "arguments": {"i": 1}} }]\n', {"i": 1}),
         ('{"name": "f", "arguments": {"i": 1, "s": tomorrow}}', {"i": 1, "s": None}),
         ('{"arguments": {"i": 9007199254740993}, "name": "f"}', {"i": 9007199254740993}),
         ('{"name": "f", "arguments": {"s": "</tool_call>"}}', {"s": "</tool_call>"}),
@@ -191,6 +198,8 @@ MISTRAL = ("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]{}", '[TOOL_CALLS] [{"name
     [
         *(("kimi", KIMI.replace("{}", none)) for none in ("", " ", "null", "{}")),
         *(("deepseek", text % none) for text in (V3, V31) for none in ("", "null", "{}")),
+        ("deepseek", DEEPSEEK.format("function<｜tool▁sep｜>f%s") % "{}"),
+        ("deepseek", DEEPSEEK.format("f<｜tool▁sep｜>```json\n%s\n```") % "{}"),
         *(("mistral", text) for text in MISTRAL),
         ("channels", "<|channel|>commentary to=functions.f<|message|><|call|>"),
         ("hunyuan", '<tool_calls>[{"name": "f"}]</tool_calls>'),

@@ -207,7 +207,8 @@ class CallReader:
         """A mark that ends the call or its section, or the next call of a list."""
         text = self._text.lstrip()
         for number, mark in enumerate(self._ends):
-            if text.startswith(mark):
+            if text.startswith(mark) or (len(mark) > 1 and _behind_brackets(text).startswith(mark)):
+                text = text if text.startswith(mark) else _behind_brackets(text)
                 self._text, self._ends = text[len(mark) :], self._ends[number + 1 :]
                 self._listed &= mark != "]"
                 return True
@@ -221,9 +222,9 @@ class CallReader:
     def _waits(self) -> bool:
         """Whether more text may make a mark of what follows the call."""
         text = self._text.lstrip()
-        return any(mark.startswith(text) for mark in self._ends) or (
-            self._listed and text.startswith(",") and not text[1:].strip()
-        )
+        ends = tuple(mark for mark in self._ends if mark.startswith(text))
+        long = tuple(mark for mark in self._ends if len(mark) > 1 and mark.startswith(_behind_brackets(text)))
+        return bool(ends or long) or (self._listed and text.startswith(",") and not text[1:].strip())
 
     def _behind_broken(self, *, final: bool) -> bool:
         """What is left of a call that broke is dropped up to its end, or to the next one; without either it is text."""
@@ -234,3 +235,8 @@ class CallReader:
         self._spoilt = False
         self._text = self._text[min(found, default=0) :]
         return True
+
+
+def _behind_brackets(text: str) -> str:
+    """Some models close a call with a bracket too many."""
+    return text.lstrip("}] \t\r\n")

@@ -62,7 +62,8 @@ MISTRAL = JsonForm(
     special=True,
 )
 _SEP = "<｜tool▁sep｜>"
-_DEEPSEEK = rf"\s*(?:\w+{_SEP}\s*(?P<name>{NAME})\s*\n\s*(?:```(?:json)?\s*)?|(?P<plain>{NAME}){_SEP}\s*)"
+_FENCE = r"\s*(?:```(?:json)?\s*)?"
+_DEEPSEEK = rf"\s*(?:function{_SEP}\s*(?P<name>{NAME})|(?P<plain>{NAME}){_SEP}){_FENCE}"
 DEEPSEEK = JsonForm(
     ("<｜tool▁call▁begin｜>",),
     ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),

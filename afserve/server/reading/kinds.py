@@ -13,19 +13,23 @@ from afserve.server.reading.literal import json_literal
 
 ANY = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 MOST_STEPS = 64  # of one parameter
+OTHERS = ""
 _LEADS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 _INTEGER = re.compile(r"\s*\+?(-?)0*([0-9]+)\s*")
 Schema = Mapping[str, object]
 
 
 def parameter_types(schema: Schema) -> dict[str, str]:
-    """parameter -> its types with `|` between them."""
-    steps = iter(range(MOST_STEPS))
+    """parameter -> its types with `|` between them; OTHERS has those of parameters without a name of their own."""
     found: dict[str, str] = {}
-    for part in _parts(schema, schema, steps):
-        properties = part.get("properties")
-        for key, value in properties.items() if isinstance(properties, Mapping) else ():
-            found.setdefault(key, "|".join(sorted(kinds_of(value, schema, iter(range(MOST_STEPS))))))
+    for part in _parts(schema, schema, iter(range(MOST_STEPS))):
+        properties, others = part.get("properties"), part.get("additionalProperties")
+        named = dict(properties) if isinstance(properties, Mapping) else {}
+        if isinstance(others, Mapping):
+            named[OTHERS] = others
+        for key, value in named.items():
+            kinds = kinds_of(value, schema, iter(range(MOST_STEPS)))
+            found.setdefault(key, "|".join(sorted(kinds)))
     return found
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 
-MOST_DEPTH = 256
+MOST_DEPTH = 512
 _SPACE = " \t\r\n"
 _CLOSES = {"{": ("}", "}"), "[": ("]", "]"), "(": (")", "]")}  # as it is read, as it is written
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from afserve.server.reading.call_object import NAME, is_name
 from afserve.server.reading.calls import MOST_HEADER, Types
-from afserve.server.reading.kinds import typed
+from afserve.server.reading.kinds import OTHERS, typed
 
 _KEY = r"[^<>\n]{1,256}"
 _SPACE = r"\s{0,64}"
@@ -239,7 +239,7 @@ class TagCall:
 
     def _is_key(self, found: re.Match[str]) -> bool:
         key, known = found["key"].strip(), self._types.get(self.name or "", {})
-        if known:
+        if known and OTHERS not in known:
             return key in known and key not in (*self._given, self._key)
         return found["line"] is not None
 
@@ -256,4 +256,5 @@ class TagCall:
             text = text.removeprefix("\n")
         if self._dialect.lined or not closed:
             text = text.removesuffix("\n")
-        return typed(text, self._types.get(self.name or "", {}).get(key, ""))
+        types = self._types.get(self.name or "", {})
+        return typed(text, types.get(key, types.get(OTHERS, "")))
