@@ -101,7 +101,7 @@ def written(conversation, messages):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(content=WORDS, calls=CALLS, thought=THOUGHTS, step=st.integers(1, 30))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_turn_is_read_back(family, tokenizer, content, calls, thought, step):
     source, form, end, space = FAMILIES[family]
     conversation = Conversation(ChatTemplate(source, {}), tokenizer)

@@ -72,6 +72,7 @@ def cuts(text):
 
 @pytest.mark.parametrize("form", IN_WORDS)
 @given(words=WORDS)
+@settings(max_examples=40)
 def test_words_without_calls_stay(form, words):
     assume(no_call_in(words))
     assert read(reading_of(form), list(words)) == (words, "", [], [])
@@ -86,7 +87,7 @@ def test_every_mention_stays(form, words):
 
 @pytest.mark.parametrize("form", [form for form in IN_WORDS if form != CHANNELS])
 @given(before=WORDS, between=WORDS, after=WORDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_words_around_calls_stay(form, before, between, after):
     before, between, after = (f"A{words}." if words else "" for words in (before, between, after))
     assume(all(map(no_call_in, (before, between, after))))
@@ -132,7 +133,7 @@ TEXTS = st.lists(
 
 @pytest.mark.parametrize("form", [*IN_WORDS, "list", ""])
 @given(text=TEXTS, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_where_a_text_is_cut_changes_nothing(form, text, data):
     thinks = data.draw(st.sampled_from(["", "tags", "inside"]))
     whole = read(reading_of(form, thinks), [text])
