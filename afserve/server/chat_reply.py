@@ -1,11 +1,11 @@
 """Answers of /v1/chat/completions: words, reasoning and calls as whole bodies and stream chunks."""
 
-import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from afserve.server.choice import TextPiece
 from afserve.server.logprobs import chat_entries
+from afserve.server.reading.call_ids import call_id
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
@@ -30,12 +30,16 @@ class ReadChoice:
         """What this piece turns out to be, without what nobody wants to be told."""
         parts = self._reader.feed(piece.text) if piece.text else []
         if piece.finish_reason is not None:
-            parts += self._reader.finish()
+            parts += self._reader.finish(cut=piece.finish_reason != "stop")
         if self._thinking or any(isinstance(part, Thought) for part in parts):
             self.reasoning_tokens += piece.tokens
         if parts:
             self._thinking = isinstance(parts[-1], Thought)
-        return [part for part in parts if self._wanted(part)]
+        wanted = [part for part in parts if self._wanted(part)]
+        for part in wanted:
+            if isinstance(part, Called):
+                self._ids.append(self._id(part))
+        return wanted
 
     def _wanted(self, part: Part) -> bool:
         if isinstance(part, Thought):
@@ -49,10 +53,12 @@ class ReadChoice:
         return "tool_calls" if reason == "stop" and chosen else reason
 
     def call_id(self, index: int) -> str:
-        while len(self._ids) <= index:
-            name = f"{self._name}-{len(self._ids)}".encode()
-            self._ids.append(f"call_{hashlib.sha256(name).hexdigest()[:24]}")
+        """Of a call that `parts` has told of."""
         return self._ids[index]
+
+    def _id(self, call: Called) -> str:
+        first = self._reading.earlier_calls
+        return call_id(self._reading.ids, call.name, first + call.index, self._name)
 
     def delta(self, part: Part) -> str:
         """The JSON of a stream's `delta`."""
@@ -125,8 +131,7 @@ class ChatDraft:
 
     def _take(self, part: Part) -> None:
         match part:
-            case Called(index, name):
-                self.told.call_id(index)
+            case Called(_, name):
                 self._calls.append((name, []))
                 self.size += len(name)
                 return

@@ -11,6 +11,7 @@ from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
 from afserve.grammar import of_schema, of_tags, of_thought
 from afserve.server.openai import BUDGET, ChatRequest
+from afserve.server.reading.call_ids import as_templates_want, next_number
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
@@ -36,7 +37,7 @@ class Conversation:
     def render(self, asked: ChatRequest) -> str:
         """The prompt text."""
         tools = asked.tools.shown if asked.tools.used else ()
-        messages = asked.messages
+        messages = as_templates_want(self._calls, asked.messages)
         if not self._knows_tools:
             messages, tools = told_in_words(messages, tools), ()
         return self._template.render(
@@ -61,6 +62,8 @@ class Conversation:
             calls = "list" if asked.tools.choice == "required" else self._calls
             most = 0 if asked.tools.parallel else 1
             reading = replace(reading, calls=calls, most_calls=most, types=asked.tools.types())
+        if asked.tools.used:
+            reading = replace(reading, ids=self._calls, earlier_calls=next_number(asked.messages))
         return reading if reading.thinks or reading.calls or reading.name else None
 
     def shows_special(self, reading: Reading | None) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from afserve.errors import RequestError, shown
 from afserve.grammar import Tag
 from afserve.server.fields import Fields
-from afserve.server.reading.calls import HERMES
+from afserve.server.reading.json_calls import HERMES
+from afserve.server.reading.kinds import parameter_types
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
@@ -59,17 +60,9 @@ class Tools:
         )
 
     def types(self) -> dict[str, dict[str, str]]:
-        """function -> parameter -> type, where the schema says one."""
-        found: dict[str, dict[str, str]] = {}
-        for tool in self.shown:
-            function = _function(tool)
-            properties = _parameters(function).get("properties")
-            found[str(function["name"])] = {
-                key: kind
-                for key, value in (properties.items() if isinstance(properties, Mapping) else ())
-                if isinstance(value, Mapping) and isinstance(kind := value.get("type"), str)
-            }
-        return found
+        """function -> parameter -> its types with `|` between them."""
+        functions = [_function(tool) for tool in self.shown]
+        return {str(function["name"]): parameter_types(_parameters(function)) for function in functions}
 
 
 def _function(tool: Tool) -> Mapping[str, object]:

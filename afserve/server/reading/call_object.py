@@ -1,108 +1,185 @@
-"""One JSON object of a tool call, read as it comes: its name, and the raw text of its arguments.
+"""The JSON of a tool call, read as it comes: its name and its arguments, always as JSON.
 
-Follows strings and brackets only: whether the arguments are valid JSON is for those who use them.
+Arguments that are an object go out as they are written. No arguments (none, null, "") are `{}`; a text that holds JSON
+is that JSON.
 """
 
 import json
+import math
+import re
+from collections.abc import Collection
+
+from afserve.server.reading.literal import LiteralWriter, json_literal
 
 NAMES = ("name",)
 ARGUMENTS = ("arguments", "parameters")
+NO_ARGUMENTS = "{}"
+NAME = r"[a-zA-Z0-9_.:-]{1,128}"
+_SHAPE = re.compile(NAME)
+
+
+def is_name(name: str, offered: Collection[str]) -> bool:
+    """Of a function: one of those offered, where they are known."""
+    return name in offered if offered else _SHAPE.fullmatch(name) is not None
+
+
+def arguments_object(text: str) -> dict[str, object]:
+    """Arguments as a value that is JSON again, for APIs that tell no text; those that were cut off are none."""
+    try:
+        value = json.loads(text, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
+
+
+class ArgumentsWriter:
+    """One value, the arguments of a call."""
+
+    def __init__(self) -> None:
+        self._writer = LiteralWriter()
+        self._held: list[str] | None = None  # of a value that is no object
+        self._said = ""
+
+    @property
+    def done(self) -> bool:
+        return self._writer.done
+
+    @property
+    def broken(self) -> bool:
+        return self._writer.broken
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(JSON, what comes behind the value)"""
+        said, rest = self._writer.feed(text)
+        if self._writer.broken:
+            said += self._writer.close()
+        return self._told(said), rest
+
+    def close(self) -> str:
+        return "" if self.done else self._told(self._writer.close())
+
+    def _told(self, said: str) -> str:
+        if said and self._held is None and not self._said:
+            self._held = None if said.startswith("{") else []
+        self._said = self._said or said[:1]
+        if self._held is None:
+            return said
+        self._held.append(said)
+        return _of_value("".join(self._held)) if self.done else ""
+
+
+def _of_value(text: str) -> str:
+    value = json.loads(text) if text.startswith('"') else None
+    if isinstance(value, str):
+        return arguments_of(value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return NO_ARGUMENTS if text in ("", "null") else text
+
+
+def arguments_of(text: str) -> str:
+    """The JSON of arguments that were written as a text: an object is closed, other words are a string."""
+    if not text.strip() or json_literal(text) == "null":
+        return NO_ARGUMENTS
+    if not text.lstrip().startswith("{"):
+        return json_literal(text) or json.dumps(text, ensure_ascii=False)
+    writer = LiteralWriter()
+    return writer.feed(text.lstrip())[0] + writer.close()
 
 
 class CallObject:
-    """Reads from `{` to the `}` that closes it. With `named` the object is the arguments themselves."""
+    """Reads from `{` to the `}` that closes it. `failed`: it is no call, and what it was fed is text."""
 
-    def __init__(self, *, named: bool = False) -> None:
+    def __init__(self, offered: Collection[str] = ()) -> None:
         self.name: str | None = None
         self.done = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self.failed = False
+        self.broken = False
+        self._offered = offered
+        self._want = "object"  # object, key, colon, value or more
         self._key: str | None = None
-        self._value: list[str] | None = [] if named else None
-        self._string: list[str] = []
-        self._named = named
+        self._value: LiteralWriter | ArgumentsWriter | None = None
+        self._said: list[str] = []  # of a key or a value that is no arguments
         self._arguments: list[str] = []
+        self._argued = False
 
     def feed(self, text: str) -> tuple[str, str]:
         """(new text of the arguments, what comes behind the object)."""
-        for at, char in enumerate(text):
-            self._take(char)
-            if self.done:
-                return self._new_arguments(), text[at + 1 :]
-        return self._new_arguments(), ""
+        while text and not self.done and not self.failed:
+            text = self._in_value(self._value, text) if self._value is not None else self._between(text)
+        return self._taken(), text
 
-    def _new_arguments(self) -> str:
-        if self.name is None and not self._named:
+    def close(self) -> str:
+        """The arguments' end, where the text ended before the object."""
+        if isinstance(self._value, ArgumentsWriter):
+            self._arguments.append(self._value.close())
+        self._end()
+        return self._taken()
+
+    def _taken(self) -> str:
+        if self.name is None:
             return ""  # held until it is known whose they are
-        new = "".join(self._arguments)
+        said = "".join(self._arguments)
         self._arguments.clear()
-        return new
+        return said
 
-    def _take(self, char: str) -> None:
-        if self._named:
-            self._arguments.append(char)
-        depth = self._depth
-        was_string = self._in_string
-        self._follow(char)
-        if self._named or depth == 0:
+    def _between(self, text: str) -> str:
+        char, want = text[0], self._want
+        if char.isspace():
+            return text[1:]
+        if want == "object" and char == "{":
+            self._want = "key"
+        elif want == "key" and char in "\"'":
+            self._value = LiteralWriter()
+            return text
+        elif want == "colon" and char == ":":
+            self._want = "value"
+        elif want == "value":
+            first = self._key in ARGUMENTS and not self._argued
+            self._argued |= first
+            self._value = ArgumentsWriter() if first else LiteralWriter()
+            return text
+        elif want == "more" and char == ",":
+            self._want = "key"
+        elif want in ("key", "more") and char == "}":
+            self._end()
+        else:
+            self._break()
+            return text
+        return text[1:]
+
+    def _in_value(self, value: LiteralWriter | ArgumentsWriter, text: str) -> str:
+        said, rest = value.feed(text)
+        (self._arguments if isinstance(value, ArgumentsWriter) else self._said).append(said)
+        if value.done:
+            self._value = None
+            if value.broken:
+                self._break()
+            else:
+                self._end_value(isinstance(value, ArgumentsWriter))
+        return rest
+
+    def _end_value(self, arguments: bool) -> None:
+        said = "" if arguments else "".join(self._said)
+        self._said.clear()
+        if self._want == "key":
+            self._key, self._want = json.loads(said), "colon"
             return
-        if depth == 1 and not was_string and char in ",}":
-            self._end_value()
-        elif self._value is not None:
-            self._in_value(char)
-        elif depth == 1:
-            self._in_key(char, was_string)
+        if self._key in NAMES and self.name is None:
+            name = json.loads(said) if said.startswith('"') else ""
+            self.failed = not is_name(name, self._offered)
+            self.name = None if self.failed else name
+        self._want = "more"
 
-    def _follow(self, char: str) -> None:
-        if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._in_string = False
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self.done = self._depth <= 0
+    def _break(self) -> None:
+        self.broken = True
+        self._end()
 
-    def _in_key(self, char: str, was_string: bool) -> None:
-        if was_string or char == '"':
-            self._string.append(char)
-        elif char == ":":
-            self._key, self._value = _text("".join(self._string)), []
-            self._string.clear()
-
-    def _in_value(self, char: str) -> None:
-        assert self._value is not None
-        if self._key in ARGUMENTS and (self._value or char in "{["):
-            if not self._value:
-                self._value.append("")  # marks that it is no string, and goes out as it is
-            if self._value == [""]:
-                self._arguments.append(char)
-                return
-        if self._value or not char.isspace():
-            self._value.append(char)
-
-    def _end_value(self) -> None:
-        value = self._value
-        if value is not None and value != [""]:
-            raw = "".join(value).strip()
-            if self._key in NAMES:
-                self.name = self.name or _text(raw)
-            elif self._key in ARGUMENTS:
-                self._arguments.append(_text(raw) if raw.startswith('"') else raw)
-        self._key, self._value = None, None
-
-
-def _text(raw: str) -> str:
-    """A JSON string's text; what is none is taken as it stands."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        return raw.strip('"')
-    return value if isinstance(value, str) else raw
+    def _end(self) -> None:
+        self.done = True
+        self.failed |= self.name is None
+        if not any(self._arguments) and not self._argued:
+            self._arguments.append(NO_ARGUMENTS)

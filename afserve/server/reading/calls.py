@@ -1,161 +1,242 @@
-"""Tool calls in the forms in which model families write them: a marker, a name, a JSON object.
+"""Words and tool calls told from each other, whatever form a model family writes its calls in.
 
-A form that names the function inside its object (Hermes, Mistral) and one that writes it in front (DeepSeek, Kimi) are
-read by the same machine: what stands between the marker and the first brace is the name, or nothing.
+What begins like a call and is none stays text, to the last character. White space alone in front of, between and behind
+calls is dropped; so are a form's own marks, between the calls they belong to and nowhere else.
 """
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Protocol
 
-from afserve.server.reading.call_object import CallObject
-from afserve.server.reading.parts import Argued, Called, Content, Part, held
+from afserve.server.reading.parts import Argued, Called, Part, held, say
 
-MOST_HEADER = 512  # characters between a marker and the object
+MOST_HEADER = 512  # characters of a mark, white space and a name
+Types = Mapping[str, Mapping[str, str]]  # function -> parameter -> types, as `kinds.kinds_of` names them
 
 
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """`opens` begin a call; `noise` stands between calls and is dropped; `wraps` is dropped around a name.
+class Call(Protocol):
+    """One call behind the mark that opens it."""
 
-    `special`: its markers are special tokens, which must not be left out of the text.
-    """
+    name: str | None  # None: not known yet
+    failed: bool  # it is no call: what it was fed is text
+    done: bool
+    broken: bool  # it was done before its end, at something that belongs in no call
+    listed: bool  # one of a list in brackets
 
-    opens: tuple[str, ...]
-    noise: tuple[str, ...] = ()
-    wraps: str = ""
-    special: bool = False
+    def feed(self, text: str) -> tuple[str, str]:
+        """(JSON text of the arguments, what comes behind the call)."""
+        ...
+
+    def finish(self, *, cut: bool) -> tuple[str, str]:
+        """The same where the text ends; with `cut` nothing closes the arguments. It has failed, or is done."""
+        ...
+
+
+class Form(Protocol):
+    """A call begins with one of `opens`; `section` may stand in front of it, and `ends` behind it, in this order."""
 
     @property
-    def markers(self) -> tuple[str, ...]:
-        return self.opens + self.noise
+    def opens(self) -> tuple[str, ...]: ...
 
+    @property
+    def section(self) -> str: ...
 
-HERMES = CallForm(("<tool_call>",), ("</tool_call>",))
-MISTRAL = CallForm(("[TOOL_CALLS]",), ("]", ","), r"\[ARGS\]|\[CALL_ID\].*", special=True)
-DEEPSEEK = CallForm(
-    ("<｜tool▁call▁begin｜>",),
-    ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```"),
-    r"^function<｜tool▁sep｜>|<｜tool▁sep｜>|```json",
-    special=True,
-)
-KIMI = CallForm(
-    ("<|tool_call_begin|>",),
-    ("<|tool_calls_section_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    r"^functions\.|:\d+\s*<\|tool_call_argument_begin\|>|<\|tool_call_argument_begin\|>",
-    special=True,
-)
-GRANITE = CallForm(("<|tool_call|>",), ("]", ","), special=True)
-HUNYUAN = CallForm(("<tool_calls>",), ("</tool_calls>", "]", ","))
-# The form of an answer that a grammar makes a list of calls.
-LIST = CallForm(("[",), ("]", ","))
+    @property
+    def ends(self) -> tuple[str, ...]: ...
+
+    def call(self, types: Types) -> Call: ...
+
+    def item(self, types: Types) -> Call:
+        """A further one of a list, behind its comma."""
+        ...
 
 
 class CallReader:
-    """Text in a form to words and calls. Words around calls are kept, white space between them is not."""
+    """`types` has the functions that are offered; empty: any name may be one."""
 
-    def __init__(self, form: CallForm) -> None:
+    def __init__(self, form: Form, types: Types) -> None:
         self._form = form
+        self._types = types
+        self._starts = tuple(filter(None, (*form.opens, form.section)))
         self._text = ""
-        self._raw = ""  # of a call that has no name yet
+        self._raw = ""  # of what may become a call, from its mark on
+        self._lead = ""  # white space in front of it
+        self._in_section = False  # its mark was read, that of a call is not
+        self._call: Call | None = None
         self._calls = 0
-        self._between = False
-        self._header = False
-        self._object: CallObject | None = None
-        self._begun = False
+        self._argued = False  # the open call has told something of its arguments
+        self._quiet = True  # no words yet, or none since the last call
+        self._ends: tuple[str, ...] = ()  # what may still stand behind the last call
+        self._listed = False
+        self._spoilt = False  # the last call was broken: what follows it up to its end is dropped
 
     def feed(self, text: str) -> list[Part]:
         self._text += text
         parts: list[Part] = []
-        while self._advance(parts):
+        while self._advance(parts, final=False):
             pass
         return parts
 
-    def finish(self) -> list[Part]:
-        rest, self._text = self._text, ""
-        if self._header or (self._object is not None and not self._begun):
-            rest = self._raw + rest
-        return [Content(rest)] if rest and not (self._between and not rest.strip()) else []
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        parts: list[Part] = []
+        while self._text or self._call is not None or self._in_section:
+            if not self._advance(parts, final=True):
+                self._end(parts, cut)
+        return parts
 
-    def _advance(self, parts: list[Part]) -> bool:
+    def _advance(self, parts: list[Part], *, final: bool) -> bool:
         """One more part of the text; False where more text is needed."""
-        if self._object is not None:
-            return self._in_object(self._object, parts)
-        if self._header:
-            return self._in_header(parts)
-        if self._between:
-            return self._in_between()
-        return self._in_words(parts)
-
-    def _in_words(self, parts: list[Part]) -> bool:
-        form, text = self._form, self._text
-        found = [(at, marker) for marker in self._markers() if (at := text.find(marker)) >= 0]
-        if found:
-            at, marker = min(found)
-            _say(parts, text[:at])
-            self._text = text[at + len(marker) :]
-            self._header, self._between = marker in form.opens, marker not in form.opens
-            self._raw = marker
+        if self._call is not None:
+            return bool(self._text) and self._in_call(self._call, parts)
+        if self._in_section:
+            return self._behind_section(parts, final=final)
+        if self._spoilt:
+            return self._behind_broken(final=final)
+        if self._behind_call():
             return True
-        keep = held(text, self._markers())
-        _say(parts, text[: len(text) - keep])
-        self._text = text[len(text) - keep :]
+        return (final or not self._waits()) and self._in_words(parts, final=final)
+
+    # ---- words
+
+    def _in_words(self, parts: list[Part], *, final: bool) -> bool:
+        text = self._text
+        found = [(at, -len(mark), mark) for mark in self._starts if (at := text.find(mark)) >= 0]
+        keep = 0 if final else held(text, self._starts)
+        at, _, mark = min(found) if found else (len(text) - keep, 0, "")
+        if self._quiet and not text[:at].strip():
+            if not mark and not final:
+                return False
+            self._lead = text[:at]
+        else:
+            self._say(parts, text[:at])
+        self._text = text[at + len(mark) :]
+        if not mark:
+            return self._end_words(parts) if final else False
+        self._begin(mark)
+        return True
+
+    def _end_words(self, parts: list[Part]) -> bool:
+        """White space behind a call is none of the words."""
+        say(parts, "" if self._calls else self._lead)
+        self._lead = ""
+        return True
+
+    def _say(self, parts: list[Part], text: str) -> None:
+        if text:
+            self._quiet, self._ends, self._listed = False, (), False
+            say(parts, text)
+
+    # ---- from a mark to a call
+
+    def _begin(self, mark: str) -> None:
+        self._raw = mark
+        self._in_section = mark == self._form.section
+        if not self._in_section:
+            self._call = self._form.call(self._types)
+
+    def _behind_section(self, parts: list[Part], *, final: bool) -> bool:
+        text = self._text.lstrip()
+        mark = next((mark for mark in self._form.opens if text.startswith(mark)), None)
+        space = self._text[: len(self._text) - len(text)]
+        if mark is not None and len(space) <= MOST_HEADER:
+            self._text = text[len(mark) :]
+            raw = self._raw + space + mark
+            self._begin(mark)
+            self._raw = raw
+            return True
+        if (
+            not final
+            and len(space) <= MOST_HEADER
+            and any(mark.startswith(text) for mark in self._form.opens)
+        ):
+            return False
+        self._fail(parts, "")
+        return True
+
+    def _fail(self, parts: list[Part], rest: str) -> None:
+        """What looked like a call is text; one may still begin behind its first character."""
+        raw, self._raw = self._raw, ""
+        self._call, self._in_section = None, False
+        self._text = raw[1:] + rest + self._text
+        lead, self._lead = self._lead, ""
+        self._say(parts, lead + raw[:1])
+
+    # ---- calls
+
+    def _in_call(self, call: Call, parts: list[Part]) -> bool:
+        text, self._text = self._text, ""
+        known = call.name is not None
+        if not known:
+            self._raw += text
+        arguments, rest = call.feed(text)
+        if call.failed:
+            self._fail(parts, "")
+            return True
+        self._tell(call, known, arguments, parts)
+        if call.done:
+            self._close(call, rest)
+        return call.done
+
+    def _end(self, parts: list[Part], cut: bool) -> None:
+        """Of the text, in the middle of a call."""
+        call = self._call
+        assert call is not None, "words, marks and white space end by themselves"
+        known = call.name is not None
+        arguments, rest = call.finish(cut=cut)
+        if call.failed:
+            self._fail(parts, "")
+            return
+        self._tell(call, known, arguments or "{" * (cut and not self._argued), parts)
+        self._close(call, rest)
+
+    def _tell(self, call: Call, known: bool, arguments: str, parts: list[Part]) -> None:
+        if call.name is not None and not known:
+            self._lead = self._raw = ""
+            self._argued = False
+            parts.append(Called(self._calls, call.name))
+        if arguments and call.name is not None:
+            self._argued = True
+            parts.append(Argued(self._calls, arguments))
+
+    def _close(self, call: Call, rest: str) -> None:
+        self._calls += 1
+        self._call, self._text, self._quiet = None, rest, True
+        self._listed, self._spoilt = call.listed, call.broken
+        self._ends = ("]",) * call.listed + self._form.ends
+
+    def _behind_call(self) -> bool:
+        """A mark that ends the call or its section, or the next call of a list."""
+        text = self._text.lstrip()
+        for number, mark in enumerate(self._ends):
+            if text.startswith(mark) or (len(mark) > 1 and _behind_brackets(text).startswith(mark)):
+                text = text if text.startswith(mark) else _behind_brackets(text)
+                self._text, self._ends = text[len(mark) :], self._ends[number + 1 :]
+                self._listed &= mark != "]"
+                return True
+        more = text[1:].lstrip()
+        if self._listed and text.startswith(",") and more.startswith("{"):
+            self._raw, self._lead = self._text[: len(self._text) - len(more)], ""
+            self._text, self._call = more, self._form.item(self._types)
+            return True
         return False
 
-    def _markers(self) -> tuple[str, ...]:
-        """Outside of calls a comma is a comma."""
-        return tuple(m for m in self._form.markers if len(m) > 1 or m in self._form.opens)
-
-    def _in_between(self) -> bool:
+    def _waits(self) -> bool:
+        """Whether more text may make a mark of what follows the call."""
         text = self._text.lstrip()
-        for marker in self._form.markers:
-            if text.startswith(marker):
-                self._text = text[len(marker) :]
-                opens = marker in self._form.opens
-                self._header, self._between, self._raw = opens, not opens, marker
-                return True
-        if text.startswith("{") and "," in self._form.noise:
-            self._text, self._header, self._between, self._raw = text, True, False, ""
-            return True
-        if not text or any(marker.startswith(text) for marker in self._form.markers):
-            return False
-        self._between, self._text = False, text
-        return True
+        ends = tuple(mark for mark in self._ends if mark.startswith(text))
+        long = tuple(mark for mark in self._ends if len(mark) > 1 and mark.startswith(_behind_brackets(text)))
+        return bool(ends or long) or (self._listed and text.startswith(",") and not text[1:].strip())
 
-    def _in_header(self, parts: list[Part]) -> bool:
-        at = self._text.find("{")
-        if at < 0 and len(self._text) <= MOST_HEADER:
+    def _behind_broken(self, *, final: bool) -> bool:
+        """What is left of a call that broke is dropped up to its end, or to the next one; without either it is text."""
+        marks = (*(mark for mark in self._ends if mark != "]"), *self._starts)
+        found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
+        if not found and not final:
             return False
-        if at < 0 or at > MOST_HEADER:
-            _say(parts, self._raw + self._text[:1])
-            self._text, self._header = self._text[1:], False
-            return True
-        header = self._text[:at]
-        name = re.sub(self._form.wraps, "", header.strip()).strip().strip("[").strip()
-        self._raw += header
-        self._text, self._header = self._text[at:], False
-        self._object, self._begun = CallObject(named=bool(name)), False
-        self._object.name = name or None
-        return True
-
-    def _in_object(self, call: CallObject, parts: list[Part]) -> bool:
-        text, self._text = self._text, ""
-        arguments, rest = call.feed(text)
-        if not self._begun:
-            self._raw += text[: len(text) - len(rest)]
-        if call.name is not None and not self._begun:
-            self._begun = True
-            parts.append(Called(self._calls, call.name))
-        if arguments and self._begun:
-            parts.append(Argued(self._calls, arguments))
-        if not call.done:
-            return False
-        if not self._begun:
-            _say(parts, self._raw)
-        self._calls += self._begun
-        self._object, self._between, self._text = None, True, rest
+        self._spoilt = False
+        self._text = self._text[min(found, default=0) :]
         return True
 
 
-def _say(parts: list[Part], text: str) -> None:
-    if text:
-        parts.append(Content(text))
+def _behind_brackets(text: str) -> str:
+    """Some models close a call with a bracket too many."""
+    return text.lstrip("}] \t\r\n")

@@ -42,8 +42,9 @@ class Reader(Protocol):
 
     def feed(self, text: str) -> list[Part]: ...
 
-    def finish(self) -> list[Part]:
-        """What was held back because it might have become something else."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """What was held back because it might have become something else, and what makes an open call's arguments
+        JSON. `cut`: the answer was not at its end, so they stay as they are: nobody runs half a command."""
         ...
 
 
@@ -55,3 +56,8 @@ def held(text: str, markers: tuple[str, ...]) -> int:
         if any(marker.startswith(tail) for marker in markers):
             return length
     return 0
+
+
+def say(parts: list[Part], text: str) -> None:
+    if text:
+        parts.append(Content(text))

@@ -1,16 +1,20 @@
 """The reasoning in front of an answer, told from the answer by its tags."""
 
-from afserve.server.reading.parts import Part, Reader, Thought, held
+from afserve.server.reading.parts import Called, Content, Part, Reader, Thought, held
 
 OPEN, CLOSE = "<think>", "</think>"
 ANSWER, ANSWERED = "<answer>", "</answer>"
 
 
 class ReasoningReader:
-    """`inside`: the prompt has opened the tag already. What follows the reasoning goes to `after`."""
+    """`inside`: the prompt has opened the tag already. What follows the reasoning goes to `after`.
 
-    def __init__(self, after: Reader, *, inside: bool) -> None:
+    `calls` reads the reasoning where a call ends it: from its first call on it is what goes on reading.
+    """
+
+    def __init__(self, after: Reader, *, inside: bool, calls: Reader | None = None) -> None:
         self._after = after
+        self._calls = calls
         self._text = ""
         self._before = not inside
         self.thinking = inside
@@ -23,12 +27,14 @@ class ReasoningReader:
             return self._begin()
         return self._inside(text) if self.thinking else self._answer(text)
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut: bool = False) -> list[Part]:
         rest, self._text = self._text, ""
-        if self.thinking:
-            return [Thought(rest)] if rest else []
-        parts = self._after.feed(rest) if rest else []
-        return parts + self._after.finish()
+        if not self.thinking:
+            return (self._after.feed(rest) if rest else []) + self._after.finish(cut=cut)
+        parts = self._think(rest if self._thought else _without_tag(rest))
+        if not self.thinking:
+            return parts + self._after.finish(cut=cut)
+        return parts + self._end_thought(cut=cut)
 
     def _begin(self) -> list[Part]:
         text = self._text.lstrip()
@@ -42,18 +48,48 @@ class ReasoningReader:
         return self._inside(text[len(OPEN) :])
 
     def _inside(self, text: str) -> list[Part]:
-        text = self._text + text
-        if not self._thought:
-            text = text.lstrip("\n")
-            self._thought = bool(text)
-        thought, found, answer = text.partition(CLOSE)
+        self._text += text
+        if not self._thought and not self._begin_thought():
+            return []
+        thought, found, answer = self._text.partition(CLOSE)
+        keep = 0 if found else held(thought, (CLOSE,))
+        self._text = thought[len(thought) - keep :]
+        parts = self._think(thought[: len(thought) - keep])
+        if not self.thinking:
+            rest, self._text = self._text + found + answer, ""
+            return parts + self._after.feed(rest)
         if found:
-            self._text, self.thinking = "", False
-            return [*([Thought(thought)] if thought else []), *self._answer(answer)]
-        keep = held(text, (CLOSE,))
-        self._text = text[len(text) - keep :]
-        thought = text[: len(text) - keep]
-        return [Thought(thought)] if thought else []
+            self._text = ""
+            parts += self._end_thought(cut=False)
+            self.thinking = False
+            parts += self._answer(answer)
+        return parts
+
+    def _begin_thought(self) -> bool:
+        """Without the tag that some models repeat, and the empty lines behind it."""
+        text = self._text.lstrip()
+        begun = _without_tag(self._text)
+        if not begun or (OPEN.startswith(text) and text != OPEN):
+            return False
+        self._text, self._thought = begun, True
+        return True
+
+    def _think(self, text: str) -> list[Part]:
+        if not text or self._calls is None:
+            return [Thought(text)] if text else []
+        return self._thoughts(self._calls.feed(text))
+
+    def _end_thought(self, *, cut: bool) -> list[Part]:
+        return self._thoughts(self._calls.finish(cut=cut)) if self._calls is not None else []
+
+    def _thoughts(self, parts: list[Part]) -> list[Part]:
+        """Up to the first call; it ends the reasoning."""
+        told: list[Part] = []
+        for part in parts:
+            if self._calls is not None and isinstance(part, Called):
+                self._after, self._calls, self.thinking, self._answered = self._calls, None, False, True
+            told.append(Thought(part.text) if self.thinking and isinstance(part, Content) else part)
+        return told
 
     def _answer(self, text: str) -> list[Part]:
         """Without the empty lines in front of it."""
@@ -63,6 +99,11 @@ class ReasoningReader:
         return self._after.feed(text) if text else []
 
 
+def _without_tag(thought: str) -> str:
+    text = thought.lstrip()
+    return (text.removeprefix(OPEN) if text.startswith(OPEN) else thought).lstrip("\n")
+
+
 class AnswerReader:
     """An answer in `<answer>` tags, as Hunyuan-A13B writes it after its reasoning, goes to `after` without them."""
 
@@ -70,20 +111,21 @@ class AnswerReader:
         self._after = after
         self._text = ""
         self._begun = False
+        self._tagged = False
 
     def feed(self, text: str) -> list[Part]:
         self._text += text
         if not self._begun and not self._begin():
             return []
-        at = self._end()
+        at = self._end() if self._tagged else len(self._text)
         text, self._text = self._text[:at], self._text[at:]
         return self._after.feed(text) if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut: bool = False) -> list[Part]:
         rest, self._text = self._text, ""
-        if rest.strip() == ANSWERED or (not self._begun and rest.strip() == ANSWER):
+        if (self._tagged and rest.strip() == ANSWERED) or (not self._begun and rest.strip() == ANSWER):
             rest = ""
-        return (self._after.feed(rest) if rest else []) + self._after.finish()
+        return (self._after.feed(rest) if rest else []) + self._after.finish(cut=cut)
 
     def _begin(self) -> bool:
         """Whether it is clear how the answer begins; its opening tag is dropped, and the ends of lines behind it."""
@@ -94,7 +136,7 @@ class AnswerReader:
             words = found[len(ANSWER) :].lstrip("\n")
             if not words:
                 return False
-            self._text = words
+            self._text, self._tagged = words, True
         self._begun = True
         return True
 

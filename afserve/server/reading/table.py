@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from afserve.server.reading.calls import (
+from afserve.server.reading.call_object import ArgumentsWriter
+from afserve.server.reading.calls import CallReader, Form
+from afserve.server.reading.channels import CHANNEL, ChannelReader
+from afserve.server.reading.json_calls import (
     DEEPSEEK,
     GRANITE,
     HERMES,
@@ -11,16 +14,14 @@ from afserve.server.reading.calls import (
     KIMI,
     LIST,
     MISTRAL,
-    CallForm,
-    CallReader,
+    JsonForm,
 )
-from afserve.server.reading.channels import CHANNEL, ChannelReader
-from afserve.server.reading.parts import Argued, Called, Content, Part, Reader
+from afserve.server.reading.parts import Argued, Called, Content, Part, Reader, say
 from afserve.server.reading.reasoning import ANSWER, CLOSE, AnswerReader, ReasoningReader
-from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect, XmlCallReader
+from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect
 
 CHANNELS = "channels"
-FORMS: Mapping[str, CallForm] = {
+FORMS: Mapping[str, JsonForm] = {
     "deepseek": DEEPSEEK,
     "kimi": KIMI,
     "mistral": MISTRAL,
@@ -36,7 +37,7 @@ DIALECTS: Mapping[str, Dialect] = {"qwen-xml": QWEN, "minimax": MINIMAX, "glm": 
 class Reading:
     """How the answers of one request are read. `calls` "" finds none; `thinks` "" finds no reasoning, "inside" begins
     in it, "tags" looks for its tag first, "channels" has a channel for it. `name`: the one function that is called,
-    whose arguments are the answer."""
+    whose arguments are the answer. `types` has the functions that are offered. `ids`: the shape of calls' ids."""
 
     calls: str = ""
     thinks: str = ""
@@ -45,26 +46,36 @@ class Reading:
     tell_reasoning: bool = True
     types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wrapped: bool = False  # the answer stands in tags
+    ids: str = ""
+    earlier_calls: int = 0  # of the conversation
 
     def reader(self) -> Reader:
         reader = AnswerReader(self._calls()) if self.wrapped else self._calls()
         if self.thinks == CHANNELS:
             return ChannelReader(reader, calls=self.calls == CHANNELS)
-        return ReasoningReader(reader, inside=self.thinks == "inside") if self.thinks else reader
+        if not self.thinks:
+            return reader
+        ending = self._calls() if self._ends_reasoning else None
+        return ReasoningReader(reader, inside=self.thinks == "inside", calls=ending)
+
+    @property
+    def _ends_reasoning(self) -> bool:
+        """Whether a call in open reasoning is one: marks of plain text may be thought of, special tokens may not."""
+        form = FORMS.get(self.calls)
+        return not self.name and form is not None and form.special
 
     def _calls(self) -> Reader:
         if self.name:
             return NamedReader(self.name)
-        if self.calls in DIALECTS:
-            return XmlCallReader(DIALECTS[self.calls], self.types)
-        return CallReader(FORMS[self.calls]) if self.calls in FORMS else WordReader()
+        form: Form | None = DIALECTS.get(self.calls) or FORMS.get(self.calls)
+        return WordReader() if form is None else CallReader(form, self.types)
 
 
 class WordReader:
     def feed(self, text: str) -> list[Part]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut: bool = False) -> list[Part]:
         return []
 
 
@@ -74,16 +85,23 @@ class NamedReader:
     def __init__(self, name: str) -> None:
         self._name = name
         self._begun = False
+        self._arguments = ArgumentsWriter()
 
     def feed(self, text: str) -> list[Part]:
         if not text:
             return []
-        begin: list[Part] = [] if self._begun else [Called(0, self._name)]
+        parts: list[Part] = [] if self._begun else [Called(0, self._name)]
         self._begun = True
-        return [*begin, Argued(0, text)]
+        said, rest = ("", text) if self._arguments.done else self._arguments.feed(text)
+        if said:
+            parts.append(Argued(0, said))
+        say(parts, rest if rest.strip() else "")
+        return parts
 
-    def finish(self) -> list[Part]:
-        return []
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        if not self._begun or self._arguments.done or cut:
+            return []
+        return [Argued(0, self._arguments.close())]
 
 
 def calls_of(template: str) -> str:

@@ -1,12 +1,12 @@
 """A message in Anthropic's words: content blocks that begin, grow and end; the same blocks make the whole body."""
 
-import json
 import uuid
 from collections.abc import Mapping
 
 from afserve.errors import AfserveError
 from afserve.server.chat_reply import ReadChoice
 from afserve.server.choice import TextPiece
+from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import anthropic_body
@@ -104,18 +104,10 @@ class MessageSurface:
         self._open = False
         block, text = self._blocks[-1], "".join(self._text)
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = arguments_object(text)
         else:
             block[str(block["type"])] = text
         return _event("content_block_stop", index=len(self._blocks) - 1)
-
-
-def _object(text: str) -> object:
-    """Arguments that were cut off are none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _usage(usage: Usage) -> Mapping[str, int]:

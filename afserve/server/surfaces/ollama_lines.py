@@ -1,6 +1,5 @@
 """An answer in Ollama's words: one JSON object per line, the last with counts and times in nanoseconds."""
 
-import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -8,6 +7,7 @@ from types import MappingProxyType
 from afserve.errors import AfserveError
 from afserve.server.chat_reply import ReadChoice
 from afserve.server.choice import TextPiece
+from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import ollama_body
@@ -109,11 +109,7 @@ class OllamaSurface:
 
 
 def _call(name: str, arguments: list[str]) -> Line:
-    try:
-        given = json.loads("".join(arguments) or "{}")
-    except (ValueError, RecursionError):
-        given = {}
-    return {"function": {"name": name, "arguments": given}}
+    return {"function": {"name": name, "arguments": arguments_object("".join(arguments))}}
 
 
 def _nanoseconds(seconds: float) -> int:

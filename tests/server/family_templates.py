@@ -1,0 +1,196 @@
+"""Chat templates with the turns of each model family: what their own templates write, and little else."""
+
+_CHATML = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}%TURN%{%- else %}{{- m.content }}{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}{#- tools -#}"""
+
+_QWEN_THOUGHT = (
+    "{%- if m.reasoning_content %}{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"
+)
+
+HERMES = _CHATML.replace(
+    "%TURN%",
+    _QWEN_THOUGHT
+    + """{{- m.content or '' }}
+{%- for c in m.tool_calls or [] %}
+{%- if not loop.first or m.content %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' }}{{ c.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}""",
+)
+
+QWEN_XML = _CHATML.replace(
+    "%TURN%",
+    _QWEN_THOUGHT
+    + """{%- if m.content %}{{- m.content + '\\n' }}{%- endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '\\n<tool_call>\\n<function=' + c.function.name + '>\\n' }}
+{%- for k, v in c.function.arguments | items %}
+{{- '<parameter=' + k + '>\\n' }}
+{{- v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}
+{{- '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor %}""",
+)
+
+GLM = """[gMASK]<sop>{%- for m in messages %}
+{{- '<|' + m.role + '|>\\n' }}
+{%- if m.role == 'assistant' %}
+{{- '<think>' + (m.reasoning_content or '') + '</think>' }}
+{%- if m.content %}{{- '\\n' + m.content }}{%- endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '\\n<tool_call>' + c.function.name }}
+{%- for k, v in c.function.arguments.items() %}
+{{- '\\n<arg_key>' + k + '</arg_key>\\n<arg_value>' }}{{ v if v is string else v | tojson }}{{ '</arg_value>' }}
+{%- endfor %}
+{{- '\\n</tool_call>' }}
+{%- endfor %}
+{%- else %}{{- m.content }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}{#- tools -#}"""
+
+MINIMAX = """{%- for m in messages %}
+{{- ']~b]' + ('ai' if m.role == 'assistant' else m.role) + '\\n' }}
+{%- if m.role == 'assistant' %}
+{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' + (m.content or '') }}
+{%- if m.tool_calls %}
+{{- '\\n<minimax:tool_call>\\n' }}
+{%- for c in m.tool_calls %}
+{{- '<invoke name="' + c.function.name + '">\\n' }}
+{%- for k, v in c.function.arguments | items %}
+{{- '<parameter name="' + k + '">' }}{{ v if v is string else v | tojson | string }}{{ '</parameter>' }}
+{%- endfor %}
+{{- '</invoke>\\n' }}
+{%- endfor %}
+{{- '</minimax:tool_call>' }}
+{%- endif %}
+{%- else %}{{- m.content }}{%- endif %}
+{{- '[e~[\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- ']~b]ai\\n<think>\\n' }}{%- endif %}{#- tools -#}"""
+
+KIMI = """{%- for m in messages %}
+{{- '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' }}
+{%- if m.role == 'assistant' %}
+{{- '<think>' + (m.reasoning_content or '') + '</think>' + (m.content or '') }}
+{%- if m.tool_calls %}
+{{- '<|tool_calls_section_begin|>' }}
+{%- for c in m.tool_calls %}
+{{- '<|tool_call_begin|>' + c.id + '<|tool_call_argument_begin|>' }}
+{{- c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}
+{{- '<|tool_call_end|>' }}
+{%- endfor %}
+{{- '<|tool_calls_section_end|>' }}
+{%- endif %}
+{%- elif m.role == 'tool' %}{{- '## Return of ' + m.tool_call_id + '\\n' + m.content }}
+{%- else %}{{- m.content }}{%- endif %}
+{{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}{#- tools -#}"""
+
+_DEEPSEEK = """{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}
+{%- elif m.role == 'assistant' %}
+{{- '<｜Assistant｜>' + '%THOUGHT%' + (m.content or '') }}
+{%- if m.tool_calls %}
+{{- '<｜tool▁calls▁begin｜>' }}
+{%- for c in m.tool_calls %}%CALL%{%- endfor %}
+{{- '<｜tool▁calls▁end｜>' }}
+{%- endif %}
+{{- '<｜end▁of▁sentence｜>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜>%THOUGHT%' }}{%- endif %}{#- tools -#}"""
+
+# Both write the arguments as a text.
+DEEPSEEK_V3 = _DEEPSEEK.replace("%THOUGHT%", "").replace(
+    "%CALL%",
+    """{%- if not loop.first %}{{- '\\n' }}{%- endif %}
+{{- '<｜tool▁call▁begin｜>' + c.type + '<｜tool▁sep｜>' + c.function.name + '\\n```json\\n' }}
+{{- c.function.arguments + '\\n```<｜tool▁call▁end｜>' }}""",
+)
+DEEPSEEK_V31 = _DEEPSEEK.replace("%THOUGHT%", "</think>").replace(
+    "%CALL%",
+    "{{- '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' }}"
+    "{{- c.function.arguments + '<｜tool▁call▁end｜>' }}",
+)
+
+_MISTRAL = """{{- '<s>' }}{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.role == 'assistant' %}{{- m.content or '' }}{%- if m.tool_calls %}%CALLS%{%- endif %}{{- '</s>' }}
+{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.tool_call_id + m.content + '[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}{#- tools -#}"""
+_NINE = """{%- if c.id | length != 9 %}
+{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
+{%- endif %}"""
+MISTRAL_LIST = _MISTRAL.replace(
+    "%CALLS%",
+    f"""{{{{- '[TOOL_CALLS] [' }}}}
+{{%- for c in m.tool_calls %}}{_NINE}
+{{{{- (c.function | tojson)[:-1] + ', "id": "' + c.id + '"}}' }}}}{{{{ ', ' if not loop.last else ']' }}}}
+{{%- endfor %}}""",
+)
+MISTRAL_V11 = _MISTRAL.replace(
+    "%CALLS%",
+    f"""{{%- for c in m.tool_calls %}}{_NINE}
+{{{{- '[TOOL_CALLS]' + c.function.name + '[CALL_ID]' + c.id + '[ARGS]' + c.function.arguments | tojson }}}}
+{{%- endfor %}}""",
+)
+MISTRAL_V13 = _MISTRAL.replace(
+    "%CALLS%",
+    "{%- for c in m.tool_calls %}"
+    "{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{%- endfor %}",
+)
+
+_LISTED = """{%- for c in m.tool_calls %}
+{{- ('[' if loop.first else ', ') + '{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson }}{{ '}' }}{{ ']' if loop.last else '' }}
+{%- endfor %}"""
+GRANITE = _CHATML.replace(
+    "%TURN%", "{{- m.content or '' }}{%- if m.tool_calls %}{{- '<|tool_call|>' }}" + _LISTED + "{%- endif %}"
+)
+HUNYUAN = _CHATML.replace(
+    "%TURN%",
+    "{{- m.content or '' }}{%- if m.tool_calls %}{{- '<tool_calls>' }}"
+    + _LISTED
+    + "{{- '</tool_calls>' }}{%- endif %}",
+)
+
+HARMONY = """{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{%- if m.reasoning_content %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.reasoning_content + '<|end|>' }}
+{%- endif %}
+{%- if m.tool_calls and m.content %}
+{{- '<|start|>assistant<|channel|>commentary<|message|>' + m.content + '<|end|>' }}
+{%- endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '<|start|>assistant to=functions.' + c.function.name + '<|channel|>commentary json<|message|>' }}
+{{- c.function.arguments | tojson }}{{ '<|call|>' }}
+{%- endfor %}
+{%- if not m.tool_calls %}{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|return|>' }}{%- endif %}
+{%- else %}{{- '<|start|>' + m.role + '<|message|>' + (m.content or '') + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}{#- tools -#}"""
+
+# The template, its form of calls, what ends a turn, and the white space between words and calls.
+FAMILIES = {
+    "hermes": (HERMES, "hermes", "<|im_end|>\n", "\n"),
+    "qwen3-coder": (QWEN_XML, "qwen-xml", "<|im_end|>\n", "\n\n"),
+    "glm-4.5": (GLM, "glm", "", "\n"),
+    "minimax-m2": (MINIMAX, "minimax", "[e~[\n", "\n"),
+    "kimi-k2": (KIMI, "kimi", "<|im_end|>", ""),
+    "deepseek-v3": (DEEPSEEK_V3, "deepseek", "<｜end▁of▁sentence｜>", ""),
+    "deepseek-v3.1": (DEEPSEEK_V31, "deepseek", "<｜end▁of▁sentence｜>", ""),
+    "mistral": (MISTRAL_LIST, "mistral", "</s>", ""),
+    "mistral-v11": (MISTRAL_V11, "mistral", "</s>", ""),
+    "mistral-v13": (MISTRAL_V13, "mistral", "</s>", ""),
+    "granite": (GRANITE, "granite", "<|im_end|>\n", ""),
+    "hunyuan": (HUNYUAN, "hunyuan", "<|im_end|>\n", ""),
+    "gpt-oss": (HARMONY, "channels", "", ""),
+}
