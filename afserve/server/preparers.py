@@ -9,7 +9,7 @@ from afserve.server.prepared import Answer
 from afserve.server.surfaces.ollama import plain_name
 
 _NO_TEXT = {*CHANGES, BodyKind.PLACEMENT}  # what they are for stands in the address
-_OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE)
+_OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE, BodyKind.OLLAMA_EMBED)
 
 
 class Preparers:

@@ -131,6 +131,11 @@ class ServerSettings:
         "Send spans of requests to this OpenTelemetry collector (OTLP over HTTP).",
         metavar="URL",
     )
+    strict: bool = setting(
+        False,
+        "Refuse wishes that a model cannot follow (thinking, effort, hosted tools, ...); else they are passed over, and "
+        "named in the header x-afserve-ignored.",
+    )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()

@@ -145,10 +145,10 @@ def test_earlier_reasoning_goes_to_the_template():
     """Of Anthropic's blocks, Ollama's messages and items of responses, as OpenAI's field that templates read."""
     block = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "yes"}]
     asked = [*USER, {"role": "assistant", "content": block}]
-    found = anthropic.translate(Fields({"max_tokens": 1, "messages": asked})).chat["messages"]
+    found = anthropic.translate(Fields({"max_tokens": 1, "messages": asked})).body["messages"]
     assert found[-1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     message = {"role": "assistant", "content": "yes", "thinking": "hm"}
-    found = ollama.translate_chat(Fields({"messages": [*USER, message]})).chat["messages"]
+    found = ollama.translate_chat(Fields({"messages": [*USER, message]})).body["messages"]
     assert found[-1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     items = [
         *USER,
@@ -156,7 +156,7 @@ def test_earlier_reasoning_goes_to_the_template():
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": "1"},
     ]
-    found = responses.translate(Fields({"input": items}), []).chat["messages"]
+    found = responses.translate(Fields({"input": items}), []).body["messages"]
     assert [message.get("reasoning_content") for message in found] == [None, "hm", None]
 
 

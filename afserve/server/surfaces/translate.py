@@ -19,13 +19,17 @@ SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """`chat`: the body of a chat request. `facts`: what the answer repeats of the request. `kept`: items to store.
-    `names`: what chat fields were called in this request, where that depends on it."""
+    """`body`: of a chat request, with `raw` of a completion. `facts`: what the answer repeats of the request. `kept`:
+    items to store. `names`: what its fields were called in this request, where that depends on it; `also` has
+    second names. `whole`: the answer, where there is nothing to compute."""
 
-    chat: Body
+    body: Body
     facts: Mapping[str, object]
     kept: Sequence[object] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+    raw: bool = False
+    whole: bytes = b""
 
 
 def refuse_resume(fields: Fields) -> None:
