@@ -232,15 +232,15 @@ class Preparer:
         if found.whole:
             return found.whole
         names = {**names, **found.names}
-        try:
-            with named(names):
+        with named(names):
+            try:
                 prepared = self._asked(found, fields, names)
-        except ContextLengthError as error:
-            if kind is BodyKind.MESSAGE_COUNT and error.counted:
-                return anthropic.count(error.tokens)
-            if kind in _ANTHROPIC:
-                raise anthropic.length_words(error, self._model.max_model_len) from error
-            raise
+            except ContextLengthError as error:
+                if kind is BodyKind.MESSAGE_COUNT and error.counted:
+                    return anthropic.count(error.tokens)
+                if kind in _ANTHROPIC:
+                    raise anthropic.length_words(error, self._model.max_model_len) from error
+                raise
         if kind is BodyKind.MESSAGE_COUNT:
             return anthropic.count(len(prepared.prompts[0]))
         kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""

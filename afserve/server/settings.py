@@ -133,8 +133,8 @@ class ServerSettings:
     )
     strict: bool = setting(
         False,
-        "Refuse wishes that a model cannot follow (thinking, effort, hosted tools, ...); else they are passed over, and "
-        "named in the header x-afserve-ignored.",
+        "Refuse wishes that a model cannot follow (thinking, effort, hosted tools, ...); else they are passed over, "
+        "and named in the header x-afserve-ignored.",
     )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()

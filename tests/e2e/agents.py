@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.agents NAME FOLDER MODEL QUESTION CALL`: a coding agent from npm against this server, with a scripted model.
+"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL`: a coding agent from npm against this server, with a scripted model.
 
 Runs in a network namespace of its own, so that nothing but the server can be reached. FOLDER is the agent's home and
 working folder; CALL is what the model says first. Prints one JSON object: the agent's exit code and output, and every request with its answer's head.
@@ -18,7 +18,6 @@ from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from tests.server.conftest import ScriptedBackend, Server
 
-CONTEXT = 131_072
 SECONDS = 120.0
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "nano"
 # Where the packages are: a folder with node_modules, else the commands of the path.
@@ -55,7 +54,9 @@ class PlayedBackend(ScriptedBackend):
         return [*self.tokenizer.encode(told, add_special_tokens=False), 2][: request.params.max_tokens]
 
     def _event(self, request, new, *, first, last):
-        event = super()._event(request, tuple(1 if token == 2 else token for token in new), first=first, last=last)
+        event = super()._event(
+            request, tuple(1 if token == 2 else token for token in new), first=first, last=last
+        )
         return event
 
 
@@ -70,7 +71,13 @@ class Recorded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seen: dict[str, object] = {"path": scope["path"], "body": "", "status": 0, "headers": {}, "answer": ""}
+        seen: dict[str, object] = {
+            "path": scope["path"],
+            "body": "",
+            "status": 0,
+            "headers": {},
+            "answer": "",
+        }
         self.requests.append(seen)
 
         async def received():
@@ -94,7 +101,13 @@ def call_of(name: str, arguments: Mapping[str, object]) -> str:
 
 def environment(home: Path, url: str) -> Mapping[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    return {**kept, "HOME": str(home), "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "IS_SANDBOX": "1"}
+    return {
+        **kept,
+        "HOME": str(home),
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "IS_SANDBOX": "1",
+    }
 
 
 def arguments(agent: str, command: str, model: str, question: str) -> Sequence[str]:
@@ -104,10 +117,10 @@ def arguments(agent: str, command: str, model: str, question: str) -> Sequence[s
     return (command, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", question)
 
 
-def play(agent: str, home: Path, model: str, question: str, call: str) -> Mapping[str, object]:
+def play(agent: str, home: Path, model: str, context: int, question: str, call: str) -> Mapping[str, object]:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     tokenizer = Tokenizer.from_folder(FOLDER)
-    served = ServedModel(model, str(FOLDER), CONTEXT, tokenizer.vocab_size, 1_700_000_000)
+    served = ServedModel(model, str(FOLDER), context, tokenizer.vocab_size, 1_700_000_000)
     backend = PlayedBackend(served, tokenizer, call=call)
     server = Server(backend, tokenizer, ServerSettings())
     recorded = server.app = Recorded(server.app)
@@ -134,5 +147,5 @@ def play(agent: str, home: Path, model: str, question: str, call: str) -> Mappin
 
 
 if __name__ == "__main__":
-    agent, home, *told = sys.argv[1:]
-    print(json.dumps(play(agent, Path(home), *told)))
+    agent, home, model, context, *told = sys.argv[1:]
+    print(json.dumps(play(agent, Path(home), model, int(context), *told)))
