@@ -28,7 +28,6 @@ class Context:
                 f"{param}: {len(text)} characters are more tokens than the model's context of {size}; send fewer",
                 param=param,
                 tokens=max(size + 1, sample * len(text) // SAMPLED_CHARACTERS),
-                counted=False,
             )
 
     def room(

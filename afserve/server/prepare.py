@@ -68,7 +68,6 @@ class BodyKind(IntEnum):
     OLLAMA_EMBED = 21
 
 
-_ANTHROPIC = (BodyKind.MESSAGE, BodyKind.MESSAGE_COUNT)
 CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
     BodyKind.SCALE: scale_of,
     BodyKind.DRAIN: drain_of,
@@ -236,9 +235,9 @@ class Preparer:
             try:
                 prepared = self._asked(found, fields, names)
             except ContextLengthError as error:
-                if kind is BodyKind.MESSAGE_COUNT and error.counted:
+                if kind is BodyKind.MESSAGE_COUNT:
                     return anthropic.count(error.tokens)
-                if kind in _ANTHROPIC:
+                if kind is BodyKind.MESSAGE:
                     raise anthropic.length_words(error, self._model.max_model_len) from error
                 raise
         if kind is BodyKind.MESSAGE_COUNT:

@@ -23,7 +23,7 @@ _PREPARED, _BODY, _REFUSED = range(3)
 class ContextLengthError(RequestError):
     """A prompt of so many `tokens`, or it and the tokens `wanted`, is longer than the model's context.
 
-    `counted` is False where a text is so long that its tokens were estimated.
+    The tokens of a text that is many times as long are an estimate.
     """
 
     def __init__(
@@ -33,10 +33,9 @@ class ContextLengthError(RequestError):
         param: str | None = None,
         tokens: int = 0,
         wanted: int | None = None,
-        counted: bool = True,
     ) -> None:
         super().__init__(message, param=param)
-        self.tokens, self.wanted, self.counted = tokens, wanted, counted
+        self.tokens, self.wanted = tokens, wanted
 
 
 REFUSALS = {

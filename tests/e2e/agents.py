@@ -1,7 +1,8 @@
-"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL`: a coding agent from npm against this server, with a scripted model.
+"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL`: a coding agent from npm against this server.
 
-Runs in a network namespace of its own, so that nothing but the server can be reached. FOLDER is the agent's home and
-working folder; CALL is what the model says first. Prints one JSON object: the agent's exit code and output, and every request with its answer's head.
+Runs in a network namespace of its own, so that nothing but the server can be reached. The model is scripted: it says
+CALL, and with a result in its prompt what the result is. FOLDER is the agent's home and working folder. Prints one JSON
+object: the agent's exit code and output, every request with its answer's status and headers, every prompt.
 """
 
 import json
@@ -51,13 +52,7 @@ class PlayedBackend(ScriptedBackend):
         self.prompts.append(text)
         _, found, result = text.rpartition(RESULT)
         told = "The result: " + result.partition("</tool_response>")[0].strip() if found else self.call
-        return [*self.tokenizer.encode(told, add_special_tokens=False), 2][: request.params.max_tokens]
-
-    def _event(self, request, new, *, first, last):
-        event = super()._event(
-            request, tuple(1 if token == 2 else token for token in new), first=first, last=last
-        )
-        return event
+        return [*self.tokenizer.encode(told, add_special_tokens=False), 1][: request.params.max_tokens]
 
 
 class Recorded:
@@ -133,7 +128,7 @@ def play(agent: str, home: Path, model: str, context: int, question: str, call: 
         done = subprocess.run(
             arguments(agent, command, model, question),
             env=environment(home, server.url), cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=SECONDS,
+            timeout=SECONDS, check=False,
         )  # fmt: skip
     finally:
         server.stop()

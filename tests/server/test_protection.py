@@ -67,7 +67,8 @@ def test_which_names_are_whose():
      ("http://localhost:3000", (), 200), ("https://[::1]", (), 200), ("http://localhost", (), 200),
      ("http://localhost.evil.example", (), 403), ("http://localhost@evil.example", (), 403),
      ("http://127.0.0.1.evil.example:80", (), 403), ("http://localhost:123456", (), 403),
-     ("ftp://localhost", (), 403), ("http://evil.example/http://localhost", (), 403), ("https://chat.example", ("https://chat.example/",), 200),
+     ("ftp://localhost", (), 403), ("http://evil.example/http://localhost", (), 403),
+     ("https://chat.example", ("https://chat.example/",), 200),
      ("https://evil.example", ("https://chat.example",), 403)],
 )  # fmt: skip
 def test_pages_of_other_sites(make_backend, run_server, origin, allowed, status):

@@ -1,6 +1,6 @@
 """Ollama's /api/chat and /api/generate as a chat request: its options to sampling fields, its format to a schema."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
@@ -39,7 +39,7 @@ _ITS_OWN = (
     "numa",
 )
 _KEEP_ALIVE = {"keep_alive": ANYWHERE["keep_alive"]}
-_RAW = "raw"
+_RAW, _TAG = "raw", ":latest"
 
 
 def translate_chat(fields: Fields) -> Translated:
@@ -110,9 +110,10 @@ def _message(message: Fields) -> Body:
     return {**plain, "tool_calls": calls} if calls else plain
 
 
-def plain_name(model: str) -> str:
-    """Without the tag that Ollama's clients add."""
-    return model.removesuffix(":latest")
+def served_name(asked: str, names: Collection[str]) -> str:
+    """Which of these names is meant: Ollama's clients add a tag, or leave it out."""
+    plain = asked.removesuffix(_TAG)
+    return next((name for name in (asked, plain, plain + _TAG) if name in names), plain)
 
 
 def _common(fields: Fields) -> Body:

@@ -16,7 +16,7 @@ from afserve.server.prepare import BodyKind
 from afserve.server.reading.table import thinks
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
-from afserve.server.surfaces.ollama import plain_name
+from afserve.server.surfaces.ollama import served_name
 
 MOST_BYTES = 1 << 16  # of a body that names a model
 _FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that is never unloaded
@@ -53,7 +53,8 @@ class OllamaModels:
         name = fields.text("model") or fields.text("name")
         if not name:
             fields.refuse("model", "the name of a model")
-        served = self._service.models.named(plain_name(name)).backend.model
+        models = self._service.models
+        served = models.named(served_name(name, models.names)).backend.model
         card = await asyncio.to_thread(card_of, served.path)
         asked = json.dumps({"model": served.name}).encode()
         about = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
