@@ -1,11 +1,12 @@
 """What lists of models tell of one: its kind, its size, what it can do. Read from its folder, once."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from afserve.errors import CheckpointError
+from afserve.errors import AfserveError
 from afserve.families.table import load_spec
 from afserve.spec import ModelSpec
 
@@ -52,10 +53,12 @@ def card_of(folder: str) -> ModelCard:
     """Raises nothing: what cannot be read is not told."""
     try:
         spec = load_spec(folder)
-    except CheckpointError:
+    except (AfserveError, OSError):
         spec = None
-    files = sorted(Path(folder).glob("*.safetensors"))
-    sizes = [(path.name, path.stat().st_size) for path in files if path.is_file()]
+    sizes: list[tuple[str, int]] = []
+    with suppress(OSError):
+        files = sorted(Path(folder).glob("*.safetensors"))
+        sizes = [(path.name, path.stat().st_size) for path in files if path.is_file()]
     parameters = 0 if spec is None else spec.attention_parameters() + spec.routed_parameters()
     size = sum(size for _, size in sizes) or parameters * _ELEMENT.get("" if spec is None else spec.dtype, 2)
     digest = hashlib.sha256(repr((spec, sizes)).encode()).hexdigest()

@@ -97,7 +97,7 @@ def test_vectors(http):
     ],
 )
 @pytest.mark.parametrize(
-    ("alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0", "unload")]
+    ("alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0s", "unload")]
 )
 def test_a_request_without_words_loads(http, server, path, body, said, alive, reason):  # noqa: F811
     answer = http.post(f"/api/{path}", json={"model": "tiny", "keep_alive": alive, **body}).json()

@@ -1,5 +1,6 @@
 """Ollama's /api/chat and /api/generate as a chat request: its options to sampling fields, its format to a schema."""
 
+import re
 from collections.abc import Collection, Mapping
 
 from afserve.errors import RequestError
@@ -39,6 +40,7 @@ _ITS_OWN = (
     "numa",
 )
 _KEEP_ALIVE = {"keep_alive": ANYWHERE["keep_alive"]}
+_NO_TIME = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
 _RAW, _TAG = "raw", ":latest"
 
 
@@ -80,7 +82,7 @@ def translate_embed(fields: Fields) -> Mapping[str, object]:
 
 def _preload(fields: Fields, *, chat: bool) -> Translated:
     """A request without words asks for the model to be loaded, which it is, or to be unloaded, which it is not."""
-    reason = "unload" if fields.get("keep_alive") in (0, "0") else "load"
+    reason = "unload" if _NO_TIME.fullmatch(str(fields.get("keep_alive"))) else "load"
     return Translated({}, {}, whole=loaded(fields.text("model") or "", reason, chat=chat))
 
 
