@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.server.fields import Fields
-from afserve.server.surfaces import anthropic
+from afserve.server.surfaces import anthropic, responses
 from tests.server.test_tools import roomy, server  # noqa: F401 - fixtures
 
 HEADER = "x-afserve-ignored"
@@ -427,3 +427,55 @@ def test_an_unknown_route_names_the_closest(http, path, route):
 def test_an_unknown_route_like_none(http):
     said = http.get("/x" * 5000)
     assert said.status_code == 404 and len(said.text) < 1000 and "GET /docs" in said.text
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ([], "<|system|>Now.\n\nThen.<|end|><|user|>Hi<|end|>"),
+        ([{"role": "user", "content": "A"}], "<|user|>A\n\n{0}\n\n{1}<|end|><|user|>Hi<|end|>"),
+        (
+            [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}],
+            "<|user|>A<|end|><|assistant|>B<|end|><|user|>{0}\n\n{1}<|end|><|user|>Hi<|end|>",
+        ),
+    ],
+)
+def test_instructions_between_messages(http, server, before, told):  # noqa: F811
+    """In front they are the system's, behind others the user's."""
+    reminded = [f"<system-reminder>\n{each}\n</system-reminder>" for each in ("Now.", "Then.")]
+    messages = [
+        *before,
+        {"role": "system", "content": "Now."},
+        {"role": "system", "content": [text("Then.")]},
+    ]
+    body = {"model": "tiny", "max_tokens": 9, "messages": [*messages, {"role": "user", "content": "Hi"}]}
+    assert http.post("/v1/messages", json=body).status_code == 200
+    assert prompt_text(server) == told.format(*reminded) + "<|assistant|>"
+
+
+def test_an_items_reasoning_is_the_next_messages(http, server):  # noqa: F811
+    """Not that of the one before, where an item between them is passed over."""
+    thought = {
+        "type": "reasoning",
+        "id": "rs",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+    }
+    items = [
+        {"role": "assistant", "content": "A"},
+        thought,
+        {"type": "web_search_call", "id": "ws"},
+        {
+            "type": "local_shell_call",
+            "id": "ls",
+            "call_id": "c",
+            "action": {"type": "exec", "command": ["ls"]},
+        },
+        {"type": "local_shell_call_output", "id": "c", "output": "a.py"},
+    ]
+    found = responses.translate(Fields({"input": items}), []).body["messages"]
+    assert [message["role"] for message in found] == ["assistant", "tool"]
+    (shell,) = found[0]["tool_calls"]
+    assert (shell["id"], shell["function"]["name"]) == ("c", "local_shell")
+    assert json.loads(shell["function"]["arguments"])["command"] == ["ls"]
+    assert found[0]["reasoning_content"] == "Hm." and found[1]["content"] == "a.py"

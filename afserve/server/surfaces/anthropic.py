@@ -8,7 +8,7 @@ from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.prepared import ContextLengthError
 from afserve.server.sampling import MAX_TOKENS
-from afserve.server.surfaces.translate import SAMPLING, Body, Translated, copied
+from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words, copied
 from afserve.server.unsupported import (
     OF_MESSAGES,
     OF_TOOLS,
@@ -130,12 +130,11 @@ def _system(fields: Fields) -> list[Body]:
 def _remind(words: str, messages: list[Body]) -> None:
     """Instructions between messages. Many templates know none there, so that they come as agents told them before they
     had such messages: in the user's turn, in tags."""
-    last = messages[-1] if messages else {"role": ""}
-    if last["role"] not in ("", "system"):
+    role = "system" if [message["role"] for message in messages[:2]] in ([], ["system"]) else "user"
+    if role == "user":
         words = f"<system-reminder>\n{words}\n</system-reminder>"
-    role = "system" if last["role"] in ("", "system") else "user"
-    if last["role"] == role:
-        messages[-1] = {**last, "content": f"{last['content']}\n\n{words}"}
+    if messages and messages[-1]["role"] == role:
+        append_words(messages[-1], words)
     else:
         messages.append({"role": role, "content": words})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.response_tools import flat_name, free_arguments, offered_tools, tool_choice
-from afserve.server.surfaces.translate import Body, Translated, copied
+from afserve.server.surfaces.translate import Body, Translated, append_words, copied
 from afserve.server.unsupported import (
     OF_REASONING,
     OF_RESPONSES,
@@ -130,7 +130,7 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
         elif kind.endswith("_call") and (asked := _called(kind, fields)):
             _call(*asked, fields, messages, names)
         elif kind in _OUTPUTS:
-            call_id, content = fields.get("call_id"), _content(fields, "output")
+            call_id, content = or_else(fields.get("call_id"), fields.get("id")), _content(fields, "output")
             names[f"messages[{len(messages)}].tool_call_id"] = fields.name("call_id")
             names[f"messages[{len(messages)}].content"] = fields.name("output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
@@ -139,10 +139,11 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
             continue
         elif kind in _HOSTED:
             body.pass_over(f"input.{kind}", "tools that a server runs are not served; leave their items out")
+            continue
         else:
             own = fields.name("type")
             raise RequestError(f"{own}: {shown(kind)} is not served, this model reads text only", param=own)
-        if thought and messages and messages[-1]["role"] == "assistant":
+        if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
         thought = ""
     return names
@@ -150,10 +151,8 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
 
 def _say(message: Body, messages: list[Body]) -> None:
     """Instructions that follow one another are one message: many templates know only the first."""
-    before = messages[-1] if messages else {}
-    if message["role"] == before.get("role") == "system":
-        told = [_text_of(each["content"]) for each in (before, message)]
-        messages[-1] = {"role": "system", "content": "\n\n".join(filter(None, told))}
+    if messages and message["role"] == messages[-1]["role"] == "system":
+        append_words(messages[-1], _text_of(message["content"]))
     else:
         messages.append(message)
 

@@ -45,6 +45,14 @@ def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
     return {name: fields.get(name) for name in names if fields.get(name) is not None}
 
 
+def append_words(message: Body, words: str) -> None:
+    """Below what a message has, as a part of its own: joining many costs what they have."""
+    content = message["content"]
+    if not isinstance(content, list):
+        content = message["content"] = [{"type": "text", "text": content or ""}]
+    content.append({"type": "text", "text": f"\n\n{words}"})
+
+
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
     """A refusal inside that names a chat field names the API's own, by the longest name that fits. "[]" is any index:
