@@ -19,13 +19,19 @@ class Context:
     size: int
     tokenizer: Tokenizer
 
+    @property
+    def _words(self) -> str:
+        """OpenAI's, from which clients read the number."""
+        return f" (this model's maximum context length is {self.size} tokens)"
+
     def screen(self, text: str, param: str) -> None:
         """Refuses a text that is far too long before its encoding, many times its size, is built."""
         size = self.size
         if len(text) > SCREENED_CHARACTERS * size and self.tokenizer.surely_longer(text, size):
             sample = len(self.tokenizer.encode(text[:SAMPLED_CHARACTERS], add_special_tokens=False))
             raise ContextLengthError(
-                f"{param}: {len(text)} characters are more tokens than the model's context of {size}; send fewer",
+                f"{param}: {len(text)} characters are more tokens than the model's context of {size}; send fewer"
+                f"{self._words}",
                 param=param,
                 tokens=max(size + 1, sample * len(text) // SAMPLED_CHARACTERS),
             )
@@ -40,7 +46,7 @@ class Context:
         if left < 1:
             raise ContextLengthError(
                 f"{param}: has {count} tokens, the model's context of {self.size} must hold them and at least one "
-                "more; send a shorter one",
+                f"more; send a shorter one{self._words}",
                 param=param,
                 tokens=count,
             )
@@ -49,7 +55,7 @@ class Context:
         if wanted > left:
             raise ContextLengthError(
                 f"{field}: {wanted} after a prompt of {count} tokens is over the model's context of {self.size}; "
-                f"at most {left} fit",
+                f"at most {left} fit{self._words}",
                 param=field,
                 tokens=count,
                 wanted=wanted,

@@ -272,7 +272,9 @@ def test_lengths_are_refused_in_the_words_that_clients_read(http):
         ("chat/completions", {"messages": long["messages"]}),
         ("responses", {"input": "hello " * 2500}),
     ):
-        assert http.post(f"/v1/{path}", json=asked).json()["error"]["code"] == "context_length_exceeded"
+        error = http.post(f"/v1/{path}", json=asked).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "this model's maximum context length is 2048 tokens" in error["message"]
 
 
 def test_a_call_into_a_namespace(http, server):  # noqa: F811
