@@ -33,6 +33,7 @@ _HOSTED = (
 # Calls of tools that a client runs without having described them, and what each was asked to do.
 _UNDESCRIBED = {"local_shell_call": "action", "apply_patch_call": "operation"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in _UNDESCRIBED))
+_INSTRUCTING = ("system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
@@ -151,7 +152,7 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
 
 def _say(message: Body, messages: list[Body]) -> None:
     """Instructions that follow one another are one message: many templates know only the first."""
-    if messages and message["role"] == messages[-1]["role"] == "system":
+    if messages and message["role"] in _INSTRUCTING and messages[-1]["role"] in _INSTRUCTING:
         append_words(messages[-1], _text_of(message["content"]))
     else:
         messages.append(message)
