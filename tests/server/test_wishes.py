@@ -4,8 +4,12 @@ import logging
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from afserve.errors import RequestError
 from afserve.server import unsupported
+from afserve.server.fields import Fields
 from afserve.server.ignored import MOST_NAMES, Ignored, told_names
 from tests.server.test_tools import TOOLS, roomy, server  # noqa: F401 - fixtures
 
@@ -189,3 +193,44 @@ def test_each_is_logged_once(caplog):
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
         "passed over: tools.defer_loading, thinking"
     ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values=st.dictionaries(st.sampled_from(sorted(unsupported.ANYWHERE)), JSON))
+@settings(max_examples=300, deadline=None)
+def test_any_value_of_a_wish_is_passed_over_and_never_refused(values):
+    """Whatever its type: only a promise that asks for something refuses, and by its own name."""
+    fields = Fields(values)
+    promises = [name for name in values if not unsupported.ANYWHERE[name].wish]
+    try:
+        unsupported.refuse_known(fields, unsupported.ANYWHERE)
+    except RequestError as error:
+        assert error.param in promises
+    else:
+        empty = (None, "", [], {}, False)
+        asked = [name for name, value in values.items() if not any(value is e or value == e for e in empty)]
+        assert all(values[name] in unsupported.ANYWHERE[name].neutral for name in promises if name in asked)
+    assert set(fields.passed) <= set(values) - set(promises)
+
+
+@given(
+    tool=st.dictionaries(
+        st.sampled_from(["type", "name", "function", "parameters", "input_schema", "x"]), JSON
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_a_tool_is_hosted_or_the_clients_own(tool):
+    """What has a function, or a name with a schema, is never passed over; what is has a header's name."""
+    fields = Fields(tool, "tools[0]")
+    hosted = unsupported.passes_hosted(fields)
+    own = tool.get("function") is not None or (
+        tool.get("name") is not None and (tool.get("parameters") or tool.get("input_schema")) is not None
+    )
+    assert not (hosted and own) and hosted == bool(fields.passed)
+    assert not hosted or told_names(tuple(fields.passed)) == next(iter(fields.passed))
