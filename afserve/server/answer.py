@@ -159,7 +159,7 @@ class _Events:
         self._usage.add(piece)
         self._source.passed(index, piece)
         if self._counts:
-            self._tail = f',"usage":{encode(self._usage.body())}'
+            self._tail = f',"usage":{encode(self._reply.usage(self._usage))}'
         return bool(piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs)
 
     async def _drafted(self, index: int, piece: TextPiece) -> bytes:

@@ -16,12 +16,13 @@ from afserve.server.admin import Admin
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
-from afserve.server.embeddings import EmbeddingsEndpoint
+from afserve.server.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
 from afserve.server.exposition import HttpMetrics
-from afserve.server.gate import Gate
+from afserve.server.gate import LOCAL_ORIGIN, Gate
 from afserve.server.generate import Generate
 from afserve.server.goodput import Times
 from afserve.server.hosted import Hosted, Models
+from afserve.server.ignored import HEADER
 from afserve.server.inflight import Inflight
 from afserve.server.info import Info
 from afserve.server.live.feed import Feeds
@@ -39,10 +40,12 @@ from afserve.server.settings import ServerSettings
 from afserve.server.spans import Spans
 from afserve.server.state.database import Database
 from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
+from afserve.server.surfaces.ollama_models import OllamaModels
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
 __all__ = ["build_app"]
+_EMBED = BodyKind.OLLAMA_EMBED
 
 
 def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSettings) -> Starlette:
@@ -108,26 +111,27 @@ def _text_model(served: ServedModel, settings: ServerSettings) -> TextModel:
         served.vocab_size,
         settings.max_sequences,
         served.aliases,
+        settings.strict,
     )
 
 
 def _cors(settings: ServerSettings) -> list[Middleware]:
     """What a browser must read before it lets another site's page ask."""
-    if not settings.origins:
-        return []
-    origins = [origin.rstrip("/") for origin in settings.origins]
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=[origin.rstrip("/") for origin in settings.origins],
+            allow_origin_regex=LOCAL_ORIGIN.pattern,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            expose_headers=["x-request-id", HEADER],
         )
     ]
 
 
 def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
+    ollama = OllamaModels(service)
     requests = RequestEndpoints(service)
     completions, chat = Generate(service, BodyKind.COMPLETION), Generate(service, BodyKind.CHAT)
     files, embeddings = Files(service), EmbeddingsEndpoint(service)
@@ -167,7 +171,11 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/messages", Spoken(service, BodyKind.MESSAGE, message), methods=["POST"]),
         Route("/v1/messages/count_tokens", info.count, methods=["POST"]),
         Route("/load", info.load, methods=["GET"]),
-        Route("/api/tags", info.tags, methods=["GET"]),
+        Route("/api/tags", ollama.tags, methods=["GET"]),
+        Route("/api/ps", ollama.ps, methods=["GET"]),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/embed", EmbeddingsEndpoint(service, _EMBED, ollama_vectors), methods=["POST"]),
+        Route("/api/embeddings", EmbeddingsEndpoint(service, _EMBED, ollama_vector), methods=["POST"]),
         Route("/api/version", info.version, methods=["GET"]),
         Route("/api/chat", Spoken(service, BodyKind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
         Route("/api/generate", Spoken(service, BodyKind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),

@@ -97,7 +97,7 @@ class Asked:
         )
 
     def reply(self, tokenizer: Tokenizer) -> Reply:
-        asked, header = self.prepared, ChunkHeader(self.id, self.created, self.prepared.model)
+        asked, header = self.prepared, self._header()
         if self.kind is BodyKind.CHAT:
             return ChatReply(
                 header, tokenizer, asked.logprobs, asked.reading, joined=asked.resume is not None
@@ -110,6 +110,9 @@ class Asked:
             None if asked.echo is None else Echo(asked.echo, asked.prompts),
             skip_special_tokens=asked.skip_special_tokens,
         )
+
+    def _header(self) -> ChunkHeader:
+        return ChunkHeader(self.id, self.created, self.prepared.model, self.prepared.scheduling.tier)
 
     # ---- for another gateway
 

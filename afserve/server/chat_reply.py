@@ -234,8 +234,6 @@ class ChatReply:
         return f"{self.header.id}-{index}"
 
     def usage(self, usage: Usage) -> dict[str, object]:
-        if self._reading is None or not self._reading.thinks:
-            return usage.body()
         thought = sum(told.reasoning_tokens for told in self._told.values())
         return {**usage.body(), "completion_tokens_details": {"reasoning_tokens": thought}}
 

@@ -45,7 +45,7 @@ class Conversation:
             tools=tools or None,
             add_generation_prompt=asked.add_generation_prompt,
             continue_final_message=asked.continue_final_message,
-            extra={**self._effort(asked.effort), **asked.template_values},
+            extra={**self._effort(asked), **asked.template_values},
         )
 
     def reading(self, asked: ChatRequest, prompt: str) -> Reading | None:
@@ -86,8 +86,12 @@ class Conversation:
         if asked.thoughts is None:
             return found
         if strict:
-            raise _no_budget("cannot be held beside strict tools; leave one of both out")
+            asked.sampling.pass_over(BUDGET, "it cannot be held beside strict tools; leave one of both out")
+            return found
         marks = self._thought_marks()
+        if marks is None:
+            asked.sampling.pass_over(BUDGET, "this model has no tokens that mark its reasoning; leave it out")
+            return found
         # An answer that follows a format from its first token on has no reasoning.
         return found or WantedGrammar(
             BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(prompt))
@@ -97,12 +101,12 @@ class Conversation:
     def template_source(self) -> str:
         return self._source
 
-    def _thought_marks(self) -> tuple[Sequence[int], int]:
-        """The tokens in front of reasoning, and the one behind it."""
+    def _thought_marks(self) -> tuple[Sequence[int], int] | None:
+        """The tokens in front of reasoning, and the one behind it; None where this model has none."""
         opens, closes = THOUGHT_MARKS if self._calls == CHANNELS else ((OPEN,), CLOSE)
         ids = [id for mark in (*opens, closes) if (id := self._tokenizer.token_id(mark)) is not None]
         if not self._thinks or len(ids) <= len(opens):
-            raise _no_budget("this model has no tokens that mark its reasoning; leave it out")
+            return None
         return ids[:-1], ids[-1]
 
     def _strict(self, asked: ChatRequest) -> WantedGrammar:
@@ -119,8 +123,9 @@ class Conversation:
         """Whether the prompt has opened the reasoning already."""
         return self._thinks and prompt.rstrip().endswith(OPEN)
 
-    def _effort(self, effort: str | None) -> Mapping[str, object]:
+    def _effort(self, asked: ChatRequest) -> Mapping[str, object]:
         """Turning off what the model does not have needs no switch."""
+        effort = asked.effort
         if effort is None or (
             effort == "none" and not self._thinks and "reasoning_effort" not in self._source
         ):
@@ -129,15 +134,10 @@ class Conversation:
         if "reasoning_effort" in self._source:
             values["reasoning_effort"] = effort
         if not values:
-            raise RequestError(
-                "reasoning_effort: this model's template has no such switch; leave it out",
-                param="reasoning_effort",
+            asked.sampling.pass_over(
+                "reasoning_effort", "this model's template has no such switch; leave it out"
             )
         return values
-
-
-def _no_budget(why: str) -> RequestError:
-    return RequestError(f"{BUDGET}: {why}", param=BUDGET)
 
 
 def conversation_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Conversation | None:

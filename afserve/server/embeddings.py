@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from array import array
+from collections.abc import Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -25,21 +26,25 @@ from afserve.server.scheduling import within
 from afserve.server.service import Service
 from afserve.server.spans import origin_of
 
+# Model, task, vectors (bytes of float32), facts of the request -> the body.
+Drawn = Callable[[str, Task, list[bytes], object], bytes]
 LONGEST_NUMBER = 16  # bytes of one with its comma, as -1.23456789e-05,
 
 
 class EmbeddingsEndpoint:
-    """The endpoint, as an ASGI application."""
+    """The endpoint of one API, whose words `drawn` has, as an ASGI application."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(
+        self, service: Service, kind: BodyKind = BodyKind.EMBEDDING, drawn: Drawn | None = None
+    ) -> None:
+        self._service, self._kind, self._drawn = service, kind, drawn or _body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
             arrived = service.http.clock.now()
             service.check()
-            asked = await service.text.prepare(BodyKind.EMBEDDING, body.data)
+            asked = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(asked, Prepared)
             model = service.serving(asked.model)
@@ -62,7 +67,8 @@ class EmbeddingsEndpoint:
                 vectors = await until_gone(
                     receive, self._vectors(model, task, base64=_is_base64(asked.facts))
                 )
-            data = await asyncio.to_thread(_body, asked.model, task, vectors, asked.facts)
+            data = await asyncio.to_thread(self._drawn, asked.model, task, vectors, asked.facts)
+            send = service.ignored.naming(send, asked.ignored)
             await Whole([data], service.settings.write_deadline)(scope, receive, send)
 
     async def _vectors(self, model: Hosted, task: Task, base64: bool) -> list[bytes]:
@@ -134,3 +140,15 @@ def _in_base64(vector: bytes) -> str:
 def _in_numbers(vector: bytes) -> str:
     """Nine digits give every float32 back."""
     return f"[{','.join(f'{number:.9g}' for number in array('f', vector))}]"
+
+
+def ollama_vectors(model: str, task: Task, vectors: list[bytes], facts: object) -> bytes:
+    """The body of /api/embed."""
+    data = ",".join(map(_in_numbers, vectors))
+    counts = f'"total_duration":0,"load_duration":0,"prompt_eval_count":{task.prompt_tokens}'
+    return f'{{"model":{json.dumps(model)},"embeddings":[{data}],{counts}}}'.encode()
+
+
+def ollama_vector(model: str, task: Task, vectors: list[bytes], facts: object) -> bytes:
+    """The body of /api/embeddings, which has one."""
+    return f'{{"embedding":{_in_numbers(vectors[0])}}}'.encode()

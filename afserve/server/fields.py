@@ -84,11 +84,17 @@ def refuse(name: str, value: object, wanted: str) -> NoReturn:
 
 
 class Fields:
-    """One JSON object. `path` prefixes the names in errors, such as `messages[2]`."""
+    """One JSON object. `path` prefixes the names in errors, such as `messages[2]`.
 
-    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
+    `passed` are the wishes that nobody follows, each with what to do instead; a body and its parts share them.
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], path: str = "", passed: dict[str, str] | None = None
+    ) -> None:
         self._values = values
         self.path = path
+        self.passed = {} if passed is None else passed
 
     def name(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
@@ -98,6 +104,10 @@ class Fields:
 
     def refuse(self, key: str, wanted: str) -> NoReturn:
         refuse(self.name(key), self.get(key), wanted)
+
+    def pass_over(self, name: str, instead: str) -> None:
+        """Notes a wish that is not followed, by its whole name."""
+        self.passed.setdefault(name, instead)
 
     @staticmethod
     def parsed(text: str, name: str) -> object:
@@ -154,7 +164,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             self.refuse(key, "an object")
-        return Fields(value, self.name(key))
+        return Fields(value, self.name(key), self.passed)
 
     def array(self, key: str) -> Sequence[object] | None:
         value = self.get(key)
@@ -164,7 +174,7 @@ class Fields:
 
     def sections(self, key: str) -> tuple["Fields", ...]:
         return tuple(
-            Fields(item, f"{self.name(key)}[{i}]")
+            Fields(item, f"{self.name(key)}[{i}]", self.passed)
             if isinstance(item, dict)
             else refuse(f"{self.name(key)}[{i}]", item, "an object")
             for i, item in enumerate(self.array(key) or ())

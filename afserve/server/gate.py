@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import re
 import time
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
@@ -27,6 +28,11 @@ from afserve.server.spans import Spans
 log = logging.getLogger("afserve.server")
 FILES_PATH = "/v1/files"  # a form; who may send it is told by its Origin
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Pages that this machine serves may ask, as Ollama has it.
+LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+# Whose documents show requests without a content type. What a browser sends has one of these headers.
+UNTYPED_PREFIX = "/api/"
+BROWSERS = ("origin", "sec-fetch-site", "referer")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -161,7 +167,8 @@ class Gate:
         origin = headers.get("origin")
         if origin is None or method in SAFE_METHODS:
             return
-        if (not host or _site_of(origin) != host.lower()) and origin.lower() not in self._origins:
+        own = bool(host) and _site_of(origin) == host.lower()
+        if not own and not LOCAL_ORIGIN.fullmatch(origin) and origin.lower() not in self._origins:
             raise ForbiddenError(
                 f"Origin: {shown(origin)} is another site than this server; start it with --allowed-origin ORIGIN to "
                 "let its pages ask"
@@ -183,6 +190,8 @@ class Gate:
             )
         given = headers.get("content-type", "")
         kind = given.partition(";")[0].strip().lower()
+        if path.startswith(UNTYPED_PREFIX) and not any(name in headers for name in BROWSERS):
+            return
         if kind != ("multipart/form-data" if path == FILES_PATH else "application/json"):
             raise MediaTypeError(
                 f"Content-Type: {shown(given)}: bodies are JSON; send the header Content-Type: application/json"

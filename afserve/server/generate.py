@@ -37,6 +37,7 @@ class Generate:
             account = account_of(scope)
             prepared = replace(prepared, scheduling=service.scheduled(account, prepared.scheduling))
             service.admit(model, prepared.prompts, prepared.scheduling)
+            send = service.ignored.naming(send, prepared.ignored)
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:

@@ -1,18 +1,19 @@
 """The endpoints that make no text: models, tokens, health, version, metrics, the cluster's state."""
 
 import json
-from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
+from afserve.control.backend import ServedModel
 from afserve.server.exposition import exposition
 from afserve.server.prepare import BodyKind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
-from afserve.server.status import model_object, status_object
+from afserve.server.status import anthropic_models, anthropic_object, model_object, status_object
 
+ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -22,13 +23,18 @@ class Info:
 
     async def models(self, request: Request) -> Response:
         names = self._service.models.names
-        return json_response({"object": "list", "data": [self._model(name) for name in names]})
+        if ANTHROPIC in request.headers:
+            return json_response(anthropic_models([(self._served(name), name) for name in names]))
+        data = [model_object(self._served(name), name) for name in names]
+        return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        return json_response(self._model(request.path_params["name"]))
+        name = request.path_params["name"]
+        made = anthropic_object if ANTHROPIC in request.headers else model_object
+        return json_response(made(self._served(name), name))
 
-    def _model(self, name: str) -> dict[str, object]:
-        return model_object(self._service.models.named(name).backend.model, name)
+    def _served(self, name: str) -> ServedModel:
+        return self._service.models.named(name).backend.model
 
     async def tokenize(self, request: Request) -> Response:
         return await self._text(request, BodyKind.TOKENIZE)
@@ -65,14 +71,6 @@ class Info:
             for each in service.models
         }
         return json_response({"server_load": len(service.inflight), "models": models})
-
-    async def tags(self, request: Request) -> Response:
-        """The models' names, as Ollama lists its own."""
-        models = self._service.models
-        since = datetime.fromtimestamp(models.first.backend.model.created, UTC).isoformat()
-        details = {"format": "safetensors", "family": "moe", "parameter_size": "", "quantization_level": ""}
-        common = {"modified_at": since, "size": 0, "digest": "", "details": details}
-        return json_response({"models": [{"name": name, "model": name, **common} for name in models.names]})
 
     async def count(self, request: Request) -> Response:
         return await self._text(request, BodyKind.MESSAGE_COUNT)

@@ -18,6 +18,7 @@ from afserve.engine.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammar import Compiler
 from afserve.server.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
+from afserve.server.context import Context
 from afserve.server.conversation import Conversation, conversation_of
 from afserve.server.embedding_request import EmbeddingRequest, embedding_request
 from afserve.server.fields import Fields
@@ -39,8 +40,6 @@ from afserve.server.surfaces.translate import Translated, named, refuse_resume
 from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
-# Texts with more characters than this per token of context are counted in pieces first.
-SCREENED_CHARACTERS = 4
 
 
 class BodyKind(IntEnum):
@@ -66,6 +65,7 @@ class BodyKind(IntEnum):
     EMBEDDING = 18
     PHASE = 19
     TOKENIZER = 20
+    OLLAMA_EMBED = 21
 
 
 CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
@@ -82,7 +82,7 @@ CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
 def _following(fields: Fields) -> Translated:
     asked, before = fields.section("asked"), fields.array("before")
     assert asked is not None and before is not None, "the gateway puts both there"
-    return responses.translate(Fields(asked.raw()), list(before))
+    return responses.translate(Fields(asked.raw(), passed=fields.passed), list(before))
 
 
 # Who translates a body, and what chat fields are called there.
@@ -98,7 +98,8 @@ TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template."""
+    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
+    refuses wishes that the model cannot follow."""
 
     folder: str
     name: str
@@ -106,6 +107,7 @@ class TextModel:
     vocab_size: int
     max_sequences: int
     aliases: Sequence[str] = ()
+    strict: bool = False
 
 
 class Elsewhere(Exception):
@@ -128,6 +130,7 @@ class Preparer:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._context = Context(model.max_model_len, tokenizer)
         self._defaults = defaults
         self._conversation = conversation_of(template, tokenizer)
         self._formats = Formats(compiler)
@@ -140,6 +143,15 @@ class Preparer:
 
     def prepare(self, kind: BodyKind, fields: Fields) -> Answer:
         """Raises RequestError, or another refusal of the caller's, that names the field."""
+        answer = self._prepare(kind, fields)
+        if fields.passed and self._model.strict:
+            name, instead = next(iter(fields.passed.items()))
+            raise RequestError(
+                f"{name}: is not supported; {instead} (without --strict it is passed over)", param=name
+            )
+        return replace(answer, ignored=tuple(fields.passed)) if isinstance(answer, Prepared) else answer
+
+    def _prepare(self, kind: BodyKind, fields: Fields) -> Answer:
         if kind is BodyKind.COMPLETION:
             self._check_sequences(prompt_count(fields), fields)
             if self._elsewhere and asks_format(fields):
@@ -147,6 +159,8 @@ class Preparer:
             return self._completion(completion_request(fields))
         if kind is BodyKind.EMBEDDING:
             return self._embedding(embedding_request(fields), fields)
+        if kind is BodyKind.OLLAMA_EMBED:
+            return self._embedding(embedding_request(Fields(ollama.translate_embed(fields))), fields)
         if kind is BodyKind.CHAT:
             return self._chat(chat_request(fields))
         if kind in TRANSLATED:
@@ -161,10 +175,12 @@ class Preparer:
             return encode_change(CHANGES[kind](fields))
         return json.dumps(fields.raw(), separators=(",", ":")).encode()
 
-    def _completion(self, asked: CompletionRequest) -> Prepared:
+    def _completion(
+        self, asked: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS
+    ) -> Prepared:
         prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
-        rooms = [self._room(len(ids), wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
+        rooms = [self._context.room(len(ids), wanted, default, "prompt") for ids in prompts]
         params = sampling_params(
             asked.sampling,
             self._defaults,
@@ -181,7 +197,7 @@ class Preparer:
         self._check_sequences(len(asked.inputs), Fields({}), "input")
         prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
-            self._room(len(ids), None, None, "input")
+            self._context.room(len(ids), None, None, "input")
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
         scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
         return Prepared(
@@ -196,7 +212,7 @@ class Preparer:
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
-        room = self._room(len(ids), asked.wanted_tokens, None, "messages", field)
+        room = self._context.room(len(ids), asked.wanted_tokens, None, "messages", field)
         params = sampling_params(
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
@@ -212,12 +228,35 @@ class Preparer:
         translate, names = TRANSLATED[kind]
         with named(names):
             found = translate(fields)
-        with named({**names, **found.names}):
-            prepared = self._chat(chat_request(Fields(found.chat)))
+        if found.whole:
+            return found.whole
+        names = {**names, **found.names}
+        with named(names):
+            try:
+                prepared = self._asked(found, fields, names)
+            except ContextLengthError as error:
+                if kind is BodyKind.MESSAGE_COUNT:
+                    return anthropic.count(error.tokens)
+                if kind is BodyKind.MESSAGE:
+                    raise anthropic.length_words(error, self._model.max_model_len) from error
+                raise
         if kind is BodyKind.MESSAGE_COUNT:
-            return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
+            return anthropic.count(len(prepared.prompts[0]))
         kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
-        return replace(prepared, facts=found.facts, kept=kept)
+        return replace(prepared, facts={**found.facts, **_drawn_by(prepared, found)}, kept=kept)
+
+    def _asked(self, found: Translated, fields: Fields, names: Mapping[str, str]) -> Prepared:
+        """What the other API's request comes to here; wishes have that API's names."""
+        asked = Fields(found.body)
+        if found.raw:
+            prepared = self._completion(completion_request(asked), None)
+        else:
+            prepared = self._chat(chat_request(asked))
+        for name, instead in asked.passed.items():
+            fields.pass_over(names.get(name, name), instead)
+            if name in found.also:
+                fields.pass_over(found.also[name], instead)
+        return prepared
 
     def _prepared(
         self,
@@ -320,53 +359,20 @@ class Preparer:
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
         if isinstance(prompt, str):
-            self._screen(prompt, param)
+            self._context.screen(prompt, param)
             try:
                 return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
             except RequestError as error:
                 raise RequestError(f"{param}: {error.message}", param=param) from error
         top, limit = self._model.vocab_size, self._model.max_model_len
         if len(prompt) > limit:
-            self._room(len(prompt), None, None, param)
+            self._context.room(len(prompt), None, None, param)
         if prompt and not 0 <= min(prompt) <= max(prompt) < top:
             at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
             raise RequestError(
                 f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
             )
         return array("i", prompt)
-
-    def _screen(self, text: str, param: str) -> None:
-        """Refuses a text that is far too long before its encoding, many times its size, is built."""
-        limit = self._model.max_model_len
-        if len(text) > SCREENED_CHARACTERS * limit and self._tokenizer.surely_longer(text, limit):
-            raise ContextLengthError(
-                f"{param}: {len(text)} characters are more tokens than the model's context of {limit}; send fewer",
-                param=param,
-            )
-
-    def _room(
-        self, count: int, wanted: int | None, default: int | None, param: str, field: str = "max_tokens"
-    ) -> int:
-        """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
-        limit = self._model.max_model_len
-        left = limit - count
-        if not count:
-            raise RequestError(f"{param}: has no tokens; send at least one", param=param)
-        if left < 1:
-            raise ContextLengthError(
-                f"{param}: has {count} tokens, the model's context of {limit} must hold them and at least one "
-                "more; send a shorter one",
-                param=param,
-            )
-        if wanted is None:
-            return left if default is None else min(default, left)
-        if wanted > left:
-            raise ContextLengthError(
-                f"{field}: {wanted} after a prompt of {count} tokens is over the model's context of {limit}; "
-                f"at most {left} fit",
-                param=field,
-            )
-        return wanted
 
     def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
         texts, added = [], []
@@ -376,6 +382,13 @@ class Preparer:
             bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
             added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
         return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)
+
+
+def _drawn_by(prepared: Prepared, found: Translated) -> Mapping[str, object]:
+    """The numbers that were used, where an answer repeats them."""
+    params, tier = prepared.params, prepared.scheduling.tier
+    used = {"temperature": params.temperature, "top_p": params.top_p, "service_tier": tier}
+    return {name: value for name, value in used.items() if name in found.facts}
 
 
 def check_template(template: ChatTemplate | None) -> None:

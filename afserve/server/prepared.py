@@ -21,7 +21,21 @@ _PREPARED, _BODY, _REFUSED = range(3)
 
 
 class ContextLengthError(RequestError):
-    """A prompt, or a prompt and the tokens asked for, is longer than the model's context."""
+    """A prompt of so many `tokens`, or it and the tokens `wanted`, is longer than the model's context.
+
+    The tokens of a text that is many times as long are an estimate.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        tokens: int = 0,
+        wanted: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.tokens, self.wanted = tokens, wanted
 
 
 REFUSALS = {
@@ -46,7 +60,7 @@ class Prepared:
     """One request for text to `model`: every prompt `params.n` times.
 
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
-    request, `kept` is JSON that is stored with it.
+    request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over.
     """
 
     prompts: tuple["array[int]", ...]
@@ -61,6 +75,7 @@ class Prepared:
     kept: bytes = b""
     resume: ResumeOptions | None = None
     model: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 Answer = Prepared | bytes
@@ -104,6 +119,7 @@ def from_bytes(data: bytes) -> Answer:
         data[len(data) - words["kept"] :],
         words["resume"] and ResumeOptions(**words["resume"]),
         words["model"],
+        tuple(words["ignored"]),
     )
 
 

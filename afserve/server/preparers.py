@@ -6,10 +6,10 @@ from afserve.errors import NotFoundError, shown
 from afserve.server.fields import Fields, parse_object
 from afserve.server.prepare import CHANGES, BodyKind, Preparer
 from afserve.server.prepared import Answer
-from afserve.server.surfaces.ollama import plain_name
+from afserve.server.surfaces.ollama import served_name
 
 _NO_TEXT = {*CHANGES, BodyKind.PLACEMENT}  # what they are for stands in the address
-_OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE)
+_OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE, BodyKind.OLLAMA_EMBED)
 
 
 class Preparers:
@@ -22,7 +22,10 @@ class Preparers:
     def prepare(self, kind: BodyKind, body: bytes) -> Answer:
         """Raises NotFoundError for a model that is not served, and what `Preparer.prepare` raises."""
         fields = Fields(parse_object(body))
-        return self._of(_model_of(kind, fields)).prepare(kind, fields)
+        name = _model_of(kind, fields)
+        if name is not None and kind in _OLLAMA:
+            name = served_name(name, self._named)
+        return self._of(name).prepare(kind, fields)
 
     def _of(self, name: str | None) -> Preparer:
         if name is None:
@@ -43,5 +46,4 @@ def _model_of(kind: BodyKind, fields: Fields) -> str | None:
         return None
     asked = fields.section("asked") if kind is BodyKind.FOLLOWING else fields
     assert asked is not None, "the gateway puts it there"
-    name = asked.text("model")
-    return plain_name(name) if name is not None and kind in _OLLAMA else name
+    return asked.text("model")

@@ -11,8 +11,18 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, PeerLost, shown
+from afserve.errors import (
+    AfserveError,
+    AuthError,
+    NotFoundError,
+    OverloadedError,
+    PeerLost,
+    UserError,
+    shown,
+)
+from afserve.server.closest import closest_routes
 from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
@@ -25,10 +35,16 @@ ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_HTTP_MESSAGES = {
-    404: "there is no {method} {path}; see GET /v1/models, POST /v1/completions, POST /v1/chat/completions",
-    405: "{path} does not take {method}",
-}
+
+
+class UnknownRouteError(NotFoundError):
+    """No path of this server."""
+
+
+class MethodError(UserError):
+    """A path that is there, asked for in another way."""
+
+    status = 405
 
 
 def error_body(error: AfserveError) -> dict[str, object]:
@@ -50,11 +66,13 @@ def ollama_body(error: AfserveError | None) -> dict[str, object]:
     return {"error": told(error)}
 
 
-def body_for(path: str, error: AfserveError) -> dict[str, object]:
-    """In the words of the API that a path belongs to."""
+def body_for(path: str, error: AfserveError | None) -> dict[str, object]:
+    """In the words of the API that a path belongs to; None is a bug."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error)
-    return ollama_body(error) if path.startswith("/api/") else error_body(error)
+    if path == "/api" or path.startswith("/api/"):
+        return ollama_body(error)
+    return internal_error() if error is None else error_body(error)
 
 
 def _told(error: AfserveError) -> str:
@@ -123,10 +141,21 @@ async def on_afserve_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405, in the same shape."""
     assert isinstance(error, HTTPException)
-    form = _HTTP_MESSAGES.get(error.status_code, error.detail)
-    message = form.format(method=request.method, path=shown(request.url.path))
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return json_response(_body(message, kind, None, None), error.status_code, dict(error.headers or {}))
+    path = request.url.path
+    if error.status_code == 405:
+        refused: UserError = MethodError(f"{shown(path)} does not take {request.method}")
+    else:
+        refused = UnknownRouteError(f"there is no {request.method} {shown(path)}; {_instead(request, path)}")
+    answer = refusal(refused, path)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _instead(request: Request, path: str) -> str:
+    """The routes that were meant, perhaps."""
+    routes = [route.path for route in request.app.routes if isinstance(route, Route)]
+    names = closest_routes(path, routes)
+    return f"see {', '.join(names)}" if names else "GET /docs lists what there is"
 
 
 def internal_error() -> dict[str, object]:
@@ -144,4 +173,4 @@ def _id(request: Request) -> dict[str, str]:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     log.error("%s: a bug, see below", _route(request), extra=_id(request))
-    return json_response(internal_error(), 500, {"connection": "close"})
+    return json_response(body_for(request.url.path, None), 500, {"connection": "close"})

@@ -20,7 +20,7 @@ LONGEST_SECONDS = 86_400.0
 class Scheduling:
     """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
     take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
-    `tenant` and its `share` are the key's, never what a client writes."""
+    `tenant` and its `share` are the key's, never what a client writes. `tier` is what an answer calls it."""
 
     priority: int = 0
     cache_salt: str = ""
@@ -29,6 +29,7 @@ class Scheduling:
     tpot: float | None = None
     tenant: str = ""
     share: int = 1
+    tier: str = "default"
 
 
 def scheduling_of(fields: Fields) -> Scheduling:
@@ -46,6 +47,7 @@ def scheduling_of(fields: Fields) -> Scheduling:
         fields.number("deadline", 0.001, LONGEST_SECONDS),
         fields.number("ttft", 0.001, LONGEST_SECONDS),
         fields.number("tpot", 0.0001, LONGEST_SECONDS),
+        tier="default" if tier == "auto" else tier,
     )
 
 

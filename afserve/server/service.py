@@ -11,6 +11,7 @@ from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.exposition import HttpMetrics
 from afserve.server.hosted import Hosted, Models
+from afserve.server.ignored import Ignored
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.resumables import Resumables
 from afserve.server.running import Running
@@ -37,6 +38,7 @@ class Service:
     database: Database
     accounts: Accounts
     spans: Spans
+    ignored: Ignored = field(default_factory=Ignored)
     at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 

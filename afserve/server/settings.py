@@ -138,6 +138,12 @@ class ServerSettings:
         metavar="URL",
         topic="logs",
     )
+    strict: bool = setting(
+        False,
+        "Refuse wishes that a model cannot follow (thinking, effort, hosted tools, ...); else they are passed over, "
+        "and named in the header x-afserve-ignored.",
+        topic="http",
+    )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.", topic="logs")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()

@@ -1,6 +1,8 @@
 """The model and the cluster as the controller sees them: what `afserve status`, `afserve top` and the page read."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from afserve import __version__
 from afserve.control.backend import ServedModel
@@ -11,14 +13,34 @@ from afserve.server.service import Service
 
 
 def model_object(model: ServedModel, name: str) -> dict[str, object]:
-    """By one of its names."""
+    """By one of its names, with the length of its context in every client's words."""
+    lengths = ("max_model_len", "context_length", "context_window", "max_input_tokens", "max_tokens")
     return {
         "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "afserve",
-        "max_model_len": model.max_model_len,
+        **dict.fromkeys(lengths, model.max_model_len),
     }
+
+
+def anthropic_object(model: ServedModel, name: str) -> dict[str, object]:
+    """The same in Anthropic's words."""
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
+    }
+
+
+def anthropic_models(models: Sequence[tuple[ServedModel, str]]) -> dict[str, object]:
+    """All of them as one page."""
+    ends = {"first_id": models[0][1], "last_id": models[-1][1], "has_more": False}
+    return {"data": [anthropic_object(model, name) for model, name in models], **ends}
 
 
 async def status_object(service: Service, model: Hosted) -> dict[str, object]:

@@ -10,6 +10,7 @@ from afserve.grammar import Tag
 from afserve.server.fields import Fields
 from afserve.server.reading.json_calls import HERMES
 from afserve.server.reading.kinds import parameter_types
+from afserve.server.unsupported import passes_hosted
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
@@ -115,7 +116,7 @@ def _moved(value: object, prefix: str) -> object:
 def tools_of(fields: Fields) -> Tools:
     """Raises RequestError naming what is wrong with a tool or with the choice."""
     fields.entries("tools", MAX_TOOLS)
-    tools = tuple(_tool(tool) for tool in fields.sections("tools"))
+    tools = tuple(_tool(tool) for tool in fields.sections("tools") if not passes_hosted(tool))
     names = [str(_function(tool)["name"]) for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

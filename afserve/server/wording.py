@@ -1,8 +1,11 @@
 """What every answer in OpenAI's words shares: its header, its counts, and JSON as text."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from json.encoder import JSONEncoder, encode_basestring
 
+from afserve import __version__
 from afserve.server.choice import TextPiece
 
 DONE = b"data: [DONE]\n\n"
@@ -21,12 +24,17 @@ class Usage:
         self.completion_tokens += piece.tokens
         self.cached_tokens += piece.cached_tokens
 
+    @property
+    def reused_tokens(self) -> int:
+        """Of the prompt; a request that moved may have found more than it has."""
+        return min(self.cached_tokens, self.prompt_tokens)
+
     def body(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": min(self.cached_tokens, self.prompt_tokens)},
+            "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
         }
 
 
@@ -37,9 +45,23 @@ class ChunkHeader:
     id: str
     created: int
     model: str
+    tier: str = "default"
 
     def fields(self, kind: str) -> dict[str, object]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": self.tier,
+            "system_fingerprint": _fingerprint(self.model),
+        }
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(model: str) -> str:
+    """The same while neither the model's name nor the server's version changes."""
+    return f"fp_{hashlib.sha256(f'{model} {__version__}'.encode()).hexdigest()[:10]}"
 
 
 def encode(value: object) -> str:

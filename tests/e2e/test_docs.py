@@ -37,6 +37,7 @@ PAGES = {
     "prefill-and-decode": ["attention-0 computed 56 of 56 blocks", "attention-2 serves", "afserve_prompts_handed_over"],
     "survive-losses": ["the same tokens", "expert-1 returned", "spare slots", "all nodes serve"],
     "ask-for-formats-and-tools": ['"finish_reason":"stop"', '"object":"response"'],
+    "use-it-from-an-agent": ['"context_window"', "x-afserve-ignored: thinking", '"capabilities"'],
     "share-a-server": ["REQUESTS/MIN", "401", '"object":"embedding"', "invalid_api_key", '"key": "alice"'],
     "use-the-command-line": ["2 of 2 answered, 0 failed", "8 of 8", "generated tokens/s"],
     "kubernetes": ["kustomization.yaml", "controller.yaml"],

@@ -63,7 +63,12 @@ def test_which_names_are_whose():
 @pytest.mark.parametrize(
     ("origin", "allowed", "status"),
     [("http://127.0.0.1:{port}", (), 200), ("https://evil.example", (), 403), ("null", (), 403), ("http://[", (), 403),
-     ("http://127.0.0.1:1", (), 403), ("https://chat.example", ("https://chat.example/",), 200),
+     ("http://127.0.0.1:1", (), 200),
+     ("http://localhost:3000", (), 200), ("https://[::1]", (), 200), ("http://localhost", (), 200),
+     ("http://localhost.evil.example", (), 403), ("http://localhost@evil.example", (), 403),
+     ("http://127.0.0.1.evil.example:80", (), 403), ("http://localhost:123456", (), 403),
+     ("ftp://localhost", (), 403), ("http://evil.example/http://localhost", (), 403),
+     ("https://chat.example", ("https://chat.example/",), 200),
      ("https://evil.example", ("https://chat.example",), 403)],
 )  # fmt: skip
 def test_pages_of_other_sites(make_backend, run_server, origin, allowed, status):
@@ -74,8 +79,9 @@ def test_pages_of_other_sites(make_backend, run_server, origin, allowed, status)
         before = httpx.options(f"{server.url}/v1/completions", headers=asked)
     assert reply.status_code == status
     assert status == 200 or "--allowed-origin" in reply.json()["error"]["message"]
-    if allowed:
+    if origin != "http://127.0.0.1:{port}":
         assert (before.status_code == 200) == (status == 200)
+        assert ("access-control-allow-origin" in before.headers) == (status == 200)
 
 
 @pytest.mark.parametrize(

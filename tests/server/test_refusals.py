@@ -313,17 +313,9 @@ def test_key_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "asked", "nothing"),
     [
-        ("thinking_budget", 0, None),
-        ("repeat_penalty", 1.1, 1),
         ("n_predict", 5, -1),
         ("return_hidden_states", True, False),
         ("moderation", {"model": "m"}, None),
-        ("typical_p", 0.9, 1),
-        ("mirostat", 2, 0),
-        ("mirostat", True, 0),
-        ("dry_multiplier", 0.8, 0.0),
-        ("xtc_probability", 0.5, 0),
-        ("top_n_sigma", 1.0, -1),
         ("regex", "a+", ""),
         ("ebnf", 'root ::= "a"', None),
         ("grammar", 'root ::= "a"', ""),

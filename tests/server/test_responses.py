@@ -131,12 +131,9 @@ def test_a_format(nano):  # noqa: F811
         ("input", {"input": []}),
         ("input[0].type", {"input": [{"type": "computer_call"}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
         ("background", {"background": True}),
-        ("truncation", {"truncation": "auto"}),
         ("include", {"include": ["message.output_text.logprobs"]}),
         ("max_output_tokens", {"max_output_tokens": 5000}),
-        ("reasoning.effort", {"reasoning": {"effort": "low"}}),
         (
             "input[1].output",
             {
@@ -161,9 +158,6 @@ def test_a_format(nano):  # noqa: F811
         ),
         ("tools[1].name", {"tools": [TOOLS[0], {"type": "function", "name": "no name"}]}),
         ("tools[0].parameters", {"tools": [{"type": "function", "name": "a", "parameters": 5}]}),
-        ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
-        ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
-        ("text.verbosity", {"text": {"verbosity": "low"}}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n", "schema": 5}}}),
     ],

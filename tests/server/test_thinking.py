@@ -128,27 +128,29 @@ def test_a_format_of_messages(http):
     assert refused["error"]["message"].startswith("output_config.format.schema")
 
 
-def test_a_budget_beside_strict_tools_is_refused(http):
+def test_a_budget_beside_strict_tools_is_passed_over(http):
+    """The tools' form is a promise, the budget a wish."""
     function = {"name": "f", "strict": True, "parameters": {"type": "object"}}
     asked = {
         "model": "nano",
         "messages": USER,
+        "max_tokens": 4,
         "tools": [{"type": "function", "function": function}],
         "thinking_token_budget": 3,
         "reasoning_effort": "none",
     }
-    refused = http.post("/v1/chat/completions", json=asked)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "thinking_token_budget"
+    said = http.post("/v1/chat/completions", json=asked)
+    assert said.status_code == 200 and said.headers["x-afserve-ignored"] == "thinking_token_budget"
 
 
 def test_earlier_reasoning_goes_to_the_template():
     """Of Anthropic's blocks, Ollama's messages and items of responses, as OpenAI's field that templates read."""
     block = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "yes"}]
     asked = [*USER, {"role": "assistant", "content": block}]
-    found = anthropic.translate(Fields({"max_tokens": 1, "messages": asked})).chat["messages"]
+    found = anthropic.translate(Fields({"max_tokens": 1, "messages": asked})).body["messages"]
     assert found[-1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     message = {"role": "assistant", "content": "yes", "thinking": "hm"}
-    found = ollama.translate_chat(Fields({"messages": [*USER, message]})).chat["messages"]
+    found = ollama.translate_chat(Fields({"messages": [*USER, message]})).body["messages"]
     assert found[-1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     items = [
         *USER,
@@ -156,7 +158,7 @@ def test_earlier_reasoning_goes_to_the_template():
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": "1"},
     ]
-    found = responses.translate(Fields({"input": items}), []).chat["messages"]
+    found = responses.translate(Fields({"input": items}), []).body["messages"]
     assert [message.get("reasoning_content") for message in found] == [None, "hm", None]
 
 

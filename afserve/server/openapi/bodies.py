@@ -124,6 +124,8 @@ SCHEMAS: Mapping[str, Schema] = {
         ("messages",), messages=_array(_MESSAGE), stream=_FLAG, options={"type": "object"}
     ),
     "OllamaRequest": _object(("prompt",), prompt=_TEXT, stream=_FLAG, options={"type": "object"}),
+    "OllamaModel": _object(("model",), model=_TEXT),
+    "OllamaEmbedRequest": _object(("input",), input=_TEXT, options={"type": "object"}),
     "TokenizeRequest": _object(prompt=_TEXT, messages=_array(_MESSAGE), return_token_strs=_FLAG),
     "DetokenizeRequest": _object(("tokens",), tokens=_array(_WHOLE)),
     "BatchRequest": _object(

@@ -1,12 +1,21 @@
 """POST /v1/messages, Anthropic's API, as a chat request: content blocks to text, calls and results."""
 
+import json
+import re
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
+from afserve.server.prepared import ContextLengthError
 from afserve.server.sampling import MAX_TOKENS
-from afserve.server.surfaces.translate import SAMPLING, Body, Translated, copied
-from afserve.server.unsupported import KnownField, refuse_known, refuse_unsupported
+from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words, copied
+from afserve.server.unsupported import (
+    OF_MESSAGES,
+    OF_TOOLS,
+    passes_hosted,
+    refuse_known,
+    refuse_unsupported,
+)
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -15,32 +24,26 @@ NAMES: Mapping[str, str] = {
     "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
-    "tools[].function.parameters": "tools[].input_schema",
-    "tools[].function": "tools[]",
     "tool_choice.function": "tool_choice",
 }
+_HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_LEAVE = KnownField("leave it out")
-_REFUSED = {
-    **dict.fromkeys(("mcp_servers", "container", "context_management"), _LEAVE),
-    "output_format": KnownField("use output_config.format"),
-}
-_OF_TOOLS = {
-    "input_examples": KnownField("put them into its description"),
-    "defer_loading": KnownField("every tool is shown to the model; leave it out"),
-    "allowed_callers": KnownField("only the model calls tools here; leave it out", (["direct"],)),
-}
+# What Claude Code writes in front of its system prompt: it differs with every question, and says nothing to a model.
+_BILLING = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+", re.IGNORECASE)
 
 
 def translate(fields: Fields) -> Translated:
     """Raises RequestError that names the field."""
-    refuse_known(fields, _REFUSED)
+    refuse_known(fields, OF_MESSAGES)
     refuse_unsupported(fields)
     if fields.get("max_tokens") is None:
         fields.refuse("max_tokens", "an integer")
     messages = _system(fields)
     names: dict[str, str] = {}
     for message in fields.sections("messages"):
+        if message.get("role") == "system":
+            _remind(_words(message), messages)
+            continue
         made = _message(message)
         names |= {f"messages[{len(messages) + i}]": message.path for i in range(len(made))}
         messages += made
@@ -49,19 +52,38 @@ def translate(fields: Fields) -> Translated:
     chat["max_completion_tokens"] = fields.get("max_tokens")
     if fields.get("stop_sequences") is not None:
         chat["stop"] = fields.get("stop_sequences")
-    _tools(fields, chat)
+    names |= _tools(fields, chat)
     thinking = fields.section("thinking")
     if thinking is not None:
         _thinking(thinking, chat)
     output = fields.section("output_config")
     if output is not None:
         names |= _output(output, chat)
-    return Translated(chat, {}, names=names)
+    thinks = thinking is not None and "reasoning_effort" in names
+    return Translated(chat, {}, names=names, also={"reasoning_effort": "thinking"} if thinks else {})
 
 
 def translate_count(fields: Fields) -> Translated:
     """The same without an answer: one token of it is asked for, and none is made."""
     return translate(Fields({**fields.raw(), "max_tokens": 1}))
+
+
+def count(tokens: int) -> bytes:
+    """The body of an answer of count_tokens."""
+    return json.dumps({"input_tokens": tokens}).encode()
+
+
+def length_words(error: ContextLengthError, context: int) -> ContextLengthError:
+    """The refusal in the words that Anthropic's clients read numbers from, to send less or ask for fewer."""
+    if error.wanted is None:
+        return ContextLengthError(
+            f"prompt is too long: {error.tokens} tokens > {context} maximum", param=error.param
+        )
+    return ContextLengthError(
+        f"input length and `max_tokens` exceed context limit: {error.tokens} + {error.wanted} > {context}, decrease "
+        "input length or `max_tokens` and try again",
+        param=error.param,
+    )
 
 
 def _thinking(thinking: Fields, chat: Body) -> None:
@@ -98,10 +120,29 @@ def _output(output: Fields, chat: Body) -> Mapping[str, str]:
 def _system(fields: Fields) -> list[Body]:
     value = fields.get("system")
     if isinstance(value, list):
-        value = "\n".join(_text(block) for block in fields.sections("system"))
+        texts = [_text(block) for block in fields.sections("system")]
+        value = "\n".join(_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text))
     elif value is not None:
-        value = fields.text("system")
+        value = _BILLING.sub("", fields.text("system") or "")
     return [{"role": "system", "content": value}] if value else []
+
+
+def _remind(words: str, messages: list[Body]) -> None:
+    """Instructions between messages. Many templates know none there, so that they come as agents told them before they
+    had such messages: in the user's turn, in tags."""
+    role = "system" if [message["role"] for message in messages[:2]] in ([], ["system"]) else "user"
+    if role == "user":
+        words = f"<system-reminder>\n{words}\n</system-reminder>"
+    if messages and messages[-1]["role"] == role:
+        append_words(messages[-1], words)
+    else:
+        messages.append({"role": role, "content": words})
+
+
+def _words(message: Fields) -> str:
+    if isinstance(message.get("content"), list):
+        return "\n".join(_text(block) for block in message.sections("content"))
+    return message.text("content") or message.refuse("content", "a text or blocks of text")
 
 
 def _message(message: Fields) -> list[Body]:
@@ -109,7 +150,7 @@ def _message(message: Fields) -> list[Body]:
     role, content = message.text("role"), message.get("content")
     if role not in ("user", "assistant"):
         name = message.name("role")
-        raise RequestError(f"{name}: {shown(role)} is neither user nor assistant", param=name)
+        raise RequestError(f"{name}: {shown(role)} is none of user, assistant and system", param=name)
     if not isinstance(content, list):
         return [{"role": role, "content": message.text("content")}]
     found: list[Body] = []
@@ -130,6 +171,10 @@ def _message(message: Fields) -> list[Body]:
             )
         elif kind == "thinking":
             thoughts.append(or_else(block.text("thinking"), ""))
+        elif _is_hosted(kind):
+            block.pass_over(
+                f"messages.{kind}", "tools that Anthropic runs are not served; leave its blocks out"
+            )
         elif kind != "redacted_thinking":
             name = block.name("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
@@ -139,6 +184,11 @@ def _message(message: Fields) -> list[Body]:
             whole["reasoning_content"] = "".join(thoughts)
         found.append({**whole, "tool_calls": calls} if calls else whole)
     return found
+
+
+def _is_hosted(kind: str | None) -> bool:
+    """Whether a block is a call or a result of a tool that Anthropic ran."""
+    return kind in _HOSTED_CALLS or (kind or "").endswith("_tool_result")
 
 
 def _text(block: Fields) -> str:
@@ -157,22 +207,33 @@ def _result(block: Fields) -> str:
     return f"Error: {said}" if block.flag("is_error") else said
 
 
-def _tools(fields: Fields, chat: Body) -> None:
-    tools = []
+def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
+    """What the chat's tools are called here: those that Anthropic runs itself are not among them."""
+    tools: list[Body] = []
+    names: dict[str, str] = {}
     for tool in fields.sections("tools"):
+        if passes_hosted(tool):
+            continue
         if tool.get("type") not in (None, "custom"):
             name = tool.name("type")
             raise RequestError(
                 f"{name}: {shown(tool.get('type'))} is not served here, only your own tools", param=name
             )
-        refuse_known(tool, _OF_TOOLS)
+        refuse_known(tool, OF_TOOLS)
         function = {"name": tool.get("name"), "parameters": or_else(tool.get("input_schema"), {})}
         for name in ("description", "strict"):
             if tool.get(name) is not None:
                 function[name] = tool.get(name)
+        own = f"tools[{len(tools)}]"
+        names |= {f"{own}.function.parameters": tool.name("input_schema"), f"{own}.function": tool.path}
         tools.append({"type": "function", "function": function})
     if tools:
         chat["tools"] = tools
+    _choice(fields, chat)
+    return names
+
+
+def _choice(fields: Fields, chat: Body) -> None:
     choice = fields.section("tool_choice")
     if choice is None:
         return

@@ -17,14 +17,13 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageSurface:
-    """One message. The number of prompt tokens is known from the start."""
+    """One message."""
 
     media = b"text/event-stream; charset=utf-8"
     comment: bytes | None = b": still here\n\n"
 
-    def __init__(self, message_id: str, model: str, prompt_tokens: int, reading: Reading | None) -> None:
+    def __init__(self, message_id: str, model: str, reading: Reading | None) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
-        self._prompt_tokens = prompt_tokens
         self._told = ReadChoice(reading)
         self._blocks: list[Block] = []
         self._text: list[str] = []
@@ -32,11 +31,10 @@ class MessageSurface:
         self._reason: str | None = None
         self._stop: str | None = None
 
-    def begin(self) -> bytes:
-        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+    def begin(self, usage: Usage) -> bytes:
+        nothing: Block = {"content": [], "stop_reason": None, "stop_sequence": None}
         return _event(
-            "message_start",
-            message={**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
+            "message_start", message={**self._head, **nothing, "usage": {**_usage(usage), "output_tokens": 0}}
         )
 
     def take(self, piece: TextPiece) -> bytes:
@@ -111,9 +109,11 @@ class MessageSurface:
 
 
 def _usage(usage: Usage) -> Mapping[str, int]:
+    """The three kinds of input add up to the prompt. Nobody pays for what is kept, so none is told as written."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_read_input_tokens": usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - usage.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.reused_tokens,
         "output_tokens": usage.completion_tokens,
     }
 

@@ -61,6 +61,9 @@ class Spoken:
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
             body.release()
+            if isinstance(asked, bytes):
+                await Whole([asked], service.settings.write_deadline)(scope, receive, send)
+                return
             model = service.serving(asked.model)
             asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
             service.admit(model, asked.prompts, asked.scheduling)
@@ -68,12 +71,12 @@ class Spoken:
             stream = asked.stream is not None
             watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
             with service.running.watching(watched):
-                await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
+                answer = self._answer(model, asked, arrived, scope, watched)
+                await answer(scope, receive, service.ignored.naming(send, asked.ignored))
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared:
-        asked = await self._service.text.prepare(self._kind, body.data)
-        assert isinstance(asked, Prepared)
-        return asked
+    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
+        """Bytes are an answer that is there already."""
+        return await self._service.text.prepare(self._kind, body.data)
 
     def _answer(
         self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
@@ -108,7 +111,7 @@ class Spoken:
 
 
 def message(asked: Prepared, id: str, clock: Clock) -> Surface:
-    return MessageSurface(id, asked.model, len(asked.prompts[0]), asked.reading)
+    return MessageSurface(id, asked.model, asked.reading)
 
 
 def ollama_chat(asked: Prepared, id: str, clock: Clock) -> Surface:
@@ -133,7 +136,7 @@ class Responses(Spoken):
         )
         super().__init__(service, BodyKind.RESPONSE, self._surface)
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared:
+    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
         """A body that follows a response is prepared together with what was said up to that one."""
         text = self._service.text
         asked = await text.prepare(BodyKind.RESPONSE, body.data)
@@ -142,7 +145,6 @@ class Responses(Spoken):
             asked = await text.prepare(
                 BodyKind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
             )
-        assert isinstance(asked, Prepared)
         return asked
 
     def _surface(self, asked: Prepared, id: str, clock: Clock) -> Surface:

@@ -1,15 +1,23 @@
 """Ollama's /api/chat and /api/generate as a chat request: its options to sampling fields, its format to a schema."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
-from afserve.errors import RequestError, shown
+from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
+from afserve.server.surfaces.ollama_lines import loaded
 from afserve.server.surfaces.translate import Body, Translated
-from afserve.server.unsupported import KnownField, refuse_known
+from afserve.server.unsupported import (
+    ANYWHERE,
+    OF_OLLAMA,
+    OF_OLLAMA_OPTIONS,
+    OF_OLLAMA_PROMPTS,
+    refuse_known,
+)
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NAMES: Mapping[str, str] = {
-    "max_completion_tokens": "options.num_predict",
+    **dict.fromkeys(("max_completion_tokens", "max_tokens"), "options.num_predict"),
     "response_format.json_schema.schema": "format",
     "response_format": "format",
     "reasoning_effort": "think",
@@ -31,23 +39,16 @@ _ITS_OWN = (
     "use_mlock",
     "numa",
 )
-_REFUSED = {
-    **dict.fromkeys(("logprobs", "top_logprobs"), KnownField("use /v1/chat/completions")),
-    **dict.fromkeys(("width", "height", "steps"), KnownField("this model writes text only")),
-}
-_OF_PROMPTS = {
-    **dict.fromkeys(("suffix", "images", "template", "context"), KnownField("leave it out")),
-    "raw": KnownField("use /v1/completions"),
-}
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "repeat_last_n": (64, -1), "typical_p": (1, 1.0), "tfs_z": (1, 1.0), "mirostat": (0,), "mirostat_eta": (0.1,),
-    "mirostat_tau": (5, 5.0), "penalize_newline": (True,),
-}  # fmt: skip
+_KEEP_ALIVE = {"keep_alive": ANYWHERE["keep_alive"]}
+_NO_TIME = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
+_RAW, _TAG = "raw", ":latest"
 
 
 def translate_chat(fields: Fields) -> Translated:
     """Raises RequestError that names the field."""
     chat = _common(fields)
+    if not fields.sections("messages"):
+        return _preload(fields, chat=True)
     chat["messages"] = [_message(message) for message in fields.sections("messages")]
     if fields.get("tools"):
         chat["tools"] = fields.get("tools")
@@ -55,17 +56,47 @@ def translate_chat(fields: Fields) -> Translated:
 
 
 def translate_generate(fields: Fields) -> Translated:
-    """A prompt in the model's template, or with `raw` as it is, which /v1/completions is for."""
-    refuse_known(fields, _OF_PROMPTS)
-    chat = _common(fields)
+    """A prompt in the model's template, or with `raw` as it is."""
+    refuse_known(fields, OF_OLLAMA_PROMPTS)
+    prompt, raw, common = fields.text("prompt"), fields.flag(_RAW), _common(fields)
+    if not prompt:
+        return _preload(fields, chat=False)
+    if raw:
+        return Translated(_completion(fields, common, prompt), {}, raw=True)
     messages: list[Body] = []
     if fields.text("system"):
         messages.append({"role": "system", "content": fields.text("system")})
-    if fields.text("prompt") is None:
-        fields.refuse("prompt", "a string")
-    messages.append({"role": "user", "content": fields.text("prompt")})
-    chat["messages"] = messages
-    return Translated(chat, {})
+    messages.append({"role": "user", "content": prompt})
+    return Translated({**common, "messages": messages}, {})
+
+
+def translate_embed(fields: Fields) -> Mapping[str, object]:
+    """Of /api/embed, or of the older /api/embeddings, as OpenAI's request."""
+    refuse_known(fields, _KEEP_ALIVE)
+    options = fields.section("options")
+    if options is not None:
+        _options(options, {})
+    text = fields.get("prompt") if fields.get("input") is None else fields.get("input")
+    return {"input": text, "dimensions": fields.get("dimensions")}
+
+
+def _preload(fields: Fields, *, chat: bool) -> Translated:
+    """A request without words asks for the model to be loaded, which it is, or to be unloaded, which it is not."""
+    reason = "unload" if _NO_TIME.fullmatch(str(fields.get("keep_alive"))) else "load"
+    return Translated({}, {}, whole=loaded(fields.text("model") or "", reason, chat=chat))
+
+
+def _completion(fields: Fields, common: Body, prompt: str) -> Body:
+    if fields.text("system"):
+        raise RequestError(
+            "system: a raw prompt has no place for it; put it into the prompt, or leave raw out",
+            param="system",
+        )
+    if "max_completion_tokens" in common:
+        common["max_tokens"] = common.pop("max_completion_tokens")
+    if common.pop("reasoning_effort", "none") != "none":
+        fields.pass_over("think", "a raw prompt says itself whether to think; leave raw out")
+    return {**common, "prompt": prompt}
 
 
 def _message(message: Fields) -> Body:
@@ -81,14 +112,15 @@ def _message(message: Fields) -> Body:
     return {**plain, "tool_calls": calls} if calls else plain
 
 
-def plain_name(model: str) -> str:
-    """Without the tag that Ollama's clients add."""
-    return model.removesuffix(":latest")
+def served_name(asked: str, names: Collection[str]) -> str:
+    """Which of these names is meant: Ollama's clients add a tag, or leave it out."""
+    plain = asked.removesuffix(_TAG)
+    return next((name for name in (asked, plain, plain + _TAG) if name in names), plain)
 
 
 def _common(fields: Fields) -> Body:
     """Streams unless it is asked not to."""
-    refuse_known(fields, _REFUSED)
+    refuse_known(fields, {**OF_OLLAMA, **_KEEP_ALIVE})
     chat: Body = {"stream": fields.flag("stream", True)}
     options = fields.section("options")
     if options is not None:
@@ -113,10 +145,7 @@ def _options(options: Fields, chat: Body) -> None:
         chat["max_completion_tokens"] = predict
     if options.get("repeat_penalty") is not None:
         chat["repetition_penalty"] = options.get("repeat_penalty")
-    known = {*_SAME, *_ITS_OWN, "num_predict", "repeat_penalty"}
-    for name, value in options.raw().items():
-        if name not in known and value not in (None, *_NEUTRAL.get(name, ())):
-            raise RequestError(
-                f"{options.name(name)}: {shown(value)} is not supported; leave it out",
-                param=options.name(name),
-            )
+    refuse_known(options, OF_OLLAMA_OPTIONS)
+    known = {*_SAME, *_ITS_OWN, *OF_OLLAMA_OPTIONS, "num_predict", "repeat_penalty"}
+    if any(value is not None for name, value in options.raw().items() if name not in known):
+        options.pass_over("options", "this server knows no such option; leave it out")

@@ -33,7 +33,7 @@ class OllamaSurface:
         self._told_calls = 0
         self._reason = "stop"
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         return b""
 
     def take(self, piece: TextPiece) -> bytes:
@@ -118,3 +118,11 @@ def _nanoseconds(seconds: float) -> int:
 
 def _time() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def loaded(model: str, reason: str, *, chat: bool) -> bytes:
+    """The answer to a request without words."""
+    said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    return encode(
+        {"model": model, "created_at": _time(), **said, "done": True, "done_reason": reason}
+    ).encode()

@@ -10,9 +10,11 @@ from afserve.server.choice import TextPiece
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.refusal import code_of, told
+from afserve.server.surfaces.response_tools import called_tools, free_text
 from afserve.server.wording import Usage, encode
 
 Item = dict[str, object]
+_CALL, _CUSTOM = _CALLS = ("function_call", "custom_tool_call")
 _ENDS: Mapping[str, tuple[str, Item | None]] = {
     "stop": ("completed", None),
     "length": ("incomplete", {"reason": "max_output_tokens"}),
@@ -31,6 +33,7 @@ class ResponseSurface:
         self.id = response_id
         self.items: list[Item] = []
         self._told = ReadChoice(reading)
+        self._tools = called_tools(facts.get("tools"))
         self._base = {
             "id": response_id,
             "object": "response",
@@ -43,7 +46,7 @@ class ResponseSurface:
         self._number = 0
         self._text: list[str] = []  # of the item that is open
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         response = self._response(None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -52,7 +55,7 @@ class ResponseSurface:
     def take(self, piece: TextPiece) -> bytes:
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
-            said += self._close()
+            said += self._close("incomplete" if piece.finish_reason == "length" else "completed")
             self._status, self._details = _ENDS.get(piece.finish_reason, ("completed", None))
         return said
 
@@ -90,16 +93,29 @@ class ResponseSurface:
                 lead = self._open("reasoning")
                 return lead + self._grow(text, "response.reasoning_text.delta", content_index=0)
             case Called(index, name):
-                return self._open("function_call", name=name, call_id=self._told.call_id(index), arguments="")
+                return self._open_call(name, self._told.call_id(index))
             case Argued(_, text):
+                if self.items[-1]["type"] == _CUSTOM:  # its text is told once it is whole
+                    self._text.append(text)
+                    return b""
                 return self._grow(text, "response.function_call_arguments.delta")
+
+    def _open_call(self, flat: str, call_id: str) -> bytes:
+        """By the name that the client knows."""
+        tool = self._tools.get(flat)
+        called: Item = {"name": flat if tool is None else tool.name, "call_id": call_id}
+        if tool is not None and tool.namespace is not None:
+            called["namespace"] = tool.namespace
+        if tool is not None and tool.custom:
+            return self._open(_CUSTOM, **called, input="")
+        return self._open(_CALL, **called, arguments="")
 
     def _open(self, kind: str, **more: object) -> bytes:
         """A new item, unless the open one is of this kind; every call is its own."""
-        if self.items and self._is_open and self.items[-1]["type"] == kind != "function_call":
+        if self.items and self._is_open and self.items[-1]["type"] == kind not in _CALLS:
             return b""
         said = self._close()
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        prefix = {"message": "msg", "reasoning": "rs", _CALL: "fc", _CUSTOM: "ctc"}[kind]
         item: Item = {"id": f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}
         if kind == "message":
             item |= {"role": "assistant", "content": []}
@@ -108,7 +124,7 @@ class ResponseSurface:
         self.items.append(item)
         self._text.clear()
         said += self._event("response.output_item.added", output_index=len(self.items) - 1, item=dict(item))
-        if kind != "function_call":
+        if kind not in _CALLS:
             said += self._at("response.content_part.added", content_index=0, part=_content(kind, ""))
         return said
 
@@ -120,13 +136,18 @@ class ResponseSurface:
         self._text.append(text)
         return self._at(kind, delta=text, **more)
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
+        """Ends the open item; what was cut off in it is `incomplete`."""
         if not self._is_open:
             return b""
         item, text = self.items[-1], "".join(self._text)
-        item["status"] = "completed"
+        item["status"] = status
         kind = str(item["type"])
-        if kind == "function_call":
+        if kind == _CUSTOM:
+            item["input"] = text = free_text(text)
+            said = self._at("response.custom_tool_call_input.delta", delta=text)
+            said += self._at("response.custom_tool_call_input.done", input=text)
+        elif kind == _CALL:
             item["arguments"] = text
             said = self._at("response.function_call_arguments.done", arguments=text, name=item["name"])
         else:

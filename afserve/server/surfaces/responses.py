@@ -5,8 +5,15 @@ from collections.abc import Mapping, Sequence
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
-from afserve.server.surfaces.translate import Body, Translated, copied
-from afserve.server.unsupported import VERBOSITY, KnownField, refuse_known, refuse_unsupported
+from afserve.server.surfaces.response_tools import flat_name, free_arguments, offered_tools, tool_choice
+from afserve.server.surfaces.translate import Body, Translated, append_words, copied
+from afserve.server.unsupported import (
+    OF_REASONING,
+    OF_RESPONSES,
+    OF_TEXT,
+    refuse_known,
+    refuse_unsupported,
+)
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -14,30 +21,20 @@ NAMES: Mapping[str, str] = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
-    "tools[].function": "tools[]",
+    "thinking_token_budget": "reasoning",
 }
 MAX_ITEMS = 8192
 MAX_REPEATED = 1 << 18
-_REFUSED = {
-    "background": KnownField("ask for a stream, or send it with /v1/batches"),
-    "conversation": KnownField("use previous_response_id"),
-    "prompt": KnownField("send the text itself"),
-    "max_tool_calls": KnownField("this server calls no tools itself"),
-    "context_management": KnownField("leave it out"),
-}
-_NO_SUMMARY = KnownField("the reasoning itself is told; leave it out", ("auto",))
-_OF_REASONING = {
-    "summary": _NO_SUMMARY,
-    "generate_summary": _NO_SUMMARY,
-    "context": KnownField(
-        "earlier reasoning is shown to the model as its template does it; leave it out", ("auto",)
-    ),
-    "mode": KnownField("use effort", ("standard",)),
-}
-_OF_TOOLS = {
-    "defer_loading": KnownField("every tool is shown to the model; leave it out"),
-    "allowed_callers": KnownField("only the model calls tools here; leave it out", (["direct"],)),
-}
+# Items of tools that a server runs, not the client: the model does not see them.
+_HOSTED = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_call", "tool_search_output",
+)  # fmt: skip
+# Calls of tools that a client runs without having described them, and what each was asked to do.
+_UNDESCRIBED = {"local_shell_call": "action", "apply_patch_call": "operation"}
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in _UNDESCRIBED))
+_INSTRUCTING = ("system", "developer")
+_LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -47,16 +44,16 @@ def translate(fields: Fields, before: list[object]) -> Translated:
     own = _items(fields)
     instructions = fields.text("instructions")
     messages: list[Body] = [{"role": "system", "content": instructions}] if instructions else []
-    _messages(before, "previous_response_id", messages)
-    names = _messages(own, "input", messages)
+    _messages(before, "previous_response_id", messages, fields)
+    names = _messages(own, "input", messages, fields)
     chat: Body = {**copied(fields), "messages": messages}
     if fields.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = fields.get("max_output_tokens")
-    _tools(fields, chat)
+    names |= _tools(fields, chat)
     _format(fields, chat)
     reasoning = fields.section("reasoning")
     if reasoning is not None:
-        refuse_known(reasoning, _OF_REASONING)
+        refuse_known(reasoning, OF_REASONING)
         chat["reasoning_effort"] = reasoning.get("effort")
     kept = [*before, *own] if fields.flag("store", True) else ()
     return Translated(chat, _facts(fields), kept, names)
@@ -64,19 +61,15 @@ def translate(fields: Fields, before: list[object]) -> Translated:
 
 def _refuse(fields: Fields) -> None:
     refuse_unsupported(fields)
-    refuse_known(fields, _REFUSED)
-    truncation = or_else(fields.text("truncation"), "disabled")
-    if truncation != "disabled":
-        raise RequestError(
-            f"truncation: {shown(truncation)} is not supported, only disabled; send what fits",
-            param="truncation",
-        )
-    odd = [each for each in fields.texts("include", 16) if each != "reasoning.encrypted_content"]
-    if odd or fields.get("top_logprobs"):
-        name = "include" if odd else "top_logprobs"
-        raise RequestError(
-            f"{name}: is not supported; chat completions and completions have logprobs", param=name
-        )
+    refuse_known(fields, OF_RESPONSES)
+    for each in fields.texts("include", 16):
+        if each == _LOGPROBS:
+            raise RequestError(
+                "include: logprobs are not supported here; chat completions and completions have them",
+                param="include",
+            )
+        if each != "reasoning.encrypted_content":
+            fields.pass_over("include", "this server has no tools of its own; leave it out")
 
 
 def _facts(fields: Fields) -> Body:
@@ -105,7 +98,7 @@ def _repeated(fields: Fields) -> Body:
         "temperature": fields.get("temperature"),
         "top_p": fields.get("top_p"),
         "top_logprobs": 0,
-        "truncation": "disabled",
+        "truncation": or_else(fields.text("truncation"), "disabled"),
         "store": fields.flag("store", True),
         "service_tier": or_else(fields.text("service_tier"), "default"),
         "user": fields.text("user"),
@@ -123,27 +116,30 @@ def _items(fields: Fields) -> list[object]:
     return items
 
 
-def _messages(items: Sequence[object], name: str, messages: list[Body]) -> dict[str, str]:
+def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fields) -> dict[str, str]:
     """Appends what `items` are as messages; `name` is the field they came in. Returns what parts of messages are
     called there. Reasoning becomes part of the message or call behind it; the template says whether it is shown."""
     names: dict[str, str] = {}
     thought = ""
     for at, item in enumerate(items):
         assert isinstance(item, dict), "items are objects"
-        fields = Fields(item, f"{name}[{at}]")
+        fields = Fields(item, f"{name}[{at}]", body.passed)
         kind = or_else(fields.text("type"), "message")
         if kind == "message":
             names[f"messages[{len(messages)}]"] = fields.path
-            messages.append(_message(fields))
-        elif kind == "function_call":
-            _call(fields, messages, names)
-        elif kind == "function_call_output":
-            call_id, content = fields.get("call_id"), _content(fields, "output")
+            _say(_message(fields), messages)
+        elif kind.endswith("_call") and (asked := _called(kind, fields)):
+            _call(*asked, fields, messages, names)
+        elif kind in _OUTPUTS:
+            call_id, content = or_else(fields.get("call_id"), fields.get("id")), _content(fields, "output")
             names[f"messages[{len(messages)}].tool_call_id"] = fields.name("call_id")
             names[f"messages[{len(messages)}].content"] = fields.name("output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif kind == "reasoning":
             thought += "".join(or_else(part.text("text"), "") for part in fields.sections("content"))
+            continue
+        elif kind in _HOSTED:
+            body.pass_over(f"input.{kind}", "tools that a server runs are not served; leave their items out")
             continue
         else:
             own = fields.name("type")
@@ -152,6 +148,20 @@ def _messages(items: Sequence[object], name: str, messages: list[Body]) -> dict[
             messages[-1]["reasoning_content"] = thought
         thought = ""
     return names
+
+
+def _say(message: Body, messages: list[Body]) -> None:
+    """Instructions that follow one another are one message: many templates know only the first."""
+    if messages and message["role"] in _INSTRUCTING and messages[-1]["role"] in _INSTRUCTING:
+        append_words(messages[-1], _text_of(message["content"]))
+    else:
+        messages.append(message)
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(str(part["text"]) for part in content)
+    return content if isinstance(content, str) else ""
 
 
 def _message(fields: Fields) -> Body:
@@ -180,12 +190,29 @@ def _content(fields: Fields, key: str) -> object:
     return parts
 
 
-def _call(fields: Fields, messages: list[Body], names: dict[str, str]) -> None:
+def _called(kind: str, fields: Fields) -> tuple[str | None, object] | None:
+    """The name and the arguments of a call that a client ran; None where the item is another one's."""
+    if kind == "function_call":
+        name = fields.text("name")
+        return name and flat_name(name, fields.get("namespace")), fields.text("arguments")
+    if kind == "custom_tool_call":
+        name = fields.text("name")
+        given = free_arguments(or_else(fields.text("input"), ""))
+        return name and flat_name(name, fields.get("namespace")), given
+    if kind in _UNDESCRIBED:
+        return kind.removesuffix("_call"), json.dumps(or_else(fields.get(_UNDESCRIBED[kind]), {}))
+    return None
+
+
+def _call(
+    name: str | None, arguments: object, fields: Fields, messages: list[Body], names: dict[str, str]
+) -> None:
     """Calls that follow one another, or the words before them, are one message of the assistant."""
+    function = {"name": name, "arguments": arguments}
     call = {
-        "id": fields.text("call_id"),
+        "id": or_else(fields.text("call_id"), fields.text("id")),
         "type": "function",
-        "function": {"name": fields.text("name"), "arguments": fields.text("arguments")},
+        "function": function,
     }
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
@@ -196,31 +223,22 @@ def _call(fields: Fields, messages: list[Body], names: dict[str, str]) -> None:
     calls.append(call)
 
 
-def _tools(fields: Fields, chat: Body) -> None:
-    tools = []
-    for tool in fields.sections("tools"):
-        kind = tool.text("type")
-        if kind != "function":
-            name = tool.name("type")
-            raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
-        refuse_known(tool, _OF_TOOLS)
-        function = {
-            key: tool.get(key)
-            for key in ("name", "description", "parameters", "strict")
-            if tool.get(key) is not None
-        }
-        tools.append({"type": "function", "function": function})
-    if tools:
-        chat["tools"] = tools
-    for name in ("tool_choice", "parallel_tool_calls"):
-        if fields.get(name) is not None:
-            chat[name] = fields.get(name)
+def _tools(fields: Fields, chat: Body) -> dict[str, str]:
+    """What the chat's tools are called here."""
+    offered = offered_tools(fields)
+    if offered:
+        chat["tools"] = [{"type": "function", "function": each.function} for each in offered]
+    if fields.get("tool_choice") is not None:
+        chat["tool_choice"] = tool_choice(fields, offered)
+    if fields.get("parallel_tool_calls") is not None:
+        chat["parallel_tool_calls"] = fields.get("parallel_tool_calls")
+    return {f"tools[{at}].function": each.path for at, each in enumerate(offered)}
 
 
 def _format(fields: Fields, chat: Body) -> None:
     text = fields.section("text")
     if text is not None:
-        refuse_known(text, {"verbosity": VERBOSITY})
+        refuse_known(text, OF_TEXT)
     form = None if text is None else text.section("format")
     if form is None:
         return

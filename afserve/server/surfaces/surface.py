@@ -27,7 +27,9 @@ class Surface(Protocol):
     media: bytes
     comment: bytes | None
 
-    def begin(self) -> bytes: ...
+    def begin(self, usage: Usage) -> bytes:
+        """What a stream says first, once its first piece is there."""
+        ...
 
     def take(self, piece: TextPiece) -> bytes: ...
 
@@ -108,16 +110,16 @@ class SurfaceAnswer(Response):
 
     async def _write_all(self, writer: Writer) -> None:
         usage, surface = Usage(self._task.prompt_tokens), self._surface
-        opening = surface.begin()
+        begun = False
         async with (
             within(self._task.scheduling.deadline, watched=self._task.watched),
             aclosing(self._generator.run(self._task, _Events(surface, usage, writer))) as pieces,
         ):
             async for _, piece in pieces:
                 usage.add(piece)
-                data = opening + surface.take(piece)
-                opening = b""
-                if data:
+                opening = b"" if begun else surface.begin(usage)
+                begun = True
+                if data := opening + surface.take(piece):
                     await writer.write(data)
         end = surface.end(usage)
         if self._keep is not None:

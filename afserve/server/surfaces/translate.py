@@ -19,13 +19,17 @@ SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """`chat`: the body of a chat request. `facts`: what the answer repeats of the request. `kept`: items to store.
-    `names`: what chat fields were called in this request, where that depends on it."""
+    """`body`: of a chat request, with `raw` of a completion. `facts`: what the answer repeats of the request. `kept`:
+    items to store. `names`: what its fields were called in this request, where that depends on it; `also` has
+    second names. `whole`: the answer, where there is nothing to compute."""
 
-    chat: Body
+    body: Body
     facts: Mapping[str, object]
     kept: Sequence[object] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+    raw: bool = False
+    whole: bytes = b""
 
 
 def refuse_resume(fields: Fields) -> None:
@@ -39,6 +43,14 @@ def refuse_resume(fields: Fields) -> None:
 
 def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
     return {name: fields.get(name) for name in names if fields.get(name) is not None}
+
+
+def append_words(message: Body, words: str) -> None:
+    """Below what a message has, as a part of its own: joining many costs what they have."""
+    content = message["content"]
+    if not isinstance(content, list):
+        content = message["content"] = [{"type": "text", "text": content or ""}]
+    content.append({"type": "text", "text": f"\n\n{words}"})
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL`: a coding agent from npm against this server.
+
+Runs in a network namespace of its own, so that nothing but the server can be reached. The model is scripted: it says
+CALL, and with a result in its prompt what the result is. FOLDER is the agent's home and working folder. Prints one JSON
+object: the agent's exit code and output, every request with its answer's status and headers, every prompt.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from afserve.control.backend import ServedModel
+from afserve.server.settings import ServerSettings
+from afserve.tokenizer import Tokenizer
+from tests.server.conftest import ScriptedBackend, Server
+
+SECONDS = 120.0
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "nano"
+# Where the packages are: a folder with node_modules, else the commands of the path.
+PACKAGES = "AFSERVE_AGENTS"
+RESULT = "<tool_response>"
+CODEX = """model = "{model}"
+model_provider = "afserve"
+[model_providers.afserve]
+name = "afserve"
+base_url = "{url}/v1"
+wire_api = "responses"
+"""
+
+
+def command_of(agent: str) -> str | None:
+    """The agent's command, None where it is not installed."""
+    folder = os.environ.get(PACKAGES)
+    return shutil.which(agent, path=str(Path(folder) / "node_modules" / ".bin") if folder else None)
+
+
+@dataclass
+class PlayedBackend(ScriptedBackend):
+    """Answers with the call until a result of it is in the prompt, then with what the result is."""
+
+    call: str = ""
+    prompts: list[str] = field(default_factory=list)
+    per_event: int = 8
+
+    def answer_to(self, request):
+        text = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
+        self.prompts.append(text)
+        _, found, result = text.rpartition(RESULT)
+        told = "The result: " + result.partition("</tool_response>")[0].strip() if found else self.call
+        return [*self.tokenizer.encode(told, add_special_tokens=False), 1][: request.params.max_tokens]
+
+
+class Recorded:
+    """The application, and what is asked of it."""
+
+    def __init__(self, app):
+        self._app, self.state = app, app.state
+        self.requests: list[dict[str, object]] = []
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        seen: dict[str, object] = {
+            "path": scope["path"],
+            "body": "",
+            "status": 0,
+            "headers": {},
+            "answer": "",
+        }
+        self.requests.append(seen)
+
+        async def received():
+            message = await receive()
+            seen["body"] += message.get("body", b"").decode()
+            return message
+
+        async def sent(message):
+            if message["type"] == "http.response.start":
+                seen["status"] = message["status"]
+                seen["headers"] = {name.decode(): value.decode() for name, value in message["headers"]}
+            seen["answer"] += message.get("body", b"").decode()
+            await send(message)
+
+        await self._app(scope, received, sent)
+
+
+def call_of(name: str, arguments: Mapping[str, object]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def environment(home: Path, url: str) -> Mapping[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return {
+        **kept,
+        "HOME": str(home),
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "IS_SANDBOX": "1",
+    }
+
+
+def arguments(agent: str, command: str, model: str, question: str) -> Sequence[str]:
+    if agent == "claude":
+        tail = ("--output-format", "json", "--model", model, "--allowedTools", "Read")
+        return (command, "-p", question, *tail)
+    return (command, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", question)
+
+
+def play(agent: str, home: Path, model: str, context: int, question: str, call: str) -> Mapping[str, object]:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    tokenizer = Tokenizer.from_folder(FOLDER)
+    served = ServedModel(model, str(FOLDER), context, tokenizer.vocab_size, 1_700_000_000)
+    backend = PlayedBackend(served, tokenizer, call=call)
+    server = Server(backend, tokenizer, ServerSettings())
+    recorded = server.app = Recorded(server.app)
+    server.start()
+    try:
+        (home / ".codex").mkdir(exist_ok=True)
+        (home / ".codex" / "config.toml").write_text(CODEX.format(model=model, url=server.url))
+        command = command_of(agent)
+        assert command is not None, f"{agent} is not installed"
+        done = subprocess.run(
+            arguments(agent, command, model, question),
+            env=environment(home, server.url), cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+    finally:
+        server.stop()
+    return {
+        "rc": done.returncode,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+        "requests": recorded.requests,
+        "prompts": backend.prompts,
+    }
+
+
+if __name__ == "__main__":
+    agent, home, model, context, *told = sys.argv[1:]
+    print(json.dumps(play(agent, Path(home), model, int(context), *told)))
