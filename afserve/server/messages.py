@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
+from afserve.server.cut_arguments import object_of
 from afserve.server.fields import Fields
 from afserve.server.unsupported import KnownField, refuse_known
 
@@ -54,11 +55,12 @@ def _part(part: Fields) -> str:
 
 
 def _tool_call(call: Fields) -> Mapping[str, object]:
-    """Templates want the arguments as an object, clients send them back as the JSON text they received."""
+    """Templates want the arguments as an object, clients send them back as the text that they received."""
     function = call.section("function")
     if function is None:
         call.refuse("function", "an object")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = Fields.parsed(arguments or "{}", function.name("arguments"))
+    given = function.get("arguments")
+    if given is not None and not isinstance(given, str | dict):
+        function.refuse("arguments", "a string, the JSON of an object")
+    arguments = given if isinstance(given, dict) else object_of(given or "")
     return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}

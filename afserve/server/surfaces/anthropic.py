@@ -46,6 +46,8 @@ def translate(fields: Fields) -> Translated:
         messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
     chat: Body = {**copied(fields, sampling), "messages": messages}
+    if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+        chat["continue_final_message"] = True
     chat["max_completion_tokens"] = fields.get("max_tokens")
     if fields.get("stop_sequences") is not None:
         chat["stop"] = fields.get("stop_sequences")
