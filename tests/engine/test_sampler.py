@@ -235,6 +235,19 @@ def sample_one(row, seed):
     return sample(row[None], [sequence(seed=seed, top_p=0.7, min_p=1e-4)])[0]
 
 
+SEEDS = st.sampled_from([0, 1, 2, (1 << 63) - 1, 1 << 62, 1 << 40]) | st.integers(0, (1 << 63) - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(found=st.sets(SEEDS, min_size=1, max_size=3))
+def test_every_seed_of_64_bits_draws_its_own(found):
+    """At 24 positions: two seeds that agree in all of them are one."""
+    rows = torch.randn(24, 400, generator=torch.Generator().manual_seed(2)) * 0.1
+    seeds = sorted({-(1 << 63), *found, *(-seed for seed in found)})
+    drawn = [tuple(sample(rows, [sequence([5] * i, seed=seed) for i in range(24)])) for seed in seeds]
+    assert len(set(drawn)) == len(seeds)
+
+
 def test_choices_count_seeds_up_and_wrap_in_64_bits():
     params = SamplingParams(n=3, seed=(1 << 63) - 2, max_tokens=5)
     assert [one.seed for one in params.choices()] == [(1 << 63) - 2, (1 << 63) - 1, -1 << 63]
