@@ -1,4 +1,4 @@
-"""What is generated is the text that it adds to the prompt's, in every kind of vocabulary; so are tokens and offsets."""
+"""What is generated is the text that it adds to the prompt's, in every vocabulary; so are tokens and offsets."""
 
 import json
 from collections.abc import Iterator
