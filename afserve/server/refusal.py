@@ -88,7 +88,7 @@ def refusal(error: AfserveError, path: str = "") -> Response:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status in (413, 431):
+    if error.status in (408, 413, 431):
         headers["connection"] = "close"
     return json_response(body_for(path, error), error.status, headers)
 
