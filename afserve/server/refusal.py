@@ -1,22 +1,49 @@
 """Errors as HTTP: the status, the OpenAI error body, Retry-After. One place decides what a client reads.
 
-Nothing of an unexpected exception reaches the client: it goes to the log.
+What is said of a request's own fields is told as it is. What happened inside is the operator's: of an unexpected
+exception, a checkpoint, another process or received bytes a client learns that it happened, and the log has the rest.
 """
 
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, PeerLost, shown
+from afserve.errors import (
+    AfserveError,
+    AuthError,
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DeadlineError,
+    DoesNotFitError,
+    ModelError,
+    NotFoundError,
+    OverloadedError,
+    PeerError,
+    PeerLost,
+    UserError,
+    shown,
+)
 from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
 BUG = "afserve failed on this request; its log has the reason"
+# What is said of a class of errors whose messages are the operator's; of all others that are not below, BUG.
+_WITHHELD: dict[type[AfserveError], str] = {
+    CheckpointError: "the model's files cannot be used; the server's log has the reason",
+    DoesNotFitError: "the model needs more memory than there is; the server's log has the reason",
+    PeerError: "a node that this request needed did not answer as it should; send the request again",
+}
+_SPOKEN = (CapacityError, ConfigError, DeadlineError, ModelError)
+_PID = re.compile(r" ?\(pid \d+\)| ?\bpid \d+")
+# With a folder in front of it or at the root; the server's own routes are no files.
+_FILE = re.compile(r"(?<![\w/])(?!/(?:v1|api|admin|ready|health|status|live)\b)[\w.~@+-]*(?:/[\w.~@+-]+)+/?")
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -61,7 +88,17 @@ def _told(error: AfserveError) -> str:
     """The message, without what is the operator's alone: a lost node's last words may show paths and code."""
     if isinstance(error, PeerLost):
         return f"{error.peer}: this node was lost while it was needed; send the request again"
-    return error.message if error.status < 500 else error.message.partition("\n")[0]
+    words = _words(error)
+    if words != error.message:
+        log.warning("what a client is not told: %s", error.message)
+    return words
+
+
+def _words(error: AfserveError) -> str:
+    withheld = next((_WITHHELD[kind] for kind in type(error).__mro__ if kind in _WITHHELD), BUG)
+    if isinstance(error, _SPOKEN) and not isinstance(error, DoesNotFitError):
+        return _FILE.sub("a file", _PID.sub("", error.message.partition("\n")[0]))
+    return error.message if isinstance(error, UserError) and withheld is BUG else withheld
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
