@@ -244,5 +244,5 @@ def _wrong(dice: random.Random, data: bytes) -> Framed:
 
 
 def _zipped(dice: random.Random, data: bytes) -> Framed:
-    packed = gzip.compress(data)
+    packed = gzip.compress(data, mtime=0)
     return ["Content-Encoding: gzip", f"Content-Length: {len(packed)}"], packed
