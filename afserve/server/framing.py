@@ -10,7 +10,7 @@ import h11
 
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
 # RFC 3986's reg-name or IP-literal, and a port; no user.
-_AUTHORITY = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
+_AUTHORITY = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Za-z:.%_~-]+\])(?::[0-9]*)?")
 _ABSOLUTE = re.compile(rb"(?i:https?)://")
 
 

@@ -8,6 +8,7 @@ from afserve.server.fields import Fields
 from afserve.server.unsupported import KnownField, refuse_known
 
 MAX_MESSAGES = 8192
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField("use tool_calls"),
     "audio": KnownField("this model reads text only"),
@@ -27,10 +28,21 @@ def _message(message: Fields) -> Mapping[str, object]:
     if not role:
         message.refuse("role", "a string such as user, assistant or system")
     refuse_known(message, _NOT_SHOWN)
-    plain: dict[str, object] = {**message.raw(), "role": role, "content": _content(message)}
+    plain: dict[str, object] = {
+        **_reasoning(message),
+        **message.raw(),
+        "role": role,
+        "content": _content(message),
+    }
     if message.get("tool_calls") is not None:
         plain["tool_calls"] = [_tool_call(call) for call in message.sections("tool_calls")]
     return plain
+
+
+def _reasoning(message: Fields) -> Mapping[str, object]:
+    """Under the names that templates read, whichever of them a client sends, as in transformers."""
+    told = [text for name in _REASONING if isinstance(text := message.get(name), str)]
+    return dict.fromkeys(("reasoning_content", "thinking"), told[0]) if told else {}
 
 
 def _content(message: Fields) -> str | None:

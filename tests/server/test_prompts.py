@@ -116,6 +116,17 @@ def test_a_message_without_text_has_nothing_to_go_on_with():
     assert caught.value.param == "messages[1].content"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_by_any_name_is_shown_as_transformers_does(name):
+    template = (
+        "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.thinking }}]{{ m.content }}{% endfor %}"
+    )
+    sent = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", name: "hm"}]
+    told = messages_of(Fields({"messages": sent}))
+    expected = render_jinja_template([sent], chat_template=template)[0][0]
+    assert ChatTemplate(template, {}).render(told) == expected
+
+
 # ---- roles
 
 NAMED = "{% for m in messages %}{% if m['role'] in ['developer', 'ipython'] %}{{ m.content }}{% endif %}{% endfor %}"
