@@ -63,7 +63,7 @@ async def ask(port: int, sent: Sent) -> bytes:
     found = bytearray()
     try:
         async with asyncio.timeout(HANG_S):
-            with suppress(ConnectionError):
+            with suppress(OSError):  # the server may close while it is being sent to
                 await _send(writer, sent)
                 while part := await reader.read(1 << 16):
                     found += part
@@ -71,10 +71,11 @@ async def ask(port: int, sent: Sent) -> bytes:
                         break
     finally:
         if sent.way is Way.RESET:
-            peer = writer.get_extra_info("socket")
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):
+                peer: socket.socket = writer.get_extra_info("socket")
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
-        with suppress(ConnectionError, TimeoutError):
+        with suppress(OSError):
             await asyncio.wait_for(writer.wait_closed(), HANG_S)
     return bytes(found)
 
