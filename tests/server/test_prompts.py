@@ -277,6 +277,12 @@ def test_roles_on_every_surface(server, http, path, field, more):
     assert reply.status_code == 400 and f"{field}[1].role: 'wizard'" in reply.text
 
 
+def test_developer_among_the_messages_of_anthropic(server, http):
+    told = [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}, USER]
+    prompt = prompt_of(server, http, "/v1/messages", {"messages": told, "max_tokens": 4})
+    assert prompt == "<|system|>be brief<|end|><|user|>hi<|end|><|assistant|>"
+
+
 def test_a_batch_line_has_the_same_roles(server, http):
     body = {"model": "tiny", "messages": [{"role": "developer", "content": "be brief"}, USER]}
     line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body})

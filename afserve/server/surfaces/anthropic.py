@@ -109,7 +109,7 @@ def _system(fields: Fields) -> list[Body]:
 def _message(message: Fields) -> list[Body]:
     """One message, or several: results of tools are messages of their own."""
     role, content = message.text("role"), message.get("content")
-    if role not in ("user", "assistant"):
+    if role not in ("user", "assistant", "developer"):
         name = message.name("role")
         raise RequestError(f"{name}: {shown(role)} is neither user nor assistant", param=name)
     if not isinstance(content, list):
