@@ -20,13 +20,13 @@ from afserve.errors import (
     CapacityError,
     CheckpointError,
     ConfigError,
-    DeadlineError,
     DoesNotFitError,
     ModelError,
     NotFoundError,
     OverloadedError,
     PeerError,
     PeerLost,
+    RendezvousError,
     UserError,
     shown,
 )
@@ -34,13 +34,13 @@ from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
 BUG = "afserve failed on this request; its log has the reason"
-# What is said of a class of errors whose messages are the operator's; of all others that are not below, BUG.
+# What is said of errors whose messages are the operator's; of all others that are neither of these nor a user's, BUG.
 _WITHHELD: dict[type[AfserveError], str] = {
     CheckpointError: "the model's files cannot be used; the server's log has the reason",
     DoesNotFitError: "the model needs more memory than there is; the server's log has the reason",
-    PeerError: "a node that this request needed did not answer as it should; send the request again",
+    RendezvousError: "nodes disagree about what is served; the server's log has the reason",
 }
-_SPOKEN = (CapacityError, ConfigError, DeadlineError, ModelError)
+_SPOKEN = (CapacityError, ConfigError, PeerError, ModelError)
 _PID = re.compile(r" ?\(pid \d+\)| ?\bpid \d+")
 # With a folder in front of it or at the root; the server's own routes are no files.
 _FILE = re.compile(r"(?<![\w/])(?!/(?:v1|api|admin|ready|health|status|live)\b)[\w.~@+-]*(?:/[\w.~@+-]+)+/?")
@@ -95,10 +95,12 @@ def _told(error: AfserveError) -> str:
 
 
 def _words(error: AfserveError) -> str:
-    withheld = next((_WITHHELD[kind] for kind in type(error).__mro__ if kind in _WITHHELD), BUG)
-    if isinstance(error, _SPOKEN) and not isinstance(error, DoesNotFitError):
+    for kind, words in _WITHHELD.items():
+        if isinstance(error, kind):
+            return words
+    if isinstance(error, _SPOKEN):
         return _FILE.sub("a file", _PID.sub("", error.message.partition("\n")[0]))
-    return error.message if isinstance(error, UserError) and withheld is BUG else withheld
+    return error.message if isinstance(error, UserError) else BUG
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
