@@ -51,19 +51,11 @@ class Tokenizer:
         return cls(vocabulary, special_tokens(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Raises RequestError for a text that is not Unicode, or that the tokenizer's own patterns give up on."""
         try:
             ids: list[int] = self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "the text holds a lone surrogate, which is not valid Unicode", param="prompt"
-            ) from error
-        except BaseException as error:
-            if not _gave_up(error):
-                raise
-            raise RequestError(
-                "the model's tokenizer gives up on this text; send a shorter or a more ordinary one",
-                param="prompt",
             ) from error
         return ids
 
@@ -179,15 +171,10 @@ def _vocabulary(path: Path) -> Vocabulary:
     except (
         BaseException
     ) as error:  # the library raises nothing narrower, and its panics are not even Exceptions
-        if not isinstance(error, Exception) and not _gave_up(error):
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
     return vocabulary
-
-
-def _gave_up(error: BaseException) -> bool:
-    """Whether it is the library's panic, which is not even an Exception, or an error that it names by no class."""
-    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def read_json(folder: str | Path, name: str) -> dict[str, object]:

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from tokenizers import Regex, models, pre_tokenizers
-from tokenizers import Tokenizer as Vocabulary
 
 from afserve.errors import CheckpointError, RequestError
 from afserve.tokenizer import BYTE_OF, Tokenizer, eos_ids, special_tokens
@@ -81,11 +79,3 @@ def test_bytes_and_ids(tokenizer):
 def test_a_lone_surrogate_is_refused(tokenizer):
     with pytest.raises(RequestError, match="surrogate"):
         tokenizer.encode("a\ud800")
-
-
-def test_a_text_that_the_pattern_gives_up_on_is_refused():
-    """The library panics, with something that is not even an Exception."""
-    vocabulary = Vocabulary(models.BPE({"a": 0}, []))
-    vocabulary.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$|(x*x*x*)*y"), "isolated")
-    with pytest.raises(RequestError, match="gives up on this text"):
-        Tokenizer(vocabulary).encode("a" * 2000 + "b")
