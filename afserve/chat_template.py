@@ -4,7 +4,8 @@ Gives templates the globals Hugging Face's `apply_chat_template` gives them. Kno
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ MOST_WORDS = 500  # of a template's own refusal
 
 class ChatTemplate:
     """A compiled template and the special tokens it may name. `tool_source` is used when tools are given; `source` is
-    all of it."""
+    all of it. `words` are its string constants, `roles` those of them that it compares with a message's role."""
 
     def __init__(self, source: str, special: Mapping[str, str], tool_source: str | None = None) -> None:
         self.source = source if tool_source is None else source + tool_source
@@ -31,6 +32,9 @@ class ChatTemplate:
         self._special = dict(special)
         self._plain = self._compile(source)
         self._with_tools = self._plain if tool_source is None else self._compile(tool_source)
+        trees = [self._environment.parse(each) for each in (source, tool_source or "")]
+        self.words = frozenset(word for tree in trees for word in _words(tree))
+        self.roles = frozenset(word for tree in trees for word in _compared_with_role(tree))
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "ChatTemplate | None":
@@ -53,8 +57,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt text. A template that refuses the messages is a RequestError with its own words."""
+        """The prompt text. A template that refuses the messages is a RequestError with its own words.
+
+        With `continue_final_message` it ends behind the words of the last message, as in transformers: a mark is put
+        there, and the text is cut at it.
+        """
         template = self._with_tools if tools else self._plain
+        mark = f"CONTINUED_{secrets.token_hex(16).upper()} "
+        if continue_final_message:
+            messages = [*messages[:-1], _marked(messages[-1], mark, len(messages) - 1)]
         values = {
             **self._special,
             **(extra or {}),
@@ -74,7 +85,7 @@ class ChatTemplate:
             raise RequestError(
                 f"messages: the model's chat template does not accept them: {said}", param="messages"
             ) from error
-        return _cut_after(text, messages[-1]) if continue_final_message else text
+        return _cut(text, mark, str(messages[-1]["content"])) if continue_final_message else text
 
     def _compile(self, source: str) -> Template:
         try:
@@ -104,15 +115,45 @@ def _text(value: object, where: str) -> str | None:
     return value
 
 
-def _cut_after(text: str, message: Message) -> str:
-    """The prompt up to the end of the last message's own words, so that the model goes on writing it."""
-    words = str(message.get("content") or "").strip()
-    at = text.rfind(words)
-    if not words or at < 0:
+def _marked(message: Message, mark: str, index: int) -> Message:
+    """Raises RequestError where there are no words to go on with."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        name = f"messages[{index}].content"
         raise RequestError(
-            "continue_final_message: the template does not show the last message", param="messages"
+            f"{name}: continue_final_message goes on with the last message's text, and it has none; give it one, which "
+            "may be empty",
+            param=name,
         )
-    return text[: at + len(words)]
+    return {**message, "content": content + mark}
+
+
+def _cut(text: str, mark: str, marked: str) -> str:
+    """Up to the mark. Where the template took the white space behind it, it takes what stands in front of it too."""
+    solid, words = mark.rstrip(), marked.removesuffix(mark)
+    at = text.find(solid)
+    cut = text[:at] if text.startswith(mark, at) else text[:at].rstrip()
+    if at < 0 or solid in text[at + 1 :] or not cut.rstrip().endswith(words.strip()):
+        raise RequestError(
+            "continue_final_message: the model's chat template leaves the last message out, changes it or repeats it, "
+            "so there is no place where it could go on; ask without it",
+            param="messages",
+        )
+    return cut
+
+
+def _words(tree: nodes.Node) -> Iterator[str]:
+    return (each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str))
+
+
+def _compared_with_role(tree: nodes.Node) -> Iterator[str]:
+    """Of `message.role == "x"`, `message["role"] in ["x", "y"]`, and of a variable that is called after it."""
+    for compared in tree.find_all(nodes.Compare):
+        names = [each.name for each in compared.find_all(nodes.Name)]
+        attributes = [each.attr for each in compared.find_all(nodes.Getattr)]
+        words = set(_words(compared))
+        if "role" in words or "role" in attributes or any("role" in name for name in names):
+            yield from words - {"role"}
 
 
 def _environment() -> Environment:

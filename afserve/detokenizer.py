@@ -1,6 +1,7 @@
 """Tokens to text one at a time: never half a character, and stop strings found across token boundaries.
 
-Feeding the same tokens always gives the same final text, however they are grouped. Knows no requests.
+Feeding the same tokens always gives the same final text, however they are grouped. It is what the tokens add to the
+text of the prompt in front of them, where a first word has its space. Knows no requests.
 """
 
 import codecs
@@ -11,6 +12,7 @@ from afserve.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 16
+MOST_TAIL = 64  # tokens of a prompt that show nothing but spaces
 
 
 class Detokenizer(Protocol):
@@ -23,21 +25,63 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
+def detokenizer(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    echoes: bool = False,
+) -> Detokenizer:
+    """Of what follows `prompt`. A character that the prompt leaves incomplete belongs to what follows; where it stays
+    incomplete, U+FFFD is only told with `echoes`: the prompt is told too, up to there."""
     kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
-    return kind(tokenizer, skip_special_tokens)
+    skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+    return kind(tokenizer, skipped, _tail(tokenizer, prompt, skipped), echoes)
+
+
+def text_up_to(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """The text of a prompt, special tokens spelled out, without a last character that is incomplete."""
+    open_bytes = _open_bytes(tokenizer, _tail(tokenizer, prompt, frozenset()))
+    if not tokenizer.byte_level:  # each of them is a token
+        return tokenizer.decode(prompt[: len(prompt) - open_bytes], skip_special_tokens=False)
+    text = tokenizer.decode(prompt, skip_special_tokens=False)
+    return text.removesuffix(REPLACEMENT) if open_bytes else text
+
+
+def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]) -> list[int]:
+    """The last tokens of a prompt that are shown: as many as make sure that the text does not begin behind them, and
+    that no character does before them."""
+    tail: list[int] = []
+    for token_id in reversed(prompt):
+        if token_id not in skipped:
+            tail.append(token_id)
+            raw = tokenizer.token_bytes(token_id)
+            if len(tail) == MOST_TAIL or (raw.strip() and raw[0] & 0xC0 != 0x80):
+                break
+    return tail[::-1]
+
+
+def _open_bytes(tokenizer: Tokenizer, tail: Sequence[int]) -> int:
+    """How many bytes at the end are the beginning of a character."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    utf8.decode(b"".join(map(tokenizer.token_bytes, tail)))
+    return len(utf8.getstate()[0])
 
 
 class ByteDetokenizer:
     """For byte-level vocabularies: every token is a run of bytes, so UTF-8 itself says what is complete."""
 
-    __slots__ = ("_partial", "_skipped", "_tokenizer", "_utf8")
+    __slots__ = ("_partial", "_skipped", "_tokenizer", "_untold", "_utf8")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skipped: frozenset[int], tail: Sequence[int], echoes: bool
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._partial = False  # a character has begun
+        self._utf8.decode(b"".join(map(tokenizer.token_bytes, tail)))
+        self._partial = bool(self._utf8.getstate()[0])  # a character has begun
+        self._untold = REPLACEMENT if self._partial and not echoes else ""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -46,11 +90,16 @@ class ByteDetokenizer:
             return text
         text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
         self._partial = bool(self._utf8.getstate()[0])
-        return text
+        return self._told(text)
 
     def finish(self) -> str:
         self._partial = False
-        return self._utf8.decode(b"", final=True)
+        return self._told(self._utf8.decode(b"", final=True))
+
+    def _told(self, text: str) -> str:
+        if text and self._untold:
+            text, self._untold = text.removeprefix(self._untold), ""
+        return text
 
 
 class WindowDetokenizer:
@@ -59,18 +108,23 @@ class WindowDetokenizer:
     A window is kept because a token's text can depend on the one before it (a leading space, byte fallback).
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skipped: frozenset[int], tail: Sequence[int], echoes: bool
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._window: list[int] = []
-        self._read = 0
-        self._known = ""
+        self._skipped = skipped
+        self._window = list(tail)
+        self._read = len(tail) - _open_bytes(tokenizer, tail)
+        self._known = self._decode(self._window[: self._read])
+        untold = self._decode(self._window)[len(self._known) :]
+        self._untold = "" if echoes else untold
         self._utf8 = codecs.getincrementaldecoder("utf-8")(
             "replace"
         )  # says whether a character is incomplete
+        self._utf8.decode(b"".join(map(tokenizer.token_bytes, tail)))
 
     def push(self, token_id: int) -> str:
-        if self._skip and token_id in self._tokenizer.special_ids:
+        if token_id in self._skipped:
             return ""
         self._window.append(token_id)
         self._utf8.decode(self._tokenizer.token_bytes(token_id))
@@ -86,9 +140,10 @@ class WindowDetokenizer:
     def _emit(self, text: str) -> str:
         new = text[len(self._known) :]
         if new:
-            self._window = self._window[self._read :]
+            self._window = _tail(self._tokenizer, self._window, frozenset())
             self._known = self._decode(self._window)
             self._read = len(self._window)
+            new, self._untold = new.removeprefix(self._untold), ""
         return new
 
     def _decode(self, ids: list[int]) -> str:

@@ -29,6 +29,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
+        self._before: tuple[tuple[int, ...], str] | None = None
         self.special = special or {}
         self.byte_level = isinstance(vocabulary.decoder, decoders.ByteLevel)
         added = vocabulary.get_added_tokens_decoder()
@@ -88,8 +89,14 @@ class Tokenizer:
     def is_special(self, token: str) -> bool:
         return self.token_id(token) in self.special_ids
 
+    def first_bytes(self, token_id: int) -> bytes:
+        """What one token is as the first of a text: there many vocabularies leave the space of a word out."""
+        if self.byte_level or token_id in self.special_ids or _is_byte(self.token(token_id)):
+            return self.token_bytes(token_id)
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, special tokens spelled out."""
+        """What one token adds to a text behind others, special tokens spelled out."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._spell(token_id)
@@ -113,11 +120,26 @@ class Tokenizer:
             return token.encode()
         if self.byte_level:
             return bytes_of_byte_level(token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if _is_byte(token):
             return bytes.fromhex(token[3:5])
-        text = self.decode([token_id], skip_special_tokens=False)
-        # A leading word mark is stripped only at the start of a text; inside one it is a space.
-        return (" " + text if token.startswith("▁") and not text.startswith(" ") else text).encode()
+        before, known = self._before or self._word()
+        return self.decode([*before, token_id], skip_special_tokens=False)[len(known) :].encode()
+
+    def _word(self) -> tuple[tuple[int, ...], str]:
+        """A token that ends in a letter or digit, and its text: behind it others are spelled as within a text."""
+        self._before = ((), "")
+        for token_id in range(self.vocab_size):
+            if token_id not in self.special_ids and not _is_byte(self.token(token_id)):
+                text = self.decode([token_id], skip_special_tokens=False)
+                if text[-1:].isalnum():
+                    self._before = ((token_id,), text)
+                    break
+        return self._before
+
+
+def _is_byte(token: str) -> bool:
+    """As byte fallback spells one."""
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def _byte_level_alphabet() -> dict[str, int]:

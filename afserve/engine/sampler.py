@@ -36,6 +36,7 @@ _ROWS = 64  # of a prompt's logits at once: 64 of 129,280 are 33 MB in float32
 
 _NONE_LEFT = "min_tokens: every token that may come next is a stop token, so none can be held back"
 _MUCH = 1e-6  # of probability: what is left of it is exact enough to draw from, and need not be computed anew
+_SEEDS = 1 << 64
 _SECOND = 1 << 90  # beyond the bits of any seed and position: another draw at the same position
 
 log = logging.getLogger("afserve.engine")
@@ -251,9 +252,10 @@ def _softmax(value: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _seed(sequence: Sequence) -> int | None:
-    """A draw is a function of (seed, position), so preemption and re-batching cannot change it."""
+    """A draw is a function of (seed, position), so preemption and re-batching cannot change it. Of a negative seed its
+    64 bits count: Python's generator ignores the sign."""
     seed = sequence.request.params.seed
-    return None if seed is None else (seed << 24) ^ sequence.output_length
+    return None if seed is None else (seed % _SEEDS << 24) ^ sequence.output_length
 
 
 def logprobs_of(logits_RV: Tensor, tokens: Many[int], alternatives: int) -> list[TokenLogprob]:

@@ -111,7 +111,7 @@ class OfflineRun:
         return [task.result() for task in tasks]
 
     async def _one(self, index: int, request: GenerationRequest) -> Completion:
-        decoder = ChoiceDecoder(self.tokenizer, request.params)
+        decoder = ChoiceDecoder(self.tokenizer, request.params, request.prompt_ids)
         events: list[TokenEvent] = []
         pieces: list[TextPiece] = []
         async with aclosing(self.run.frontend.generate(request)) as arriving:

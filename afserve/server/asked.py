@@ -87,6 +87,7 @@ class Asked:
             span,
             origin,
             watched,
+            asked.echo is not None,
         )
 
     def watched(self, owner: str) -> Watched:
@@ -108,6 +109,7 @@ class Asked:
             asked.params.n,
             asked.logprobs,
             None if asked.echo is None else Echo(asked.echo, asked.prompts),
+            prompts=asked.prompts,
             skip_special_tokens=asked.skip_special_tokens,
         )
 

@@ -3,6 +3,7 @@
 Values in, values out: no HTTP, no clock, no tasks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.detokenizer import StopStrings, detokenizer
@@ -29,14 +30,25 @@ class TextPiece:
 
 
 class ChoiceDecoder:
-    """Feed it every event of a sequence; stop, and close the engine's iterator, once a piece has a reason."""
+    """Feed it every event of a sequence; stop, and close the engine's iterator, once a piece has a reason.
+
+    `prompt` is what the sequence goes on with, `echoes` that the client is told its text too.
+    """
 
     __slots__ = ("_detokenizer", "_keep_stop_token", "_min_tokens", "_stops", "_tokens", "_watches")
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        echoes: bool = False,
     ) -> None:
-        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = detokenizer(
+            tokenizer, prompt, skip_special_tokens=skip_special_tokens, echoes=echoes
+        )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._watches = bool(params.stop)
         self._keep_stop_token = params.include_stop_str_in_output

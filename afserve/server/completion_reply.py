@@ -29,7 +29,7 @@ class Echo:
     def scored(self, p: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[Scored]:
         added, known = self.words.added[p], len(logprobs)
         for i, token_id in enumerate(self.ids[p]):
-            yield Scored(token_id, logprobs[i] if i < known else None, i >= added)
+            yield Scored(token_id, logprobs[i] if i < known else None, i >= added, i == added)
 
 
 class CompletionDraft:
@@ -61,10 +61,7 @@ class CompletionDraft:
         if echo is None or echo.words.generate:
             self._say(piece.text)
             if self.columns is not None:
-                hidden = reply.hidden
-                self.columns.add(
-                    reply.tokenizer, (Scored(s.token_id, s, s.token_id not in hidden) for s in piece.logprobs)
-                )
+                self.columns.add(reply.tokenizer, (reply.scored(self.index, s) for s in piece.logprobs))
         self.reason = piece.finish_reason
 
     def _say(self, text: str) -> None:
@@ -92,6 +89,7 @@ class CompletionReply:
         logprobs: int | None,
         echo: Echo | None,
         *,
+        prompts: Sequence[Sequence[int]] = (),
         skip_special_tokens: bool = True,
     ) -> None:
         self.header = header
@@ -104,6 +102,20 @@ class CompletionReply:
         self._leads: dict[int, str] = {}  # of the chunks of each choice
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
+        self._first_words = {
+            p * n + i
+            for p, ids in enumerate(prompts)
+            if all(token_id in self.hidden for token_id in ids)
+            for i in range(n)
+        }
+
+    def scored(self, index: int, score: TokenLogprob) -> Scored:
+        """A generated token of a choice. The text begins with it where nothing of the prompt is shown either."""
+        shown = score.token_id not in self.hidden
+        begins = shown and index in self._first_words
+        if begins:
+            self._first_words.discard(index)
+        return Scored(score.token_id, score, shown, begins)
 
     @property
     def is_plain(self) -> bool:

@@ -15,6 +15,7 @@ from afserve.server.reading.call_ids import as_templates_want, next_number
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
+from afserve.server.roles import Roles
 from afserve.server.structured import WantedGrammar
 from afserve.server.tools import told_in_words
 from afserve.tokenizer import Tokenizer
@@ -33,11 +34,12 @@ class Conversation:
         self._calls = calls_of(self._source)
         self._thinks = thinks(self._source)
         self._knows_tools = "tools" in self._source
+        self._roles = Roles(template)
 
     def render(self, asked: ChatRequest) -> str:
         """The prompt text."""
         tools = asked.tools.shown if asked.tools.used else ()
-        messages = as_templates_want(self._calls, asked.messages)
+        messages = as_templates_want(self._calls, self._roles.shown(asked.messages))
         if not self._knows_tools:
             messages, tools = told_in_words(messages, tools), ()
         return self._template.render(
@@ -52,7 +54,7 @@ class Conversation:
         """None where the answer is plain text."""
         reading = Reading(tell_reasoning=asked.sampling.flag("include_reasoning", True))
         if self._thinks:
-            tags = "inside" if self._begins_inside(prompt) else "tags"
+            tags = "inside" if self._begins_inside(asked, prompt) else "tags"
             reading = replace(
                 reading, thinks=CHANNELS if self._calls == CHANNELS else tags, wrapped=wraps(self._source)
             )
@@ -77,7 +79,7 @@ class Conversation:
         strict = asked.tools.strict if found is None and asked.tools.used else ""
         if strict:
             found = self._strict(asked)
-        if found is not None and self._begins_inside(prompt):
+        if found is not None and self._begins_inside(asked, prompt):
             raise RequestError(
                 f"{found.param}: this model reasons before it answers, so its words cannot be held to a format; switch "
                 "that off with reasoning_effort none or chat_template_kwargs",
@@ -94,7 +96,7 @@ class Conversation:
             return found
         # An answer that follows a format from its first token on has no reasoning.
         return found or WantedGrammar(
-            BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(prompt))
+            BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(asked, prompt))
         )
 
     @property
@@ -119,8 +121,12 @@ class Conversation:
         tags = asked.tools.tags()
         return WantedGrammar("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
 
-    def _begins_inside(self, prompt: str) -> bool:
-        """Whether the prompt has opened the reasoning already."""
+    def _begins_inside(self, asked: ChatRequest, prompt: str) -> bool:
+        """Whether the prompt has opened the reasoning already, or the words that are gone on with are within it."""
+        if asked.continue_final_message:
+            words = str(asked.messages[-1]["content"])
+            if OPEN in words or CLOSE in words:
+                return self._thinks and words.rfind(OPEN) > words.rfind(CLOSE)
         return self._thinks and prompt.rstrip().endswith(OPEN)
 
     def _effort(self, asked: ChatRequest) -> Mapping[str, object]:

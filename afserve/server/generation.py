@@ -49,6 +49,7 @@ class Task:
     span: Span = NOWHERE
     origin: Origin = NO_ORIGIN
     watched: Watched | None = None
+    echoes: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -160,7 +161,13 @@ class Generator:
         self, index: int, task: Task, taker: PieceTaker | None
     ) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)
-        decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
+        decoder = ChoiceDecoder(
+            self._tokenizer,
+            request.params,
+            request.prompt_ids,
+            skip_special_tokens=task.skip_special_tokens,
+            echoes=task.echoes,
+        )
         times = Times(task.scheduling.ttft, task.scheduling.tpot)
         timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens, times)
         sequence = _Sequence(index, task, decoder, timer, taker)

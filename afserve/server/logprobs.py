@@ -6,7 +6,7 @@ tokens never share a key. A score that is no finite number is drawn as LOWEST: J
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from afserve.engine.request import TokenLogprob
@@ -17,11 +17,13 @@ LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token and its score; the first token of a prompt has none. `shown`: the text spells it out."""
+    """A token and its score; the first token of a prompt has none. `shown`: the text spells it out. `begins`: the text
+    begins with it."""
 
     token_id: int
     score: TokenLogprob | None
     shown: bool = True
+    begins: bool = False
 
 
 @dataclass(slots=True)
@@ -41,12 +43,14 @@ class Columns:
 
     def add(self, tokenizer: Tokenizer, scored: Iterable[Scored]) -> None:
         for item in scored:
+            spell = tokenizer.first_bytes if item.begins else tokenizer.token_bytes
+            raw = spell(item.token_id)
             self.offsets.append(str(self.offset))
-            self.tokens.append(_quoted(token_text(tokenizer, item.token_id)))
+            self.tokens.append(_quoted(text_of_bytes(raw)))
             self.scores.append("null" if item.score is None else repr(finite(item.score.logprob)))
-            self.tops.append("null" if item.score is None else _top(tokenizer, item.score))
+            self.tops.append("null" if item.score is None else _top(spell, item.score))
             self.size += len(self.tokens[-1]) + len(self.tops[-1]) + 32
-            self.offset += _characters(tokenizer.token_bytes(item.token_id)) if item.shown else 0
+            self.offset += _characters(raw) if item.shown else 0
 
     def parts(self) -> list[str]:
         """The JSON object, in pieces."""
@@ -60,8 +64,7 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) and logprob > LOWEST else LOWEST
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    raw = tokenizer.token_bytes(token_id)
+def text_of_bytes(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -77,10 +80,10 @@ def _characters(raw: bytes) -> int:
     return sum(byte & 0xC0 != 0x80 for byte in raw)
 
 
-def _top(tokenizer: Tokenizer, score: TokenLogprob) -> str:
+def _top(spell: Callable[[int], bytes], score: TokenLogprob) -> str:
     """The best alternatives by text, and always the token itself."""
-    top = {token_text(tokenizer, token_id): finite(logprob) for token_id, logprob in reversed(score.top)}
-    top[token_text(tokenizer, score.token_id)] = finite(score.logprob)
+    top = {text_of_bytes(spell(token_id)): finite(logprob) for token_id, logprob in reversed(score.top)}
+    top[text_of_bytes(spell(score.token_id))] = finite(score.logprob)
     ranked = dict(sorted(top.items(), key=lambda pair: -pair[1]))
     return json.dumps(ranked, ensure_ascii=False, separators=(",", ":"))
 
@@ -99,4 +102,4 @@ def chat_entries(tokenizer: Tokenizer, scores: Sequence[TokenLogprob]) -> str:
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
     raw = tokenizer.token_bytes(token_id)
-    return {"token": token_text(tokenizer, token_id), "logprob": finite(logprob), "bytes": list(raw)}
+    return {"token": text_of_bytes(raw), "logprob": finite(logprob), "bytes": list(raw)}

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
+from afserve.server.cut_arguments import object_of
 from afserve.server.fields import Fields
 from afserve.server.unsupported import KnownField, refuse_known
 
 MAX_MESSAGES = 8192
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField("use tool_calls"),
     "audio": KnownField("this model reads text only"),
@@ -26,10 +28,21 @@ def _message(message: Fields) -> Mapping[str, object]:
     if not role:
         message.refuse("role", "a string such as user, assistant or system")
     refuse_known(message, _NOT_SHOWN)
-    plain: dict[str, object] = {**message.raw(), "role": role, "content": _content(message)}
+    plain: dict[str, object] = {
+        **_reasoning(message),
+        **message.raw(),
+        "role": role,
+        "content": _content(message),
+    }
     if message.get("tool_calls") is not None:
         plain["tool_calls"] = [_tool_call(call) for call in message.sections("tool_calls")]
     return plain
+
+
+def _reasoning(message: Fields) -> Mapping[str, object]:
+    """Under the names that templates read, whichever of them a client sends, as in transformers."""
+    told = [text for name in _REASONING if isinstance(text := message.get(name), str)]
+    return dict.fromkeys(("reasoning_content", "thinking"), told[0]) if told else {}
 
 
 def _content(message: Fields) -> str | None:
@@ -54,11 +67,12 @@ def _part(part: Fields) -> str:
 
 
 def _tool_call(call: Fields) -> Mapping[str, object]:
-    """Templates want the arguments as an object, clients send them back as the JSON text they received."""
+    """Templates want the arguments as an object, clients send them back as the text that they received."""
     function = call.section("function")
     if function is None:
         call.refuse("function", "an object")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = Fields.parsed(arguments or "{}", function.name("arguments"))
+    given = function.get("arguments")
+    if given is not None and not isinstance(given, str | dict):
+        function.refuse("arguments", "a string, the JSON of an object")
+    arguments = given if isinstance(given, dict) else object_of(given or "")
     return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}

@@ -14,6 +14,7 @@ from enum import IntEnum
 from afserve.chat_template import ChatTemplate
 from afserve.control.changes import Change
 from afserve.control.wire.changes import encode_change
+from afserve.detokenizer import text_up_to
 from afserve.engine.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammar import Compiler
@@ -377,8 +378,12 @@ class Preparer:
     def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
         texts, added = [], []
         for prompt, ids in zip(asked.prompts, prompts, strict=True):
-            spelled = self._tokenizer.decode(ids, skip_special_tokens=False)
-            texts.append(prompt if isinstance(prompt, str) else spelled)
+            if isinstance(prompt, str):
+                texts.append(prompt)
+            elif asked.wanted_tokens == 0:
+                texts.append(self._tokenizer.decode(ids, skip_special_tokens=False))
+            else:  # a last character that is cut is told with what follows
+                texts.append(text_up_to(self._tokenizer, ids))
             bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
             added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
         return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 with what it lacks: limits on connections, a deadline for heads, half-closed clients, 431.
+"""uvicorn's HTTP/1.1 with what it lacks: limits on connections, a deadline for heads, half-closed clients, refusals.
 
 Reads at most READ_BYTES at once, so that no connection holds the event loop, however its bytes are cut.
 """
@@ -9,19 +9,20 @@ import json
 import socket
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from afserve.server.connections import CONNECTION, Connections, client_address
+from afserve.server.framing import HeadRefused, ServerConnection
 from afserve.server.handshakes import Handshake
 
 # After a refusal the rest of what comes is read and dropped, so that the client gets to read why.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1 << 20
 # When to see whether a client that stopped sending has closed its socket, or only has nothing more to say.
 LOOKS = (0.02, 0.1, 0.5)
-_PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 
 
 def limited_http(connections: Connections, head_deadline: float) -> Callable[..., "LimitedHTTP"]:
@@ -38,6 +39,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, connections: Connections, head_deadline: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn: ServerConnection = ServerConnection(self.config.h11_max_incomplete_event_size or 65_536)
         self.app_state = {**self.app_state, CONNECTION: self}
         self.client_address = ""
         self.handshake: Handshake | None = None  # whose place this one takes, over TLS
@@ -97,6 +99,10 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
         self._note()
 
+    def _should_upgrade(self) -> bool:
+        """To nothing: a client that offers another protocol is answered in this one."""
+        return False
+
     def quiet(self, seconds: float) -> bool:
         between = self.cycle is None or self.cycle.response_complete
         return between and not self.conn.trailing_data[0] and self.loop.time() - self._quiet_since >= seconds
@@ -129,7 +135,14 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
     def _head_late(self) -> None:
         """Once more round the loop: what a busy loop has left in the socket is read first, not answered by a reset."""
-        self._head_timer = self.loop.call_later(0, self.transport.close)
+        self._head_timer = self.loop.call_later(0, self._end_head)
+
+    def _end_head(self) -> None:
+        if self.conn.trailing_data[0]:
+            late = f"the request's head did not arrive within {self._head_deadline:g} s; send it again"
+            self._refuse(408, late, _INVALID)
+        else:
+            self.transport.close()
 
     def _expect_nothing(self) -> None:
         if self._head_timer is not None:
@@ -161,28 +174,38 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def send_400_response(self, msg: str) -> None:
         """Not HTTP, or a head over the limit: said in the API's error shape, then closed."""
         error = sys.exc_info()[1]
-        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            self._refuse(431, "the request's head is over the limit of --max-header-bytes", _INVALID)
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if isinstance(error, HeadRefused):
+            self._refuse(status, str(error), _INVALID)
         else:
-            self._refuse(400, f"{msg} It is not valid HTTP/1.1.", _INVALID)
+            self._refuse(status, _WORDS.get(status, f"{msg} It is not valid HTTP/1.1."), _INVALID)
 
     def _refuse(self, status: int, message: str, kind: str) -> None:
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
+        self._take_over()
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = json.dumps({"error": error}).encode()
         headers = [
+            *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
         if status == 503:
             headers.append((b"retry-after", b"1"))
-        head = h11.Response(status_code=status, headers=headers, reason=_PHRASES[status])
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        parts = [] if self.conn.expects_no_body else [h11.Data(data=body)]
+        head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+        for event in (head, *parts, h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self._linger()
+
+    def _take_over(self) -> None:
+        """Whoever answers the request whose body went wrong finds that its client has gone."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _linger(self) -> None:
         self._dropped = 0
@@ -199,3 +222,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
 
 _INVALID = "invalid_request_error"
+_WORDS = {
+    431: "the request's head is over the limit of --max-header-bytes",
+    501: "Transfer-Encoding: only chunked is understood; send the body so, or with its Content-Length",
+}

@@ -90,9 +90,10 @@ class AnswerRecord:
                 queue.put_nowait(error)
 
     async def follow(
-        self, decoder: Callable[[], ChoiceDecoder], since: Position
+        self, decoder: Callable[[int], ChoiceDecoder], since: Position
     ) -> AsyncGenerator[Numbered, None]:
-        """Every piece of every choice until all have ended; those before `since` are `old`. Raises the failure."""
+        """Every piece of every choice until all have ended; those before `since` are `old`. `decoder` makes one for a
+        choice. Raises the failure."""
         queue: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
         self._readers.add(queue)
         failure = self.failure
@@ -104,7 +105,7 @@ class AnswerRecord:
         open_choices = sum(one.end is None for one in self.told)
         passed = Position.start(len(self.told))
         try:
-            decoders = [decoder() for _ in self.told]
+            decoders = [decoder(index) for index in range(len(self.told))]
             for index, event in again:
                 for part in split(event) if self._exact else (event,):
                     yield index, _seen(decoders[index].feed(part), index, passed, since)

@@ -1,11 +1,13 @@
 """Errors as HTTP: the status, the OpenAI error body, Retry-After. One place decides what a client reads.
 
-Nothing of an unexpected exception reaches the client: it goes to the log.
+What is said of a request's own fields is told as it is. What happened inside is the operator's: of an unexpected
+exception, a checkpoint, another process or received bytes a client learns that it happened, and the log has the rest.
 """
 
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -16,9 +18,16 @@ from starlette.routing import Route
 from afserve.errors import (
     AfserveError,
     AuthError,
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DoesNotFitError,
+    ModelError,
     NotFoundError,
     OverloadedError,
+    PeerError,
     PeerLost,
+    RendezvousError,
     UserError,
     shown,
 )
@@ -27,6 +36,16 @@ from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
 BUG = "afserve failed on this request; its log has the reason"
+# What is said of errors whose messages are the operator's; of all others that are neither of these nor a user's, BUG.
+_WITHHELD: dict[type[AfserveError], str] = {
+    CheckpointError: "the model's files cannot be used; the server's log has the reason",
+    DoesNotFitError: "the model needs more memory than there is; the server's log has the reason",
+    RendezvousError: "nodes disagree about what is served; the server's log has the reason",
+}
+_SPOKEN = (CapacityError, ConfigError, PeerError, ModelError)
+_PID = re.compile(r" ?\(pid \d+\)| ?\bpid \d+")
+# With a folder in front of it or at the root; the server's own routes are no files.
+_FILE = re.compile(r"(?<![\w/])(?!/(?:v1|api|admin|ready|health|status|live)\b)[\w.~@+-]*(?:/[\w.~@+-]+)+/?")
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -79,7 +98,19 @@ def _told(error: AfserveError) -> str:
     """The message, without what is the operator's alone: a lost node's last words may show paths and code."""
     if isinstance(error, PeerLost):
         return f"{error.peer}: this node was lost while it was needed; send the request again"
-    return error.message if error.status < 500 else error.message.partition("\n")[0]
+    words = _words(error)
+    if words != error.message:
+        log.warning("what a client is not told: %s", error.message)
+    return words
+
+
+def _words(error: AfserveError) -> str:
+    for kind, words in _WITHHELD.items():
+        if isinstance(error, kind):
+            return words
+    if isinstance(error, _SPOKEN):
+        return _FILE.sub("a file", _PID.sub("", error.message.partition("\n")[0]))
+    return error.message if isinstance(error, UserError) else BUG
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
@@ -106,7 +137,7 @@ def refusal(error: AfserveError, path: str = "") -> Response:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status in (413, 431):
+    if error.status in (408, 413, 431):
         headers["connection"] = "close"
     return json_response(body_for(path, error), error.status, headers)
 

@@ -131,7 +131,7 @@ class Resumables:
         self, one: Resumable, index: int, opened: Opened, left: float | None, charged: int | None
     ) -> None:
         """What nobody has read yet, and may never, is recorded all the same."""
-        decoder, timer = self._decoder(one), self._timer(one, index)
+        decoder, timer = self._decoder(one, index), self._timer(one, index)
         adopted, free = charged is not None, charged or 0
         reason, apart = "abort", adopted or one.asked.exact
         deadline = None if left is None else one.asked.prepared.scheduling.deadline
@@ -181,10 +181,15 @@ class Resumables:
             one.task.arrived, len(prompt), asked.params.max_tokens, times
         )
 
-    def _decoder(self, one: Resumable) -> ChoiceDecoder:
+    def _decoder(self, one: Resumable, index: int) -> ChoiceDecoder:
         asked = one.asked.prepared
-        tokenizer = self._model(one.asked).tokenizer
-        return ChoiceDecoder(tokenizer, asked.params, skip_special_tokens=asked.skip_special_tokens)
+        return ChoiceDecoder(
+            self._model(one.asked).tokenizer,
+            asked.params,
+            asked.prompts[index // asked.params.n],
+            skip_special_tokens=asked.skip_special_tokens,
+            echoes=asked.echo is not None,
+        )
 
     def _model(self, asked: Asked) -> Hosted:
         return self._models.named(asked.prepared.model)
@@ -241,7 +246,7 @@ class Resumables:
         one.expires = loop.call_later(one.asked.seconds, self.forget, one)
 
     def pieces(self, one: Resumable, since: Position) -> AsyncGenerator[Numbered, None]:
-        return one.record.follow(lambda: self._decoder(one), since)
+        return one.record.follow(lambda index: self._decoder(one, index), since)
 
     # ---- who comes back
 

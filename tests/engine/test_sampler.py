@@ -235,6 +235,15 @@ def sample_one(row, seed):
     return sample(row[None], [sequence(seed=seed, top_p=0.7, min_p=1e-4)])[0]
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_seed_and_its_negative_draw_differently(at):
+    """At one position, from 16 rows."""
+    rows = torch.randn(16, 4000, generator=torch.Generator().manual_seed(2)) * 0.1
+    for seed in (1, 2, 300, 1 << 32, (1 << 62) + 5, (1 << 63) - 1):
+        one, other = (sample(rows, [sequence([5] * at, seed=each)] * 16) for each in (seed, -seed))
+        assert one != other
+
+
 def test_choices_count_seeds_up_and_wrap_in_64_bits():
     params = SamplingParams(n=3, seed=(1 << 63) - 2, max_tokens=5)
     assert [one.seed for one in params.choices()] == [(1 << 63) - 2, (1 << 63) - 1, -1 << 63]

@@ -56,7 +56,7 @@ def test_same_as_transformers(name, tools, prompt):
 def test_continuing_the_last_message():
     template = ChatTemplate(TEMPLATES["deepseek"], SPECIAL)
     text = template.render(MESSAGES[:3], add_generation_prompt=False, continue_final_message=True)
-    assert text.endswith("<｜Assistant｜> yes")
+    assert text.endswith("<｜Assistant｜> yes ")
 
 
 def test_file_before_field(tmp_path):

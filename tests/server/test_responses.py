@@ -145,17 +145,6 @@ def test_a_format(nano):  # noqa: F811
             },
         ),
         ("input[0].role", {"instructions": "x", "input": [{"content": "x"}]}),
-        (
-            "input[2].arguments",
-            {
-                "instructions": "x",
-                "input": [
-                    {"role": "user", "content": "x"},
-                    {"type": "function_call", "call_id": "a", "name": "time", "arguments": "{}"},
-                    {"type": "function_call", "call_id": "b", "name": "time", "arguments": "{"},
-                ],
-            },
-        ),
         ("tools[1].name", {"tools": [TOOLS[0], {"type": "function", "name": "no name"}]}),
         ("tools[0].parameters", {"tools": [{"type": "function", "name": "a", "parameters": 5}]}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),

@@ -109,11 +109,11 @@ def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
     one = Asked.new(BodyKind.CHAT, prepared(), 1_000, "me")
     ids = tokenizer.encode(THOUGHTS)
 
-    def decoder():
+    def decoder(index):
         return ChoiceDecoder(tokenizer, one.prepared.params, skip_special_tokens=False)
 
     async def usage(step, since):
-        record, feed = AnswerRecord(1, exact=one.exact), decoder()
+        record, feed = AnswerRecord(1, exact=one.exact), decoder(0)
         for at in range(0, len(ids), step):
             last = "stop" if at + step >= len(ids) else None
             event = TokenEvent(0, tuple(ids[at : at + step]), finish_reason=last)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from afserve.errors import CapacityError, RequestError, shown
 from afserve.server.fields import Fields, parse_object
+from afserve.server.refusal import told
 from afserve.server.scheduling import BATCH_PRIORITY
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # path and body -> status and body
@@ -72,7 +73,7 @@ async def patiently_told(tell: Callable[[], Awaitable[None]], number: int) -> No
         except CapacityError as error:
             if tried == TRIES:
                 raise BatchEnded(
-                    "failed", f"the answer of line {number + 1} could not be kept: {error.message}"
+                    "failed", f"the answer of line {number + 1} could not be kept: {told(error)}"
                 ) from error
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)

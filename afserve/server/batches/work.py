@@ -21,7 +21,7 @@ from afserve.server.access.ledger import RateLimitedError
 from afserve.server.batches.batch import LONGEST_PAUSE, BatchEnded, numbered, patiently_told, run
 from afserve.server.batches.files import FileStore
 from afserve.server.batches.table import CANCELLING, HELD_SECONDS, BatchRow, BatchTable
-from afserve.server.refusal import internal_error, refusal
+from afserve.server.refusal import internal_error, refusal, told
 from afserve.server.service import Service
 
 LOOK_SECONDS = HELD_SECONDS / 15  # between two looks at what this gateway holds, and what nobody does
@@ -116,7 +116,7 @@ class Worker:
             return BatchEnd(ended.status, ended.why)
         except AfserveError as error:
             log.warning("%s: ended early: %s", row.id, error.message)
-            return BatchEnd("failed", error.message)
+            return BatchEnd("failed", told(error))
         except Exception:  # its own file says what was answered, the log why not more was
             log.exception("%s: ended early", row.id)
             return BatchEnd("failed", "afserve failed on this batch; its log has the reason")

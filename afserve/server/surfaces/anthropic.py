@@ -49,6 +49,8 @@ def translate(fields: Fields) -> Translated:
         messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
     chat: Body = {**copied(fields, sampling), "messages": messages}
+    if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+        chat["continue_final_message"] = True
     chat["max_completion_tokens"] = fields.get("max_tokens")
     if fields.get("stop_sequences") is not None:
         chat["stop"] = fields.get("stop_sequences")
@@ -148,7 +150,7 @@ def _words(message: Fields) -> str:
 def _message(message: Fields) -> list[Body]:
     """One message, or several: results of tools are messages of their own."""
     role, content = message.text("role"), message.get("content")
-    if role not in ("user", "assistant"):
+    if role not in ("user", "assistant", "developer"):
         name = message.name("role")
         raise RequestError(f"{name}: {shown(role)} is none of user, assistant and system", param=name)
     if not isinstance(content, list):

@@ -168,8 +168,6 @@ def _message(fields: Fields) -> Body:
     role = fields.text("role")
     if not role:
         fields.refuse("role", "a string such as user, assistant or system")
-    if role == "developer":
-        role = "system"
     return {"role": role, "content": _content(fields, "content")}
 
 
