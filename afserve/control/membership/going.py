@@ -11,8 +11,10 @@ from afserve.control.membership.events import (
     Incident,
     MemberId,
     Said,
+    Start,
 )
 from afserve.control.membership.placing import Placing
+from afserve.control.membership.recovery import Patience
 from afserve.control.membership.roster import Member, State
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.engine.stats import ExpertStats
@@ -51,13 +53,17 @@ class Going(Placing):
         if served and self.settled:
             self._lost_at.setdefault(node, now)
             effects.append(self._loss(member, reason, now, cause))
-        return effects + self._started_again(node, reason, now)
+        counts = cause is not Cause.SILENT or not self._watch.starves(now)
+        return effects + self._started_again(node, reason, now, counts=counts)
 
     def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
         """With what becomes of the work of whoever is gone, in words."""
         did, role = "", member.node.role
         if role is Role.EXPERT:
-            did = self._coverage.lost(member.id, self.migration.placement, self._answering(), now)
+            placement, answering = self.migration.placement, self._answering()
+            did = self._coverage_advice.ask(
+                now, lambda: self._coverage.lost(member.id, placement, answering, now), ""
+            )
         elif role is Role.ATTENTION:
             others = len(self._serving(Role.ATTENTION))
             did = "its requests go on at another one" if others else "its requests wait for another one"
@@ -65,8 +71,14 @@ class Going(Placing):
             Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
         )
 
-    def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
-        return self._recovery.lost(node, reason, now, settled=self.settled)
+    def _started_again(self, node: NodeId, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
+        effects = self._recovery.lost(node, reason, now, settled=self.settled, counts=counts)
+        if self._recovery.is_failing(node):
+            self.renewals.abandon(node)
+        return effects
+
+    def _patience(self, member: Member, now: float) -> Patience:
+        return lambda limit: self._watch.patience(member, limit, now)
 
     def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
         """The process of whoever was to go has gone, or one that had not joined yet: nobody else will tell of that."""
@@ -103,9 +115,8 @@ class Going(Placing):
         found = self.members.get(MemberId(expert_node(said.expert), said.generation))
         if found is None or not found.serving:
             return []
-        why = self._recovery.unproductive(found, said, asker.node, now)
-        silent = now - found.seen_at >= self._recovery.rules.silence
-        cause = Cause.SILENT if silent else Cause.SLOW
+        patience = self._patience(found, now)
+        why, cause = self._recovery.unproductive(found, said, asker.node, now, patience)
         if not why and said.unreachable:
             return self._cut_off(asker, found, said, now)
         return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
@@ -115,7 +126,12 @@ class Going(Placing):
         that lacks experts which others reach. With replicas that it does reach, nobody has to."""
         self._reach.missed(asker.node, said.expert, now)
         rules = self._recovery.rules
-        if not rules.recovers or said.seconds < 2 * rules.silence:
+        limit = 2 * rules.silence
+        if (
+            not rules.recovers
+            or said.seconds < limit
+            or said.seconds < self._watch.patience(expert, limit, now)
+        ):
             return []
         since, cut = now - rules.silence, f"has had no connection to {expert.node} for {said.seconds:.1f} s"
         if self._reach.askers(said.expert, since).issuperset(self._serving(Role.ATTENTION)):
@@ -132,16 +148,20 @@ class Going(Placing):
         found = self.members.get(MemberId(attention_node(said.attention), said.generation))
         if found is None or not found.serving:
             return []
-        why = self._recovery.unheard(found, said, asker, now)
+        why = self._recovery.unheard(found, said, asker, now, self._patience(found, now))
         return self._give_up(found, PeerLost(found.node, why), now, Cause.SILENT) if why else []
 
     def _too_slow(self, member: Member, now: float) -> list[Effect]:
         """An expert node that has become much slower is left where the others can do its work."""
         if not isinstance(member.stats, ExpertStats) or not member.serving:
             return []
-        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        life, stats = member.id, member.stats
+        why = self._slowness_advice.ask(
+            now, lambda: self._slowness.heard(life.node, member.host, life.generation, stats, now), ""
+        )
         if (
             not why
+            or self._watch.starves(now)
             or not self._recovery.rules.recovers
             or not self.settled
             or not self.can_spare(member.node)
@@ -161,9 +181,11 @@ class Going(Placing):
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
-        effects = self._recovery.due(now) + self._check_places(now)
+        effects = self._recovery.due(now)
+        self._since |= {effect.node: now for effect in effects if isinstance(effect, Start)}
+        effects += self._check_places(now)
         for member in self.members:
-            if why := self._recovery.silent(member, now):
+            if why := self._recovery.silent(member, now, self._patience(member, now)):
                 effects += self._give_up(member, PeerLost(member.node, why), now, Cause.SILENT)
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
@@ -173,15 +195,19 @@ class Going(Placing):
     def _check_places(self, now: float) -> list[Effect]:
         """Nobody came for a place, although somebody was started for it."""
         rules, awaited = self._recovery.rules, [node for _, node in self._waiting]
+        seconds = rules.register * self._watch.stretch(now)
         late = [
             node
             for node in self.members.missing()
-            if node not in awaited and now - self._since.get(node, now) > rules.register
+            if node not in awaited
+            and not self._recovery.pauses(node)
+            and now - self._since.get(node, now) > seconds
         ]
         if late and not rules.recovers:
-            return [EndRun(self._recovery.late(self.members.unready(), rules.register))]
+            return [EndRun(self._recovery.late(self.members.unready(), seconds))]
         self._since |= dict.fromkeys(late, now)
-        return [e for node in late for e in self._started_again(node, "nobody came for its place", now)]
+        why, counts = "nobody came for its place", not self._watch.starves(now)
+        return [e for node in late for e in self._started_again(node, why, now, counts=counts)]
 
     def _check_migration(self, now: float) -> list[Effect]:
         try:

@@ -47,6 +47,7 @@ class Member:
     epoch: int = 0  # of the placement that it knows, or NO_EPOCH
     asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None
+    beats: bool = False  # it has said a heartbeat
     why: str = ""  # it is gone
 
     @property

@@ -44,19 +44,19 @@ class Shortage:
         self,
         members: Members,
         placement: Placement,
-        given_up: Collection[NodeId],
+        failing: Collection[NodeId],
         now: float,
         *,
         planned: bool,
     ) -> None:
-        """`given_up` are places that get no new process. `planned`: nodes get new ones by wish.
+        """`failing` are places whose next process cannot be counted on. `planned`: nodes get new ones by wish.
 
         New requests wait as long as running ones do for an attention node that is started, and for what is planned.
         """
         found: dict[str, tuple[str, float]] = {}
         soon = self._patience.long if planned else self._patience.short
         if not any(member.state is State.READY for member in members.of(Role.ATTENTION)):
-            started = set(members.places(Role.ATTENTION)) - set(given_up)
+            started = set(members.places(Role.ATTENTION)) - set(failing)
             seconds = self._patience.long if started else soon
             found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
         lost = self._homeless(members, placement)

@@ -55,7 +55,7 @@ export function drawPhases(status, then, elapsed) {
   });
 }
 
-const KINDS = { lost: "bad", "given up": "bad", refused: "bad", joined: "good", returned: "good", ready: "good" };
+const KINDS = { lost: "bad", "keeps failing": "bad", refused: "bad", joined: "good", returned: "good", ready: "good" };
 
 export function drawEvents(status) {
   const sum = all => Object.values(all).reduce((a, b) => a + b, 0);
