@@ -9,7 +9,7 @@ from tests.control.test_scaling import phased, served
 
 
 class Controller:
-    ready = True
+    changeable = True
 
     def __init__(self, membership):
         self.membership = membership

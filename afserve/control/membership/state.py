@@ -247,7 +247,11 @@ class Membership(Returning):
 
     def _covered(self, now: float) -> list[Effect]:
         placement, answering = self.migration.placement, self._answering()
-        return self._coverage_advice.ask(now, lambda: self._coverage.check(placement, answering, now), [])
+        nothing: list[Incident] = []
+        told = self._coverage_advice.ask(
+            now, lambda: self._coverage.check(placement, answering, now), nothing
+        )
+        return [*told]
 
     def _has_requests(self) -> bool:
         return bool(self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY))
