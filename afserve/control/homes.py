@@ -265,6 +265,8 @@ class Homes:
 
     def _too_late(self, request: Request) -> AfserveError:
         waited = f"no attention node took the request over within {self._rules.deadline:.0f} s"
+        if request.last is not None and self.attendance.refusing:
+            return UnavailableError(f"{request.last} was lost, and {waited}; try again later")
         if request.last is not None:
             return PeerLost(attention_node(request.last.index), f"this node left a request, and {waited}")
         return UnavailableError(f"{waited}; try again later")

@@ -41,7 +41,7 @@ def test_experts_that_nobody_holds_or_has_room_for_are_named():
     assert refusing(membership, 101.9) == ""
     why = refusing(membership, 102.1)
     assert why == (
-        "expert 0 of MoE layer 0 (and 3 more) stood only on expert-0 (killed), "
+        "expert 0 of MoE layer 0 (and 3 more) stood only on expert-0 (its process ended), "
         "and the other expert nodes have no room for that"
     )
     assert refusing(membership, 110.0) == why, "the text does not change while nothing does"
@@ -63,7 +63,9 @@ def test_without_attention_nodes_nothing_new_is_taken(restarts, seconds):
     membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES, restarts=restarts)
     membership.on(Left(members[attention_node(0)], "killed"), 100.0)
     assert refusing(membership, 99.9 + seconds) == ""
-    assert refusing(membership, 100.1 + seconds) == "no attention node serves (attention-0: killed)"
+    assert (
+        refusing(membership, 100.1 + seconds) == "no attention node serves (attention-0: its process ended)"
+    )
     back(membership, attention_node(0))
     assert refusing(membership, 101.0 + seconds) == ""
 

@@ -33,7 +33,7 @@ class Going(Placing):
     """What counts as a loss, and when a place gets a new process, is up to the rules (`recovery.py`)."""
 
     def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
-        served, member.why = member.serving, reason
+        served, member.why, member.lost_by = member.serving, reason, cause
         self.members.move(member, State.GONE)
         node = member.node
         self._since[node] = now
@@ -98,6 +98,7 @@ class Going(Placing):
         if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
         reason = error.reason if isinstance(error, PeerLost) else error.message
+        reason = reason.removeprefix(f"{member.node}: ")
         return [Dismiss(member.id, error), *self._gone(member, reason, now, cause)]
 
     def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:

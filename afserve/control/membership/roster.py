@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from afserve.control.membership.events import MemberId
+from afserve.control.membership.events import Cause, MemberId
 from afserve.control.wire.values import Progress
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import NodeId, Role
@@ -48,7 +48,8 @@ class Member:
     asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None
     beats: bool = False  # it has said a heartbeat
-    why: str = ""  # it is gone
+    why: str = ""  # it is gone; with paths, for the operator
+    lost_by: Cause | None = None
 
     @property
     def node(self) -> NodeId:
