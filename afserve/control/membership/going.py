@@ -13,6 +13,7 @@ from afserve.control.membership.events import (
     Said,
     Start,
 )
+from afserve.control.membership.migration import ADOPT_SECONDS
 from afserve.control.membership.placing import Placing
 from afserve.control.membership.recovery import Patience
 from afserve.control.membership.roster import Member, State
@@ -53,7 +54,7 @@ class Going(Placing):
         if served and self.settled:
             self._lost_at.setdefault(node, now)
             effects.append(self._loss(member, reason, now, cause))
-        counts = cause is not Cause.SILENT or not self._watch.starves(now)
+        counts = cause not in (Cause.SILENT, Cause.SLOW) or not self._watch.starves(now)
         return effects + self._started_again(node, reason, now, counts=counts)
 
     def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
@@ -212,7 +213,7 @@ class Going(Placing):
 
     def _check_migration(self, now: float) -> list[Effect]:
         try:
-            self.migration.check(now)
+            self.migration.check(now - ADOPT_SECONDS * (self._watch.stretch(now) - 1.0))
         except DeadlineError as error:
             late = [
                 m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
