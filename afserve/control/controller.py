@@ -120,6 +120,7 @@ class Controller:
         self._placing_advice = Adviser("finding places for experts")
         self._counts_advice = Adviser("counting where rows go", ProtocolError)
         self._story_advice = Adviser("telling what happened")
+        self._progress_advice = Adviser("showing how far nodes are")
         self._trace_advice = Adviser("keeping traces and recordings")
         self.on_start: Callable[[NodeId], None] = lambda node: None
         self.on_instead: Callable[[NodeId, NodeId], None] = lambda node, instead: None  # before its start
@@ -292,7 +293,7 @@ class Controller:
             self._compare_own(full=is_full(value.things))
         found = self.members.get(member)
         if found is not None and isinstance(value, Progress | Ready):
-            self._story_advice.ask(self._clock.now(), lambda: self.on_progress(found), None)
+            self._progress_advice.ask(self._clock.now(), lambda: self.on_progress(found), None)
             if found.node.role is Role.GATEWAY and found.serving and self._settled.is_set():
                 self._tell(member, Serve())  # it came after all were ready
 
@@ -337,7 +338,7 @@ class Controller:
             case Replan():
                 self._spawn(self._replan(effect))
             case Incident():
-                self._story_advice.ask(self._clock.now(), lambda: self._note(effect), None)
+                self._note(effect)
             case Settled():
                 self._settle()
             case AllDrained():
@@ -346,8 +347,9 @@ class Controller:
                 self.fail(error)
 
     def _note(self, incident: Incident) -> None:
-        self.incidents.note(incident, time.time())
-        self.on_incident(incident)
+        now = self._clock.now()
+        self._story_advice.ask(now, lambda: self.incidents.note(incident, time.time()), None)
+        self._trace_advice.ask(now, lambda: self.on_incident(incident), None)
 
     def imbalance(self) -> tuple[float, ...]:
         """As `Balancing` says it; nothing while that cannot be said."""

@@ -144,11 +144,16 @@ def test_stories_for_people_cost_no_node(controller, monkeypatch, caplog):
     controller.on_progress = broken
     monkeypatch.setattr(controller.members, "get", lambda member: None)
     controller._follow(MEMBER, Heartbeat(1, AttentionStats()))
+    controller.on_incident = broken
     controller._carry_out(Incident(Happening.LOST, attention_node(0), "why"))
+    loading = SimpleNamespace(node=attention_node(0), serving=False)
+    monkeypatch.setattr(controller.members, "get", lambda member: loading)
     controller._follow(MEMBER, Progress(0.5, "weights"))
     controller._hear(MEMBER, Noted("a line"))
     controller.check()
-    assert len(told(caplog)) == 1, "it rests after the first"
+    assert len(told(caplog)) == 3, (
+        "stories, drawing and progress; the first rests by the time of the incident"
+    )
 
 
 @pytest.mark.parametrize("where", ["age", "think", "decided"])
