@@ -73,6 +73,9 @@ class Load:
         assert self._asking is not None
         self._asking.cancel()
         await asyncio.gather(*self._reading)
+        await self.close()
+
+    async def close(self) -> None:
         await self._client.aclose()
         if self._own is not None:
             await self._own.close()
@@ -82,7 +85,7 @@ class Load:
         found = {}
         for prompt in PROMPTS:
             answer = Answer(prompt, time.monotonic())
-            await self._read(answer)
+            await self.read(answer)
             if answer.error:
                 raise RuntimeError(f"{prompt!r} was not answered before any fault: {answer.error}")
             found[prompt] = answer.text
@@ -107,11 +110,12 @@ class Load:
             await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
             answer = Answer(prompt, time.monotonic())
             self.answers.append(answer)
-            task = asyncio.create_task(self._read(answer))
+            task = asyncio.create_task(self.read(answer))
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
 
-    async def _read(self, answer: Answer) -> None:
+    async def read(self, answer: Answer) -> None:
+        """One request, until it has ended."""
         if self._own is not None:
             await self._read_by(self._own, answer)
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from afserve.cli.connection import connect, model_option
+from afserve.cli.connection import key_of, model_option
 from afserve.cli.options import Within
 from afserve.cli.status import clock_time
 from afserve.client import DEFAULT_URL, Client
@@ -22,6 +22,7 @@ from afserve.member import Role
 Fields = Mapping[str, Any]  # parsed JSON
 _LOOK_SECONDS = 0.2
 _BACK_SECONDS = 120.0  # from the last fault until all nodes serve again
+_ANSWER_SECONDS = 10.0  # for each question: a busy server must not keep this from ending in time
 _LEAST_SECONDS = 0.2
 
 
@@ -111,7 +112,8 @@ def chaos(
     Every few seconds one node is killed, stopped or made slow, and what the server says of it is printed. Clients
     should notice nothing but a pause.
     """
-    with connect(url, admin_key_file, model) as client:
+    key = key_of(admin_key_file)
+    with Client(url, api_key=key, timeout=_ANSWER_SECONDS, retries=0, model=model) as client:
         ChaosRun(client, FaultPlan(every, longest, roles, kinds), random.Random(seed)).run(total)
 
 
@@ -133,7 +135,8 @@ class ChaosRun:
                 self._break_one()
                 self._watch(began + self._plan.every)
         except KeyboardInterrupt:
-            click.echo("no more faults")
+            pass
+        click.echo(f"no more faults; waits until all nodes serve, at most {_BACK_SECONDS:.0f} s")
         self._sum_up(before, self._wait_back())
 
     def _break_one(self) -> None:

@@ -16,6 +16,8 @@ from afserve.control.wire.values import (
 from afserve.errors import RendezvousError
 from afserve.member import AttentionPhase, attention_node
 
+LAST_GRACE = 10.0  # seconds for a broken stream to come back where no other node takes its requests
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Life:
@@ -126,7 +128,9 @@ class Attendance:
         if (stream := self._streams.get(life.index)) is not None:
             return "" if stream.life == life else "it was started anew"
         away = now - self._broken.get(life, now)
-        return f"its stream broke and did not come back for {away:.1f} s" if away >= self._grace else ""
+        # With no other node its requests could only wait, and lose what has been computed of them.
+        grace = self._grace if self.usable() else max(self._grace, LAST_GRACE)
+        return f"its stream broke and did not come back for {away:.1f} s" if away >= grace else ""
 
     @property
     def waited_for(self) -> bool:
@@ -135,7 +139,8 @@ class Attendance:
 
     def forget(self, now: float) -> None:
         """Streams that have been away for long are not looked at any more."""
-        self._broken = {life: at for life, at in self._broken.items() if now - at < 2 * self._grace}
+        kept = 2 * max(self._grace, LAST_GRACE)
+        self._broken = {life: at for life, at in self._broken.items() if now - at < kept}
 
     def missing(self) -> list[int]:
         """Nodes that accept requests and have no stream."""

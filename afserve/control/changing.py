@@ -73,10 +73,8 @@ class Changing:
         if isinstance(change, End):
             self._end()
             return Changed({}, going=tuple(map(str, self._controller.membership.staying())))
-        if not self._controller.ready:
-            raise CapacityError(
-                "the deployment is starting or stopping and cannot be changed now; try again when ready"
-            )
+        if not self._controller.changeable:
+            raise CapacityError("the run is stopping, and cannot be changed any more")
         match change:
             case ScaleTo():
                 return self._scale(change)

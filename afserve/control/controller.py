@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from afserve import __version__
+from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.config import FULL
 from afserve.control.attention_news import AttentionNews
@@ -48,6 +49,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.members import Members
 from afserve.control.membership.recovery import Rules
 from afserve.control.membership.roster import Member
+from afserve.control.membership.silence import HostLoad
 from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
@@ -72,7 +74,7 @@ from afserve.control.wire.values import (
     Unheard,
 )
 from afserve.engine.stats import AttentionStats
-from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost
+from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, UserError
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
@@ -81,7 +83,8 @@ from afserve.tls import Certificates
 log = logging.getLogger("afserve.control")
 
 Wanted = Callable[[Mapping[Role, int], Mapping[int, AttentionPhase]], None]
-_TICK = 0.25
+UNANSWERED = "the controller could not answer; its log says why"
+TICK = 0.25  # seconds between two looks at the time
 
 
 class Controller:
@@ -96,17 +99,29 @@ class Controller:
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
         life: int = 0,
+        watch: Callable[[], HostLoad] = HostLoad,
     ) -> None:
-        """`life` counts the controllers of a run: a later one begins with the nodes that are there."""
-        self._life = life
+        """`life` counts the controllers of a run: a later one begins with the nodes that are there. `watch` is asked
+        TICK seconds apart what is known of this process and its host."""
+        self._life, self._load = life, watch
         self.incidents = Incidents()
         self.recordings = Recordings(self._tell)
         self._traces = TraceFiles(Path(deployment.trace_folder)) if deployment.trace_sent else None
         spare = 1 if balance is not None and balance.act else 0
         self.membership = Membership(deployment, __version__, rules, assign, spare, life)
         self.balancing = Balancing(
-            deployment.source.name, self.membership.migration, balance or BalanceRules()
+            deployment.source.name,
+            self.membership.migration,
+            balance or BalanceRules(),
+            self.membership.holders,
         )
+        # What only advises: an exception there must not end serving.
+        self._balance_advice = Adviser("balancing experts")
+        self._placing_advice = Adviser("finding places for experts")
+        self._counts_advice = Adviser("counting where rows go", ProtocolError)
+        self._story_advice = Adviser("telling what happened")
+        self._progress_advice = Adviser("showing how far nodes are")
+        self._trace_advice = Adviser("keeping traces and recordings")
         self.on_start: Callable[[NodeId], None] = lambda node: None
         self.on_instead: Callable[[NodeId, NodeId], None] = lambda node, instead: None  # before its start
         self.on_query: Callable[[Query], Awaitable[QueryAnswer]] = _unknown
@@ -164,6 +179,11 @@ class Controller:
     @property
     def ready(self) -> bool:
         return self._failure is None and not self._stopping and self._all_here
+
+    @property
+    def changeable(self) -> bool:
+        """Whether what is wanted may change: also while nodes start, or are lost."""
+        return self._failure is None and not self._stopping
 
     def check(self) -> None:
         """Raises what ended the run, if anything did."""
@@ -235,13 +255,14 @@ class Controller:
         """Routing counts, questions and lines for the log are no business of the membership."""
         match value:
             case Routed(rows):
-                self.balancing.heard(rows, self._clock.now())
+                now = self._clock.now()
+                self._counts_advice.ask(now, lambda: self.balancing.heard(rows, now), None)
             case Noted(text, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
             case Recorded():
-                self.recordings.heard(member, value)
+                self._trace_advice.ask(self._clock.now(), lambda: self.recordings.heard(member, value), None)
             case Traced(data):
-                self._keep_trace(member, data)
+                self._trace_advice.ask(self._clock.now(), lambda: self._keep_trace(member, data), None)
             case Query():
                 self._spawn(self._answer(member, value))
             case _:
@@ -256,17 +277,23 @@ class Controller:
             )
 
     async def _answer(self, member: MemberId, query: Query) -> None:
-        self._tell(member, await self.on_query(query))
+        try:
+            answer = await self.on_query(query)
+        except Exception:  # whatever a question leads to, it is that one question's
+            log.exception("a gateway's question (%s) was not answered", query.what)
+            answer = QueryAnswer(query.number, error=AfserveError(UNANSWERED))
+        self._tell(member, answer)
 
     def _follow(self, member: MemberId, value: FromNode) -> None:
         """What else hangs on it."""
         if isinstance(value, Heartbeat) and isinstance(value.stats, AttentionStats):
-            self.incidents.heard(member, value.stats)
+            stats = value.stats
+            self._story_advice.ask(self._clock.now(), lambda: self.incidents.heard(member, stats), None)
         if isinstance(value, Identity):
             self._compare_own(full=is_full(value.things))
         found = self.members.get(member)
         if found is not None and isinstance(value, Progress | Ready):
-            self.on_progress(found)
+            self._progress_advice.ask(self._clock.now(), lambda: self.on_progress(found), None)
             if found.node.role is Role.GATEWAY and found.serving and self._settled.is_set():
                 self._tell(member, Serve())  # it came after all were ready
 
@@ -311,8 +338,7 @@ class Controller:
             case Replan():
                 self._spawn(self._replan(effect))
             case Incident():
-                self.incidents.note(effect, time.time())
-                self.on_incident(effect)
+                self._note(effect)
             case Settled():
                 self._settle()
             case AllDrained():
@@ -320,21 +346,40 @@ class Controller:
             case EndRun(error):
                 self.fail(error)
 
+    def _note(self, incident: Incident) -> None:
+        now = self._clock.now()
+        self._story_advice.ask(now, lambda: self.incidents.note(incident, time.time()), None)
+        self._trace_advice.ask(now, lambda: self.on_incident(incident), None)
+
+    def imbalance(self) -> tuple[float, ...]:
+        """As `Balancing` says it; nothing while that cannot be said."""
+        return self._balance_advice.ask(self._clock.now(), self.balancing.imbalance, ())
+
     def _tell(self, member: MemberId, value: ToNode) -> None:
         self._streams.tell(member, value)
 
     async def _replan(self, asked: Replan) -> None:
         """Where there is no way there now, the next change of who is there asks again."""
-        now, balancing = self._clock.now(), self.balancing
+        while self._failure is None:
+            now = self._clock.now()
+            with self._placing_advice.guarded(now):
+                place = await self._thought_out(asked, now)
+                break
+            await asyncio.sleep(max(TICK, self._placing_advice.rest_left(now)))
+        else:
+            return
+        if place is not None:
+            self._try(place, logging.WARNING)
+
+    async def _thought_out(self, asked: Replan, now: float) -> Place | None:
+        balancing = self.balancing
         try:
             if asked.lost:
-                place = await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now)
-            else:
-                place = await asyncio.to_thread(balancing.over, asked.nodes, now)
-            if place is not None:
-                self._on(place)
+                return await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now)
+            return await asyncio.to_thread(balancing.over, asked.nodes, now)
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)
+            return None
 
     def fail(self, error: AfserveError) -> None:
         """The run ends with this; the first reason counts."""
@@ -356,7 +401,11 @@ class Controller:
         try:
             await compared
         except AfserveError as error:
-            self.fail(error)
+            if isinstance(error, UserError) and (self._life or self._settled.is_set()):
+                # What cannot be read now was read before: nodes are compared with one another.
+                log.warning("the controller's own copy of the checkpoint is not compared: %s", error.message)
+            else:
+                self.fail(error)
         self._settle()
 
     def known(self, things: Mapping[str, str]) -> None:
@@ -377,8 +426,8 @@ class Controller:
 
     async def _watch(self) -> None:
         while self._failure is None:
-            await asyncio.sleep(_TICK)
-            self._on(Ticked())
+            await asyncio.sleep(TICK)
+            self._on(Ticked(self._load()))
             self._check_own(self._clock.now())
             if self.ready:
                 await self._balance(self._clock.now())
@@ -392,21 +441,21 @@ class Controller:
 
     async def _balance(self, now: float) -> None:
         """Tokens of all requests pass this event loop: the thinking is done beside it."""
-        try:
-            stats = self.balancing.age(now)
-            if stats is not None:
-                place = self.balancing.decided(await asyncio.to_thread(self.balancing.think, stats, now))
-                if place is not None:
-                    self._try(place)
-        except AfserveError as error:
-            self.fail(error)
+        place = None
+        if not self._balance_advice.rests(now):
+            with self._balance_advice.guarded(now):
+                stats = self.balancing.age(now)
+                if stats is not None:
+                    place = self.balancing.decided(await asyncio.to_thread(self.balancing.think, stats, now))
+        if place is not None:
+            self._try(place)
 
-    def _try(self, place: Place) -> None:
+    def _try(self, place: Place, level: int = logging.INFO) -> None:
         """While it was thought out, a node that it needs may have gone; the next look at the load thinks anew."""
         try:
             self._on(place)
         except ConfigError as error:
-            log.info("the experts stay where they are: %s", error.message)
+            log.log(level, "the experts stay where they are: %s", error.message)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -418,7 +467,7 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
-            self.fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
+            self.fail(AfserveError("the controller failed; its log says why"))
 
 
 async def _unknown(query: Query) -> QueryAnswer:

@@ -8,10 +8,12 @@ streams comes in, what nodes are to be told goes out by them; it opens nothing a
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.control.admission import Admission, Objectives
-from afserve.control.affinity import Affinity
+from afserve.control.affinity import Affinity, Route
 from afserve.control.attendance import Attendance, Attending, Life
 from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
@@ -78,14 +80,23 @@ class Homes:
         self._prompts = Prompts(rules.block_size)
         self._heard: dict[Life, float] = {}  # when it last said something
         self._claims = Claims()
+        # What only advises: an exception there must not end a request.
+        self._admission_advice = Adviser("predicting when requests have their tokens", OverloadedError)
+        self._route_advice = Adviser("finding the attention node that has a prompt's beginning")
+        self._prompt_advice = Adviser("finding a prefill node")
+        self._moves_advice = Adviser("counting what moved requests wait")
 
     # ---- what clients want
 
     def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
         """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
+        now = self._clock.now()
+        self._admission_advice.ask(now, lambda: self._admit(prompts, wanted, now), None)
+
+    def _admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives, now: float) -> None:
         nodes = [life.index for life in self.attendance.decoding()]
         tokens = sum(self._affinity.missing(prompt, nodes, wanted.cache_salt) for prompt in prompts)
-        self.admission.check(tokens, wanted, self._clock.now())
+        self.admission.check(tokens, wanted, now)
 
     def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
         request = self.requests.open(asked, self._clock.now(), keep)
@@ -178,7 +189,7 @@ class Homes:
         match value:
             case Tokens(events):
                 if self.moves.under_way or self._prompts.under_way:
-                    self._note_arrival(events)
+                    self._moves_advice.ask(self._clock.now(), lambda: self._note_arrival(events), None)
                 ended = self.requests.deliver(events)
             case Refused(number, error):
                 self._refused(number, error)
@@ -190,8 +201,9 @@ class Homes:
                 self._given(numbers)
                 return
             case Prefixes(came, went, anew):
-                for affinity in (self._affinity, self._prompts.affinity):
-                    affinity.told(stream.life.index, came, went, anew=anew)
+                with self._route_advice.guarded(self._clock.now()):
+                    for affinity in (self._affinity, self._prompts.affinity):
+                        affinity.told(stream.life.index, came, went, anew=anew)
                 return
             case _:
                 raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
@@ -245,7 +257,7 @@ class Homes:
         """Several times a second while `restless`."""
         now = self._clock.now()
         self._review()
-        self.admission.sample(now)
+        self._admission_advice.ask(now, lambda: self.admission.sample(now), None)
         for request in self.requests.waiting:
             if now - request.since >= self._rules.deadline:
                 request.put(self._too_late(request))
@@ -253,6 +265,8 @@ class Homes:
 
     def _too_late(self, request: Request) -> AfserveError:
         waited = f"no attention node took the request over within {self._rules.deadline:.0f} s"
+        if request.last is not None and self.attendance.refusing:
+            return UnavailableError(f"{request.last} was lost, and {waited}; try again later")
         if request.last is not None:
             return PeerLost(attention_node(request.last.index), f"this node left a request, and {waited}")
         return UnavailableError(f"{waited}; try again later")
@@ -311,11 +325,9 @@ class Homes:
                 self._place(request, usable)
 
     def _place(self, request: Request, usable: list[Life]) -> None:
-        load = {life.index: self.requests.load(life) for life in usable}
-        source = self._kv_source(request)
+        source, now = self._kv_source(request), self._clock.now()
         copied = source.index if source is not None and not source.request else None
-        pending = {life.index: self.requests.pending(life) for life in usable}
-        route = self._affinity.pick(request.asked.prompt_ids, load, copied, pending, request.asked.cache_salt)
+        route = self._route(request, usable, copied, now)
         home = next(life for life in usable if life.index == route.node)
         stream = self.attendance.stream(home)
         assert stream is not None, "a usable node has a stream"
@@ -323,10 +335,20 @@ class Homes:
             source = None
         elif source is None and route.source is not None:
             source = self._kv_of(next(life for life in usable if life.index == route.source))
-        prefilling, now = self.attendance.prefilling(home), self._clock.now()
         if source is None or not request.generated:
-            source = self._prompts.source(request, prefilling, now - request.since) or source
+            prefilling, waited = self.attendance.prefilling(home), now - request.since
+            asked = partial(self._prompts.source, request, prefilling, waited)
+            source = self._prompt_advice.ask(now, asked, None) or source
         stream.send(self.requests.place(request, home, now, source, route.missing))
+
+    def _route(self, request: Request, usable: list[Life], copied: int | None, now: float) -> Route:
+        """The node with the fewest requests, where nobody can say which one has most of the prompt."""
+        load = {life.index: self.requests.load(life) for life in usable}
+        pending = {life.index: self.requests.pending(life) for life in usable}
+        prompt, salt = request.asked.prompt_ids, request.asked.cache_salt
+        plain = Route(min(load, key=lambda node: load[node]), len(prompt))
+        pick = partial(self._affinity.pick, prompt, load, copied, pending, salt)
+        return self._route_advice.ask(now, pick, plain)
 
     def _kv_of(self, life: Life) -> KvSource | None:
         """This node's blocks, of any request. Whether to pull or to compute them is the home's choice."""

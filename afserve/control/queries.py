@@ -89,7 +89,7 @@ class OwnQueries:
             self._controller.placement.epoch,
             nodes,
             self._picked,
-            balancing.imbalance(),
+            self._controller.imbalance(),
             tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
             balancing.moves,
             balancing.routed(),

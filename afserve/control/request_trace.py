@@ -6,6 +6,7 @@ A track is taken again once its request has ended, so a run has as many as it ha
 import heapq
 from collections.abc import Mapping
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.trace import Trace
 
@@ -16,12 +17,15 @@ class RequestTrace:
     def __init__(self, trace: Trace | None, clock: Clock | None = None) -> None:
         self.trace = trace
         self._clock = clock or MonotonicClock()
+        self._advice = Adviser("drawing requests")
         self._free: list[int] = []
         self._tracks = 0
 
     def begin(self) -> "DrawnRequest":
-        if self.trace is None:
-            return DrawnRequest(None, "", 0.0)
+        nowhere = DrawnRequest(None, "", 0.0)
+        return nowhere if self.trace is None else self._advice.ask(self._clock.now(), self._begin, nowhere)
+
+    def _begin(self) -> "DrawnRequest":
         if not self._free:
             heapq.heappush(self._free, self._tracks)
             self._tracks += 1
@@ -30,14 +34,15 @@ class RequestTrace:
 
     def drew(self, track: str, name: str, since: float) -> float:
         assert self.trace is not None
-        now = self._clock.now()
-        self.trace.slice(track, name, since, now)
+        trace, now = self.trace, self._clock.now()
+        self._advice.ask(now, lambda: trace.slice(track, name, since, now), None)
         return now
 
     def counts(self, name: str, values: Mapping[str, int]) -> None:
         """Numbers from now on."""
-        if self.trace is not None:
-            self.trace.counts(name, values, self._clock.now())
+        if (trace := self.trace) is not None:
+            now = self._clock.now()
+            self._advice.ask(now, lambda: trace.counts(name, values, now), None)
 
     def release(self, track: str) -> None:
         heapq.heappush(self._free, int(track.rpartition(" ")[2]))

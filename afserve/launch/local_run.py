@@ -19,10 +19,11 @@ from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
 from afserve.control.changes import FaultKind
 from afserve.control.changing import Changing, not_from_here
-from afserve.control.controller import Controller
+from afserve.control.controller import TICK, Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.homes import home_rules
+from afserve.control.host_watch import HostWatch
 from afserve.control.hosts import CarriedHosts, Served
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
@@ -111,6 +112,7 @@ class LocalRun:
             ),
             self._on_its_device,
             number,
+            HostWatch(TICK),
         )
         if term is not None:
             self.controller.on_wanted = partial(term.reports.wanted, name)

@@ -63,15 +63,13 @@ class Admin:
         return await self._change(request, BodyKind.FAULT)
 
     async def down(self, request: Request) -> Response:
-        """The run ends with all its models, whether it is ready or not."""
+        """The run ends with all its models."""
         models = self._service.models
         ready = (model for model in models if model.backend.ready())
         return await self._changed(request, BodyKind.END, next(ready, models.first))
 
     async def _change(self, request: Request, kind: BodyKind) -> Response:
-        model = self._model(request)
-        self._service.check_ready(model)
-        return await self._changed(request, kind, model)
+        return await self._changed(request, kind, self._model(request))
 
     async def _changed(self, request: Request, kind: BodyKind, model: Hosted) -> Response:
         with await self._service.bodies.read(request) as body:

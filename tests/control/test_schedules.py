@@ -5,11 +5,14 @@ nodes tell it. `World` obeys effects as correct nodes would, some time later, an
 Every answer may come from a life that is over already, and every event may come twice.
 """
 
+import contextlib
 import random
 
+import numpy as np
 import pytest
 
 from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
@@ -63,7 +66,9 @@ from afserve.engine.migrate import SlotUse
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ConfigError, ModelError, PeerLost
 from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.placement.optimizer.problem import unthrottled
 from afserve.placement.placement import FREE, LayerPlacement, Placement
+from afserve.placement.stats import RoutedRows
 
 LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
 RULES = Rules(
@@ -114,7 +119,9 @@ class Process:
 
 
 class World:
-    def __init__(self, seed, rules=RULES):
+    """With `balanced`, rows are routed and the real balancer says where experts stand."""
+
+    def __init__(self, seed, rules=RULES, balanced=False):
         self.life, self.lives_left, self.served = 0, 0, False
         self.depth = 0
         self.zombies = []  # were given up while they were stopped, and do not know it
@@ -123,6 +130,9 @@ class World:
         start = placed(self.rng, counts[Role.EXPERT], range(counts[Role.EXPERT]))
         deployment = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", start)
         self.membership = Membership(deployment, "1.0", rules)
+        self.balanced = self.rows_come = balanced
+        self.thoughts = 0
+        self.balancing = self.balancer()
         self.now, self.connections = 0.0, 0
         self.later = []  # (at, what to do)
         self.processes = {}  # connection -> Process
@@ -130,6 +140,26 @@ class World:
         self.said = []  # the last things said, to be said again
         self.ended = None
         self.settled = self.drained = 0
+
+    def balancer(self):
+        """As a controller has it; where nothing is balanced, nobody asks it."""
+        rules = BalanceRules(act=True, every=5.0)
+        found = Balancing("m", self.membership.migration, rules, self.membership.holders)
+        found._rebalancer._throttle = unthrottled
+        return found
+
+    def balance(self):
+        """As the controller does at each look at the time, while its run is ready."""
+        rows = self.rng.choices((0, 5, 300), k=LAYERS * EXPERTS)
+        counts = np.array(rows, np.int64).reshape(LAYERS, EXPERTS)
+        self.balancing.heard(RoutedRows(np.zeros_like(counts), counts), self.now)
+        assert len(self.balancing.imbalance()) == LAYERS
+        stats = self.balancing.age(self.now) if self.membership.settled else None
+        if stats is not None:
+            self.thoughts += 1
+            place = self.balancing.decided(self.balancing.think(stats, self.now))
+            if place is not None:
+                self.on(place)
 
     # ---- what the membership wants done
 
@@ -165,6 +195,7 @@ class World:
         """The next one is told what is wanted, and that everyone served once."""
         self.life, self.lives_left = self.life + 1, self.lives_left - 1
         self.membership = Membership(self.membership.deployment, "1.0", RULES, life=self.life)
+        self.balancing = self.balancer()
         self.settled = 0
         self.said.clear()
         for process in list(self.processes.values()):
@@ -218,9 +249,9 @@ class World:
                     if process.silent and self.rng.random() < 0.5:
                         self.zombies.append(process)
                     self.gone(process)
-            case Replan(holders):
+            case Replan(holders, lost):
                 life = self.life
-                self.soon(lambda: self.replanned(holders) if life == self.life else None, 2.0)
+                self.soon(lambda: self.replanned(holders, lost) if life == self.life else None, 2.0)
             case Incident():
                 pass
             case Settled():
@@ -339,7 +370,14 @@ class World:
         for event in self.rng.sample(events, len(events)):
             self.on(event)
 
-    def replanned(self, holders):
+    def replanned(self, holders, lost):
+        if self.balanced:
+            balancing, now = self.balancing, self.now
+            with contextlib.suppress(ConfigError):  # there is no room
+                place = balancing.without(lost, holders, now) if lost else balancing.over(holders, now)
+                if place is not None:
+                    self.on(place)
+            return
         nodes = max(max(holders) + 1, self.membership.migration.placement.nodes)
         if (WIDTH - 1) * len(holders) >= EXPERTS:
             self.on(Place(placed(self.rng, nodes, sorted(holders)), holders))
@@ -402,6 +440,8 @@ class World:
         self.on(Ticked())
         if self.rng.random() < 0.1:
             self.on(Ticked())
+        if self.rows_come:
+            self.balance()
         self.check_routing()
 
     def check_routing(self):
@@ -449,15 +489,15 @@ class World:
         return None
 
 
-def run(seed, controllers=1):
-    world = World(seed)
+def run(seed, controllers=1, balanced=False):
+    world = World(seed, balanced=balanced)
     world.lives_left = controllers - 1
     world.on(Begun())
     for _ in range(world.rng.randrange(30, 150)):
         world.pass_time()
         if world.rng.random() < 0.3:
             world.mishap()
-    world.lives_left = 0
+    world.lives_left, world.rows_come = 0, False
     for process in world.processes.values():
         process.silent = False
     since = world.now
@@ -470,6 +510,7 @@ def run(seed, controllers=1):
     for _ in range(30):
         world.pass_time()
     assert world.drained == 1, f"seed {seed}"
+    return world
 
 
 @pytest.mark.parametrize("first", range(0, 500, 50))
@@ -482,6 +523,12 @@ def test_what_is_wanted_is_reached_when_losses_stop(first):
 def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
     for seed in range(first, first + 50):
         run(seed, controllers=4)
+
+
+@pytest.mark.parametrize("first", (0, 16))
+def test_what_is_wanted_is_reached_with_a_balancer_while_nodes_and_controllers_come_and_go(first):
+    worlds = [run(seed, controllers=4, balanced=True) for seed in range(first, first + 16)]
+    assert sum(world.thoughts for world in worlds) > 50 and sum(world.life for world in worlds) > 3
 
 
 @pytest.mark.parametrize(("seed", "controllers"), [(9857, 2)])

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from tests.e2e.test_supervisor import controller
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
 ADMIN = {"Authorization": "Bearer secret"}
+NANO = Path(__file__).parents[2] / "configs" / "nano"
 
 
 @pytest.fixture
@@ -164,6 +167,42 @@ def test_one_that_is_stopped_for_a_while(up, name, undisturbed):
     waking.join()
     whole(server)
     assert same_after(server.url, expected)
+    assert server.stop()[0] == 0
+
+
+def test_the_only_attention_node_that_stands_still_keeps_what_it_has(up, undisturbed):
+    """Nobody else could take its requests over: it is waited for longer, and goes on where it was."""
+    server = up("--attention", "1", "--experts", "2")
+    expected = undisturbed(server.url)
+    streams, before = begun(server.url), serving(server)
+    kill(before["attention-0"], number=signal.SIGSTOP)
+    waking = threading.Timer(3.0, _wake, [before["attention-0"]])
+    waking.start()
+    assert texts(streams) == expected
+    waking.join()
+    assert serving(server) == before and lost(server) == 0
+    assert server.stop()[0] == 0
+
+
+def test_a_checkpoint_that_was_away_for_a_while_is_served_again_without_a_command(up, keys, tmp_path):
+    """While nothing serves, changes are taken: they are what repairs."""
+    here, away = tmp_path / "checkpoint", tmp_path / "away"
+    shutil.copytree(NANO, here)
+    server = up("--model", str(here), "--attention", "1", "--experts", "2", "--admin-key-file", keys)
+    before = serving(server)
+    here.rename(away)
+    kill(before["attention-0"], before["expert-1"])
+    wait(lambda: "attention-0" in incidents(server, "keeps failing"), "its sixth loss")
+    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    assert refused.status_code == 503 and str(tmp_path) not in refused.text, refused.text
+    for verb, body in (("scale", {"experts": "+1"}), ("drain", {"node": "expert-2"})):
+        answer = httpx.post(f"{server.url}/admin/{verb}", json=body, headers=ADMIN, timeout=60)
+        assert answer.status_code == 202, answer.text
+    away.rename(here)
+    after = wait(lambda: set(serving(server)) == set(before) and serving(server), "a node")
+    assert after["attention-0"] != before["attention-0"] and after["expert-0"] == before["expert-0"]
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    assert answer.status_code == 200, answer.text
     assert server.stop()[0] == 0
 
 

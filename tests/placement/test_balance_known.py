@@ -164,3 +164,19 @@ def test_bad_counts_are_one_clear_error(loads, complaint):
 
     with pytest.raises(ConfigError, match=complaint):
         scenarios(loads)
+
+
+@pytest.mark.parametrize("broken", ["singular", "not a number"])
+def test_shares_are_whole_where_rounding_leaves_no_step_to_take(broken, monkeypatch):
+    """As it is with loads that differ by many powers of ten."""
+
+    def solve(system, right):
+        if broken == "singular":
+            raise np.linalg.LinAlgError("Singular matrix")
+        return np.full_like(right, np.nan)
+
+    monkeypatch.setattr(np.linalg, "solve", solve)
+    table = np.array([[[0, 1], [0, 2], [1, 2]]])
+    share = split(table, np.array([[6.0, 3.0, 3.0]]), np.ones(3))
+    whole = [share[table == expert].sum() for expert in range(3)]
+    assert whole == pytest.approx([1.0, 1.0, 1.0]) and (share >= 0.0).all()

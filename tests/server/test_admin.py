@@ -171,10 +171,23 @@ def test_a_change_that_is_none_is_refused(admin, guarded, path, body, status, sa
     assert not guarded.backend.changes
 
 
-def test_nothing_changes_before_the_run_is_ready(admin, guarded):
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("scale", {"attention": "+1"}),
+        ("drain", {"node": "expert-1"}),
+        ("restart", {"all": True}),
+        ("role", {"node": "expert-1", "role": "attention"}),
+    ],
+)
+def test_what_repairs_is_taken_while_the_run_is_not_ready(admin, guarded, path, body):
+    guarded.backend.changes.clear()
     guarded.backend.is_ready = False
-    assert admin.post("/admin/scale", json={"attention": "+1"}).status_code == 503
-    assert not guarded.backend.changes
+    try:
+        assert admin.post(f"/admin/{path}", json=body).status_code == 202
+    finally:
+        guarded.backend.is_ready = True
+    assert len(guarded.backend.changes) == 1
 
 
 def test_the_client_has_a_method_for_each_change(guarded):

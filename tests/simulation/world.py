@@ -364,21 +364,11 @@ class World:
             process.frozen = False
         self.until(self.quiet, BOUND, "something is left open")
 
-    def by_hand(self) -> None:
-        """Somebody fills the places that nobody is started for any more."""
-        for node in self.membership.members.missing():
-            if self.dice.random() < 0.01 and f"{node} is gone" in self.given_up():
-                self.start(node)
-
-    def given_up(self) -> str:
-        return "; ".join(why for why in self.membership.absent() if why.endswith("not started again"))
-
     def until(self, holds, seconds: float, what: str) -> None:
         end = self.clock.now() + seconds
         while not holds():
             assert self.clock.now() < end, f"{what} after {seconds:.0f} s: {self.state()}"
             self.round()
-            self.by_hand()
 
     def quiet(self) -> bool:
         members, migration = self.membership.members, self.membership.migration

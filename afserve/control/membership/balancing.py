@@ -5,7 +5,9 @@ keeps the last decisions with their reasons. It reads the migration and never st
 in.
 """
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -22,6 +24,7 @@ from afserve.placement.record import encode_header, encode_record
 from afserve.placement.recovery import in_parts, recovered
 from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
+log = logging.getLogger("afserve.control")
 AT_ONCE = 128  # of a large model some 6 GB, seconds of reading; nano's are one part
 
 
@@ -82,9 +85,19 @@ class RoutingRecorder:
 
 
 class Balancing:
-    """Owns statistics and rebalancer of one model; `migration` says what is in force."""
+    """Owns statistics and rebalancer of one model; `migration` says what is in force.
 
-    def __init__(self, model: str, migration: Migration, rules: BalanceRules) -> None:
+    `holders` are the expert nodes that may hold experts now; by default those that serve. What the rebalancer is asked
+    about is made anew from these two, so that it never knows other nodes than there are.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        migration: Migration,
+        rules: BalanceRules,
+        holders: Callable[[], frozenset[int]] | None = None,
+    ) -> None:
         placement = migration.placement
         layers, experts = len(placement.layers), placement.experts
         self.stats = RoutingStats(layers, experts)
@@ -97,7 +110,9 @@ class Balancing:
         self._wide = self._widest - rules.spare
         nodes = rules.nodes(placement.nodes, self._wide)
         self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Throttle())
-        self._settled = True
+        self._holders = holders or migration.serving_experts
+        self._known: Placement | None = None  # what the rebalancer was told is in force
+        self._thinking = threading.Lock()  # two threads may think: about balance, and about other nodes
         self._route: PlacementRoute | None = None  # thought out together with the decision
 
     def heard(self, rows: RoutedRows, now: float) -> None:
@@ -114,18 +129,30 @@ class Balancing:
         return tuple(tuple(row) for row in self.stats.everything().tolist())
 
     def age(self, now: float) -> RoutingStats | None:
-        """Age the statistics; what to think about, if anything."""
+        """Age the statistics; what to think about, if anything: not while a node that holds experts is away."""
         self.stats.tick(now)
         if not self._rules.act or not self._migration.steady or not self.stats.load(0).any():
             return None
-        self._settle()
+        holders = self._holders()
+        if self._thinking.locked() or not self._migration.holding <= holders:
+            return None
+        self._settle(holders)
         return deepcopy(self.stats)
 
     def think(self, stats: RoutingStats, now: float) -> Decision | None:
         """The only long step, up to a second for large models; may run in another thread, one at a time."""
-        decision = self._rebalancer.decide(now, stats)
-        if decision is not None and decision.placement is not None and self._migration.steady:
+        with self._thinking:
+            decision = self._rebalancer.decide(now, stats)
+        if decision is None or decision.placement is None or not self._migration.steady:
+            return decision
+        try:
             self._route = self._migration.route(decision.placement)
+        except (
+            ConfigError
+        ) as error:  # where every slot of a node holds something, as after a move that was given up
+            log.info("the experts stay where they are: %s", error.message)
+            self._known = None
+            return None
         return decision
 
     def decided(self, decision: Decision | None) -> Place | None:
@@ -133,7 +160,7 @@ class Balancing:
         if decision is None or decision.placement is None:
             return None
         if not self._migration.steady:
-            self._settled = False
+            self._known = None
             return None
         return self._place(decision.placement)
 
@@ -160,7 +187,8 @@ class Balancing:
         wide = min(max(self._wide, -(-wanted // max(1, len(holders)))), self._widest)
         nodes = self._nodes(holders, current.nodes, wide)
         here = compact(current.with_nodes(len(nodes)), wide)
-        decision = self._rebalancer.over(nodes, here, now, self.stats)
+        with self._thinking:
+            decision = self._rebalancer.over(nodes, here, now, self.stats)
         if decision.placement is None:
             raise ConfigError(
                 f"expert nodes {sorted(holders)} have no room for all experts: {decision.reason}"
@@ -172,10 +200,9 @@ class Balancing:
 
         `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
         """
-        nodes = self._nodes(holders, self._migration.placement.nodes, self._wide)
-        self._rebalancer.nodes = nodes
-        current = self._migration.placement.with_nodes(len(nodes))
-        others = frozenset(range(len(nodes))) - holders  # who has left, or leaves, takes nothing over either
+        count = max(self._migration.placement.nodes, max(holders, default=-1) + 1)
+        current = self._migration.placement.with_nodes(count)
+        others = frozenset(range(count)) - holders  # who has left, or leaves, takes nothing over either
         found = recovered(current, lost | others, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
@@ -191,21 +218,28 @@ class Balancing:
     def _place(self, target: Placement, holders: frozenset[int] | None = None) -> Place:
         nodes = max(target.nodes, self._migration.placement.nodes)
         self.moves += self._migration.placement.with_nodes(nodes).diff(target.with_nodes(nodes)).moves
-        self._settled = False
+        self._known = None
         route, self._route = self._route, None
         return Place(target, holders, route)
 
-    def _settle(self) -> None:
-        """Tell the rebalancer what is in force, once a migration is over."""
-        if not self._settled:
-            self._settled = True
-            in_force, known = self._migration.placement, len(self._rebalancer.nodes)
-            self._rebalancer.abandon(compact(in_force.with_nodes(max(in_force.nodes, known)), self._wide))
+    def _settle(self, holders: frozenset[int]) -> None:
+        """Tell the rebalancer what is in force, and who may hold experts, where either is another than it knows."""
+        in_force = self._migration.placement
+        # After a loss spare slots may be used: what stands there is no reason to think that there is no room for it.
+        wide = min(max(self._wide, in_force.most_held()), self._widest)
+        nodes = self._nodes(holders, in_force.nodes, wide)
+        if in_force is not self._known or nodes != self._rebalancer.nodes:
+            self._known, self._rebalancer.nodes = in_force, nodes
+            self._rebalancer.abandon(compact(in_force.with_nodes(len(nodes)), wide))
 
     def imbalance(self) -> tuple[float, ...]:
-        """max / mean node load per layer, of what is in force, over the fastest window."""
-        nodes = self._rebalancer.nodes
-        placement = self._migration.placement.with_nodes(len(nodes))
+        """max / mean node load per layer, of what is in force, over the fastest window; 1 where nobody holds any."""
+        placement = self._migration.placement
+        holders = self._holders() or self._migration.holding
+        if not holders:
+            return (1.0,) * len(placement.layers)
+        nodes = self._nodes(holders, placement.nodes, self._wide)
+        placement = placement.with_nodes(len(nodes))
         return tuple(imbalances(placement, self.stats.load(0), nodes).tolist())
 
     @property

@@ -5,10 +5,11 @@ and nothing is ever sent to one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from afserve.control.membership.silence import HostLoad
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId, Role
@@ -91,7 +92,9 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; several times a second."""
+    """Time has passed; several times a second. `load` is what the controller knows of itself and its host."""
+
+    load: HostLoad = field(default_factory=HostLoad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,7 @@ class Happening(StrEnum):
     """What people and metrics are told of."""
 
     LOST = "lost"
-    GIVEN_UP = "given up"
+    FAILING = "keeps failing"
     RETURNED = "returned"
     RELOADED = "loaded experts"
     COVERED = "made up for"

@@ -11,8 +11,11 @@ from afserve.control.membership.events import (
     Incident,
     MemberId,
     Said,
+    Start,
 )
+from afserve.control.membership.migration import ADOPT_SECONDS
 from afserve.control.membership.placing import Placing
+from afserve.control.membership.recovery import Patience
 from afserve.control.membership.roster import Member, State
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.engine.stats import ExpertStats
@@ -31,7 +34,7 @@ class Going(Placing):
     """What counts as a loss, and when a place gets a new process, is up to the rules (`recovery.py`)."""
 
     def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
-        served, member.why = member.serving, reason
+        served, member.why, member.lost_by = member.serving, reason, cause
         self.members.move(member, State.GONE)
         node = member.node
         self._since[node] = now
@@ -51,13 +54,17 @@ class Going(Placing):
         if served and self.settled:
             self._lost_at.setdefault(node, now)
             effects.append(self._loss(member, reason, now, cause))
-        return effects + self._started_again(node, reason, now)
+        counts = cause not in (Cause.SILENT, Cause.SLOW) or not self._watch.starves(now)
+        return effects + self._started_again(node, reason, now, counts=counts)
 
     def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
         """With what becomes of the work of whoever is gone, in words."""
         did, role = "", member.node.role
         if role is Role.EXPERT:
-            did = self._coverage.lost(member.id, self.migration.placement, self._answering(), now)
+            placement, answering = self.migration.placement, self._answering()
+            did = self._coverage_advice.ask(
+                now, lambda: self._coverage.lost(member.id, placement, answering, now), ""
+            )
         elif role is Role.ATTENTION:
             others = len(self._serving(Role.ATTENTION))
             did = "its requests go on at another one" if others else "its requests wait for another one"
@@ -65,8 +72,14 @@ class Going(Placing):
             Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
         )
 
-    def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
-        return self._recovery.lost(node, reason, now, settled=self.settled)
+    def _started_again(self, node: NodeId, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
+        effects = self._recovery.lost(node, reason, now, settled=self.settled, counts=counts)
+        if self._recovery.is_failing(node):
+            self.renewals.abandon(node)
+        return effects
+
+    def _patience(self, member: Member, now: float) -> Patience:
+        return lambda limit: self._watch.patience(member, limit, now)
 
     def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
         """The process of whoever was to go has gone, or one that had not joined yet: nobody else will tell of that."""
@@ -86,6 +99,7 @@ class Going(Placing):
         if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
         reason = error.reason if isinstance(error, PeerLost) else error.message
+        reason = reason.removeprefix(f"{member.node}: ")
         return [Dismiss(member.id, error), *self._gone(member, reason, now, cause)]
 
     def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
@@ -103,9 +117,8 @@ class Going(Placing):
         found = self.members.get(MemberId(expert_node(said.expert), said.generation))
         if found is None or not found.serving:
             return []
-        why = self._recovery.unproductive(found, said, asker.node, now)
-        silent = now - found.seen_at >= self._recovery.rules.silence
-        cause = Cause.SILENT if silent else Cause.SLOW
+        patience = self._patience(found, now)
+        why, cause = self._recovery.unproductive(found, said, asker.node, now, patience)
         if not why and said.unreachable:
             return self._cut_off(asker, found, said, now)
         return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
@@ -115,7 +128,12 @@ class Going(Placing):
         that lacks experts which others reach. With replicas that it does reach, nobody has to."""
         self._reach.missed(asker.node, said.expert, now)
         rules = self._recovery.rules
-        if not rules.recovers or said.seconds < 2 * rules.silence:
+        limit = 2 * rules.silence
+        if (
+            not rules.recovers
+            or said.seconds < limit
+            or said.seconds < self._watch.patience(expert, limit, now)
+        ):
             return []
         since, cut = now - rules.silence, f"has had no connection to {expert.node} for {said.seconds:.1f} s"
         if self._reach.askers(said.expert, since).issuperset(self._serving(Role.ATTENTION)):
@@ -132,16 +150,20 @@ class Going(Placing):
         found = self.members.get(MemberId(attention_node(said.attention), said.generation))
         if found is None or not found.serving:
             return []
-        why = self._recovery.unheard(found, said, asker, now)
+        why = self._recovery.unheard(found, said, asker, now, self._patience(found, now))
         return self._give_up(found, PeerLost(found.node, why), now, Cause.SILENT) if why else []
 
     def _too_slow(self, member: Member, now: float) -> list[Effect]:
         """An expert node that has become much slower is left where the others can do its work."""
         if not isinstance(member.stats, ExpertStats) or not member.serving:
             return []
-        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        life, stats = member.id, member.stats
+        why = self._slowness_advice.ask(
+            now, lambda: self._slowness.heard(life.node, member.host, life.generation, stats, now), ""
+        )
         if (
             not why
+            or self._watch.starves(now)
             or not self._recovery.rules.recovers
             or not self.settled
             or not self.can_spare(member.node)
@@ -161,9 +183,11 @@ class Going(Placing):
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
-        effects = self._recovery.due(now) + self._check_places(now)
+        effects = self._recovery.due(now)
+        self._since |= {effect.node: now for effect in effects if isinstance(effect, Start)}
+        effects += self._check_places(now)
         for member in self.members:
-            if why := self._recovery.silent(member, now):
+            if why := self._recovery.silent(member, now, self._patience(member, now)):
                 effects += self._give_up(member, PeerLost(member.node, why), now, Cause.SILENT)
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
@@ -173,19 +197,23 @@ class Going(Placing):
     def _check_places(self, now: float) -> list[Effect]:
         """Nobody came for a place, although somebody was started for it."""
         rules, awaited = self._recovery.rules, [node for _, node in self._waiting]
+        seconds = rules.register * self._watch.stretch(now)
         late = [
             node
             for node in self.members.missing()
-            if node not in awaited and now - self._since.get(node, now) > rules.register
+            if node not in awaited
+            and not self._recovery.pauses(node)
+            and now - self._since.get(node, now) > seconds
         ]
         if late and not rules.recovers:
-            return [EndRun(self._recovery.late(self.members.unready(), rules.register))]
+            return [EndRun(self._recovery.late(self.members.unready(), seconds))]
         self._since |= dict.fromkeys(late, now)
-        return [e for node in late for e in self._started_again(node, "nobody came for its place", now)]
+        why, counts = "nobody came for its place", not self._watch.starves(now)
+        return [e for node in late for e in self._started_again(node, why, now, counts=counts)]
 
     def _check_migration(self, now: float) -> list[Effect]:
         try:
-            self.migration.check(now)
+            self.migration.check(now - ADOPT_SECONDS * (self._watch.stretch(now) - 1.0))
         except DeadlineError as error:
             late = [
                 m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive

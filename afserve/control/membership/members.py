@@ -38,7 +38,7 @@ class Members:
         self._first = first
         self._version = version
         self._colocated = colocated
-        self._own_gateway = not any(node.role is Role.GATEWAY for node in nodes)
+        self.own_gateway = not any(node.role is Role.GATEWAY for node in nodes)
         self._agreed: tuple[str, dict[str, str]] | None = None
         self._told: dict[str, tuple[str, str]] = {}  # thing of the checkpoint -> who said first what it is
         self._known_peers: tuple[tuple[int, bool], Peers | None] = ((-1, False), None)
@@ -73,7 +73,7 @@ class Members:
     def add(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
         taken = {node.index for node in self.places(role)}
-        if role is Role.GATEWAY and self._own_gateway:
+        if role is Role.GATEWAY and self.own_gateway:
             taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
         self._roster.put(node, None)
@@ -224,7 +224,7 @@ class Members:
 
     def gateways(self) -> Gateways:
         """Where attention nodes reach the gateways. Where none was asked for there is one, at the controller."""
-        own = ((OWN_GATEWAY, ""),) if self._own_gateway else ()
+        own = ((OWN_GATEWAY, ""),) if self.own_gateway else ()
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
 

@@ -64,6 +64,10 @@ class Migration:
         """Whether nothing is under way and nothing waits."""
         return self.phase is Phase.STEADY and not self._later
 
+    def serving_experts(self) -> frozenset[int]:
+        """The expert nodes that serve now."""
+        return frozenset(node.index for node in self._serving(Role.EXPERT))
+
     @property
     def adopting(self) -> bool:
         """Whether some attention nodes may route by the next placement already, and others not yet."""

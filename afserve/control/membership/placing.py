@@ -13,24 +13,24 @@ class Placing(Tables):
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
         if event.nodes is not None:
             self._asked = None
-            if event.nodes != self._holders() or not self.migration.steady:
+            if event.nodes != self.holders() or not self.migration.steady:
                 return []  # who can hold experts has changed since it was thought out
         elif self._away():
             raise ConfigError(
                 "the placement cannot change while an expert node is away; try again", param="placement"
             )
-        elif strangers := [node for node in holders(event.placement) if node.index not in self._holders()]:
+        elif strangers := [node for node in holders(event.placement) if node.index not in self.holders()]:
             names = ", ".join(map(str, sorted(strangers)))
             raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
         effects = self._tell(self.migration.begin(event.placement, now, event.route, urgent=event.urgent))
-        self._seen = self._holders()
+        self._seen = self.holders()
         return effects
 
     def _replan(self) -> list[Effect]:
         """Ask for another placement when the expert nodes that are to hold experts are not those that do."""
         if self.deployment.colocated or not self.settled or not self.migration.steady:
             return []
-        holders, placement = self._holders(), self.migration.placement
+        holders, placement = self.holders(), self.migration.placement
         held = self.migration.holding
         if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []

@@ -1,15 +1,16 @@
 """What counts as a loss, and what it means: rules that the membership asks, values in and out.
 
-By the rule `recover` the run goes on without a lost node, and its place is given to a new process, later each time, a
-bounded number of times. By the rule `end` a loss ends the run, with the reason that the node's parent process saw if
-that comes soon.
+By the rule `recover` the run goes on without a lost node, and its place is given to a new process, later each time,
+for as long as it is wanted. By the rule `end` a loss ends the run, with the reason that the node's parent process saw
+if that comes soon.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.control.membership.desired import SILENCE_SECONDS
-from afserve.control.membership.events import Effect, EndRun, Exited, Happening, Incident, Start
+from afserve.control.membership.events import Cause, Effect, EndRun, Exited, Happening, Incident, Start
 from afserve.control.membership.roster import Member
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
@@ -22,6 +23,8 @@ REGISTER_SECONDS = 60.0  # until a place has a member
 SHORT_SECONDS = 2.0  # until new requests are refused because of what is lost and cannot be had elsewhere
 EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
 
+Patience = Callable[[float], float]  # how long somebody may say nothing, from what that is on a quiet host
+
 
 class OnLoss(StrEnum):
     END = "end"
@@ -30,11 +33,13 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles up to `longest`.
+    """Seconds, but for `restarts`: after so many losses one after another a place counts as failing. What is waited
+    before each new process, `backoff`, doubles up to `longest`.
 
     All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
     the rule `recover` also after `silence` if others wait for its work, after twice that if nobody gets a connection to
-    it, after `slow` if they wait although it speaks, and a gateway after `gateway`. Whoever serves for `proven` has no
+    it, after `slow` if they wait although it speaks, and a gateway after `gateway`; all of these on a quiet host
+    (`silence.py`). Whoever serves for `proven` has no
     earlier losses. New requests are refused `short` after something is lost that cannot be had elsewhere; running ones
     wait for it until their `deadline`.
     """
@@ -49,7 +54,7 @@ class Rules:
     report: float = EXIT_REPORT_SECONDS
     restarts: int = 5
     backoff: float = 0.1
-    longest: float = 30.0
+    longest: float = 120.0
     proven: float = 30.0
     short: float = SHORT_SECONDS
     deadline: float = 30.0
@@ -69,53 +74,71 @@ class Recovery:
     _tries: dict[NodeId, int] = field(default_factory=dict)
     _start_at: dict[NodeId, float] = field(default_factory=dict)
     _served_from: dict[NodeId, float] = field(default_factory=dict)
-    given_up: set[NodeId] = field(default_factory=set)  # places that are not filled from here any more
 
-    def lost(self, node: NodeId, reason: str, now: float, *, settled: bool) -> list[Effect]:
+    def lost(
+        self, node: NodeId, reason: str, now: float, *, settled: bool, counts: bool = True
+    ) -> list[Effect]:
         """A member is gone. Its parent may know better why.
 
-        A run that has never served ends with a node that cannot be started; one that serves goes on without it.
+        A run that has never served ends with a node that cannot be started; one that serves goes on without it, and
+        tries again, later each time. A loss that does not count is no sign that the next process would be lost too.
         """
         if not self.rules.recovers:
             self._pending.setdefault(node, (now + self.rules.report, reason))
             return []
-        if node in self.given_up:
-            return []
         if now - self._served_from.pop(node, now) >= self.rules.proven:
             self._tries.pop(node, None)
-        tries = self._tries[node] = self._tries.get(node, 0) + 1
-        if tries <= self.rules.restarts:
-            self._start_at[node] = now + self._pause(tries)
-            return []
-        if not settled:
+        tries = self._tries[node] = self._tries.get(node, 0) + counts
+        if tries > self.rules.restarts and not settled:
             return [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
-        self.given_up.add(node)
-        by_hand = f"afserve node --role {node.role} --index {node.index} --join HOST:PORT"
-        why = f"{reason}; it was lost {tries} times and is not started again; `{by_hand}` fills its place"
-        return [Incident(Happening.GIVEN_UP, node, why, did="its place stays empty until somebody fills it")]
+        pause = self._pause(tries)
+        self._start_at[node] = now + pause
+        if tries <= self.rules.restarts or not counts:
+            return []
+        why = f"{reason}; it was lost {tries} times"
+        did = f"it is tried again in {pause:.0f} s, and at once by `afserve restart {node}`"
+        return [Incident(Happening.FAILING, node, why, did=did)]
 
     def _pause(self, tries: int) -> float:
-        return min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)
+        return min(self.rules.backoff * 2.0 ** min(max(0, tries - 1), 30), self.rules.longest)
 
-    def unproductive(self, member: Member, said: Stuck, asker: NodeId, now: float) -> str:
+    def is_failing(self, node: NodeId) -> bool:
+        """Whether its processes were lost so often that the next one cannot be counted on."""
+        return self._tries.get(node, 0) > self.rules.restarts
+
+    def pauses(self, node: NodeId) -> bool:
+        """Whether its place waits for its next process."""
+        return node in self._start_at
+
+    def hasten(self, node: NodeId, now: float) -> None:
+        """Somebody asks for it: what it waits for is tried at once, as if for the first time."""
+        if node in self._start_at:
+            self._tries.pop(node, None)
+            self._start_at[node] = now
+
+    def unproductive(
+        self, member: Member, said: Stuck, asker: NodeId, now: float, patience: Patience
+    ) -> tuple[str, Cause]:
         """Why a member that owes `asker` an answer counts as lost; empty while it does not."""
         rules, silent = self.rules, now - member.seen_at
         if not rules.recovers or said.seconds < rules.silence:
-            return ""
+            return "", Cause.SLOW
         owes = f"it has owed {asker} an answer for {said.seconds:.1f} s"
         if silent >= rules.silence:
-            return f"{owes} and said nothing for {silent:.1f} s (pid {member.pid})"
-        late = said.seconds >= rules.slow and not said.unreachable
-        return owes + ", although it still speaks" if late else ""
+            over = min(silent, said.seconds) >= patience(rules.silence)
+            return f"{owes} and said nothing for {silent:.1f} s" if over else "", Cause.SILENT
+        late = said.seconds >= rules.slow and not said.unreachable and said.seconds >= patience(rules.slow)
+        return owes + ", although it still speaks" if late else "", Cause.SLOW
 
-    def unheard(self, member: Member, said: Unheard, asker: str, now: float) -> str:
+    def unheard(self, member: Member, said: Unheard, asker: str, now: float, patience: Patience) -> str:
         """Why an attention node with requests of `asker` counts as lost, whatever it last said that it has."""
         rules, silent = self.rules, now - member.seen_at
-        if not rules.recovers or min(said.seconds, silent) < rules.silence:
+        waited = min(said.seconds, silent)
+        if not rules.recovers or waited < rules.silence or waited < patience(rules.silence):
             return ""
-        return f"{asker} has requests there, and it said nothing for {silent:.1f} s (pid {member.pid})"
+        return f"{asker} has requests there, and it said nothing for {silent:.1f} s"
 
-    def silent(self, member: Member, now: float) -> str:
+    def silent(self, member: Member, now: float, patience: Patience) -> str:
         """Why a member that says nothing counts as lost; empty while it does not."""
         rules, silent = self.rules, now - member.seen_at
         limit = rules.patience
@@ -123,7 +146,7 @@ class Recovery:
             limit = rules.silence
         elif rules.recovers and member.serving and member.node.role is Role.GATEWAY:
             limit = rules.gateway
-        return f"silent for {silent:.1f} s (pid {member.pid})" if silent > limit else ""
+        return f"silent for {silent:.1f} s" if silent > limit and silent > patience(limit) else ""
 
     def accused(self, node: NodeId, message: str, now: float) -> None:
         """`node` gave up because of another one, whose own end is the reason if it is reported soon."""
@@ -145,14 +168,13 @@ class Recovery:
 
     def awaits(self, node: NodeId) -> bool:
         """Whether somebody was started for its place and is to join, so that the end of that one is a loss."""
-        return self.rules.recovers and node not in self._start_at and node not in self.given_up
+        return self.rules.recovers and not self.pauses(node)
 
     def forget(self, node: NodeId) -> None:
         """Its place is taken, or nobody wants it any more."""
         self._start_at.pop(node, None)
         self._pending.pop(node, None)
         self._accusers.discard(node)
-        self.given_up.discard(node)
 
     def pardon(self, node: NodeId) -> None:
         """Its next loss is a first one."""

@@ -66,6 +66,8 @@ class Renewing(ComingMember):
         self.check_count(role, wanted)
         self.desired = self.desired.scaled(role, wanted)
         self._leaving.update(of_it[count:])
+        for node in of_it[:count]:
+            self._recovery.hasten(node, now)
         effects: list[Effect] = []
         for _ in range(count - len(of_it)):
             node = self._add(role, phase or AttentionPhase.BOTH)
@@ -140,6 +142,8 @@ class Renewing(ComingMember):
         if node.role is Role.EXPERT:
             fits = self.can_spare(node)
             return "" if fits else "the other expert nodes that serve have no room for its experts"
+        if node not in self._serving(node.role):
+            return ""  # it does none
         others = [n for n in self._serving(node.role) if n != node and n not in self._leaving]
         return "" if others else f"no other {node.role} node serves"
 
@@ -158,7 +162,7 @@ class Renewing(ComingMember):
         self._since |= {start.node: now for start in starts}
         return [*starts]
 
-    def _renewed(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+    def _renewed(self, nodes: tuple[NodeId, ...], now: float) -> list[Effect]:
         for node in nodes:
             self._check_place(node)
             if node in self._leaving or node in self._guests:
@@ -174,6 +178,8 @@ class Renewing(ComingMember):
                     "would end; add an expert node first",
                     param="node",
                 )
+        for node in nodes:
+            self._recovery.hasten(node, now)
         self.renewals.ask(nodes)
         return []
 

@@ -14,11 +14,18 @@ from afserve.control.membership.events import (
 from afserve.control.membership.migration import Phase, asks, holders
 from afserve.control.membership.renewing import Renewing
 from afserve.control.membership.roster import Member, State
-from afserve.control.membership.takeover import Inherited, NodeClaim, Takeover, inherit
+from afserve.control.membership.takeover import (
+    REJOIN_SECONDS,
+    Inherited,
+    NodeClaim,
+    Takeover,
+    inherit,
+)
 from afserve.control.wire.values import Retire, Standing
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
 
+_REJOIN_TIMES = 4.0  # at most as long as on a quiet host: until then nobody takes the place of who is lost
 _SUCCEEDED = RendezvousError("another stream of this node has taken the place of this one")
 
 
@@ -43,6 +50,11 @@ class Returning(Renewing):
         if self._takeover.complete(self.deployment.counts):
             effects += self._take_over(self._takeover, now)
         return effects
+
+    def _waited(self, takeover: Takeover, now: float) -> list[Effect]:
+        """On a host that starves those who live take longer to come back."""
+        seconds = REJOIN_SECONDS * min(_REJOIN_TIMES, self._watch.stretch(now))
+        return self._take_over(takeover, now) if now - takeover.began >= seconds else []
 
     def _take_over(self, takeover: Takeover, now: float) -> list[Effect]:
         """All are back, or those who are not are lost."""
@@ -145,4 +157,4 @@ class Returning(Renewing):
         self._since.setdefault(node, now)
         self._lost_at.setdefault(node, now)
         lost = Incident(Happening.LOST, node, why, cause=Cause.ENDED)
-        return [lost, *self._started_again(node, why, now)]
+        return [lost, *self._started_again(node, why, now, counts=not self._watch.starves(now))]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from afserve.control.membership.events import MemberId
+from afserve.control.membership.events import Cause, MemberId
 from afserve.control.wire.values import Progress
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import NodeId, Role
@@ -47,7 +47,9 @@ class Member:
     epoch: int = 0  # of the placement that it knows, or NO_EPOCH
     asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None
-    why: str = ""  # it is gone
+    beats: bool = False  # it has said a heartbeat
+    why: str = ""  # it is gone; with paths, for the operator
+    lost_by: Cause | None = None
 
     @property
     def node(self) -> NodeId:

@@ -127,6 +127,12 @@ class Renewals:
         if self.step is Step.SERVES and now >= self.until:
             self.node = None
 
+    def abandon(self, node: NodeId) -> None:
+        """Its new process does not come: it is started again like any other, and nobody's turn comes after it."""
+        if node == self.node and self.step is Step.STARTED:
+            self.waiting.clear()
+            self.node = None
+
     def clear(self) -> None:
         """Nobody's turn any more; what has been told to go goes, and gets its new process."""
         self.waiting.clear()

@@ -7,11 +7,20 @@ What running requests wait for is the link's and the gateways' business. It tell
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from afserve.control.membership.events import Cause
 from afserve.control.membership.members import Members
-from afserve.control.membership.roster import State
+from afserve.control.membership.roster import Member, State
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import LayerExpert, homeless, recovered
+
+_WORDS = {
+    Cause.ENDED: "its process ended",
+    Cause.SILENT: "it said nothing",
+    Cause.SLOW: "it was too slow",
+    Cause.FAILED: "it failed; the server's log says why",
+    Cause.REFUSED: "it was sent away; the server's log says why",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +53,19 @@ class Shortage:
         self,
         members: Members,
         placement: Placement,
-        given_up: Collection[NodeId],
+        failing: Collection[NodeId],
         now: float,
         *,
         planned: bool,
     ) -> None:
-        """`given_up` are places that get no new process. `planned`: nodes get new ones by wish.
+        """`failing` are places whose next process cannot be counted on. `planned`: nodes get new ones by wish.
 
         New requests wait as long as running ones do for an attention node that is started, and for what is planned.
         """
         found: dict[str, tuple[str, float]] = {}
         soon = self._patience.long if planned else self._patience.short
         if not any(member.state is State.READY for member in members.of(Role.ATTENTION)):
-            started = set(members.places(Role.ATTENTION)) - set(given_up)
+            started = set(members.places(Role.ATTENTION)) - set(failing)
             seconds = self._patience.long if started else soon
             found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
         lost = self._homeless(members, placement)
@@ -106,10 +115,15 @@ def _stood(members: Members, placement: Placement, experts: Sequence[LayerExpert
 
 def _reason(members: Members, index: int) -> str:
     member = members.at(expert_node(index))
-    return f" ({member.why})" if member is not None and member.why else ""
+    return f" ({_lost(member)})" if member is not None and member.lost_by else ""
+
+
+def _lost(member: Member) -> str:
+    """For clients: without paths, pids and what else is the operator's."""
+    return _WORDS[member.lost_by] if member.lost_by else ""
 
 
 def _why(members: Members, role: Role) -> str:
     lost = [(node, members.at(node)) for node in members.view(role).missing]
-    known = [f"{node}: {member.why}" for node, member in lost if member is not None and member.why]
+    known = [f"{node}: {_lost(member)}" for node, member in lost if member is not None and member.lost_by]
     return f" ({'; '.join(known)})" if known else ""

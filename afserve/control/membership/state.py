@@ -38,7 +38,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.migration import Outgoing
 from afserve.control.membership.returning import Returning
 from afserve.control.membership.roster import Member, State
-from afserve.control.membership.takeover import REJOIN_SECONDS, Takeover
+from afserve.control.membership.takeover import Takeover
 from afserve.control.wire.values import (
     Adopted,
     Endpoint,
@@ -87,9 +87,16 @@ class Membership(Returning):
         if not self.ended and self._takeover is None:
             effects += self._reconcile(now)
         if self.settled and self._recovery.rules.recovers and not self._draining:
-            planned, given_up = self.renewals.busy, self._recovery.given_up
-            self._shortage.look(self.members, self.migration.placement, given_up, now, planned=planned)
+            self._look_at_shortage(now)
         return self._until_end(effects)
+
+    def _look_at_shortage(self, now: float) -> None:
+        """An exception here refuses nobody anew."""
+        failing = [node for node in self.members.missing() if self._recovery.is_failing(node)]
+        placement, planned = self.migration.placement, self.renewals.busy
+        self._shortage_advice.ask(
+            now, lambda: self._shortage.look(self.members, placement, failing, now, planned=planned), None
+        )
 
     def _obey(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -120,11 +127,9 @@ class Membership(Returning):
                 return [] if found is None else self._gone(found, reason, now)
             case Exited(node, _):
                 return self._exited(event, node, now)
-            case Ticked() if self._takeover is not None:
-                over = now - self._takeover.began >= REJOIN_SECONDS
-                return self._take_over(self._takeover, now) if over else []
-            case Ticked():
-                return self._ticked(now)
+            case Ticked(load):
+                self._watch.look(load, now)
+                return self._ticked(now) if self._takeover is None else self._waited(self._takeover, now)
             case Waited() if self._takeover is not None:
                 return []
             case Waited(said):
@@ -138,7 +143,7 @@ class Membership(Returning):
             case DrainNode(node):
                 return self._drained_one(node)
             case RestartNodes(nodes):
-                return self._renewed(nodes)
+                return self._renewed(nodes, now)
             case ChangeRole(node, role):
                 return self._changes_role(node, role)
             case ChangePhase(node, phase):
@@ -159,10 +164,12 @@ class Membership(Returning):
                 return self._drain_all()
 
     def _said(self, member: Member, value: FromNode, now: float) -> list[Effect]:
+        if isinstance(value, Heartbeat):
+            self._watch.hear(member, now)
         member.seen_at = now
         match value:
             case Heartbeat(resident, stats):
-                member.resident_bytes, member.stats = resident, stats
+                member.resident_bytes, member.stats, member.beats = resident, stats, True
                 return self._too_slow(member, now)
             case Progress():
                 member.progress, member.progress_at = value, now
@@ -230,13 +237,21 @@ class Membership(Returning):
         effects += self._follow(now)
         effects += self._replan()
         if self._coverage.lacking:
-            effects += self._coverage.check(self.migration.placement, self._answering(), now)
+            effects += self._covered(now)
         if self._draining and not self._drained and not self._has_requests():
             self._drained = True
             effects.append(AllDrained())
         if not self.settled and self.members.all_ready(besides=self._guests):
             effects += self._settle()
         return effects
+
+    def _covered(self, now: float) -> list[Effect]:
+        placement, answering = self.migration.placement, self._answering()
+        nothing: list[Incident] = []
+        told = self._coverage_advice.ask(
+            now, lambda: self._coverage.check(placement, answering, now), nothing
+        )
+        return [*told]
 
     def _has_requests(self) -> bool:
         return bool(self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY))

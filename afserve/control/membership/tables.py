@@ -5,6 +5,7 @@ Who is told what, which expert nodes may hold experts, and phrases for people. N
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from afserve.adviser import Adviser
 from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.desired import Deployment, Desired
 from afserve.control.membership.events import Effect, Joined, Tell
@@ -18,6 +19,7 @@ from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
+from afserve.control.membership.watching import Watch
 from afserve.control.wire.values import AttentionNodes, Drain
 from afserve.member import AttentionPhase, NodeId, Role
 
@@ -66,9 +68,14 @@ class Tables:
         self._shortage = Shortage(patience, self._room)
         self._slowness = Slowness()
         self._reach = Reach()
+        self._watch = Watch(self.members, self._recovery.rules.silence, self._phase_of)
         self.renewals = Renewals()
         self.role_changes = RoleChanges()
         self._coverage = Coverage()
+        # What only advises: an exception there must not end anything.
+        self._shortage_advice = Adviser("telling what is lacking")
+        self._slowness_advice = Adviser("finding slow expert nodes")
+        self._coverage_advice = Adviser("telling which experts have no node")
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
@@ -92,6 +99,9 @@ class Tables:
     def deployment(self) -> Deployment:
         return self.desired.only
 
+    def _phase_of(self, index: int) -> AttentionPhase:
+        return self.deployment.phase(index)
+
     def attention_nodes(self) -> AttentionNodes:
         """For gateways: who attends, and why new requests are refused, where they are."""
         refusing, phases = self._shortage.refusing, self.deployment.phases
@@ -104,8 +114,10 @@ class Tables:
         """A phrase for every place whose member is gone."""
         gone = ((node, self.members.at(node)) for node in self.members.missing())
         said = {node: f"{node} is gone: {member.why}" for node, member in gone if member is not None}
-        unfilled = self._recovery.given_up
-        return [f"{why}; not started again" if node in unfilled else why for node, why in said.items()]
+        failing = self._recovery.is_failing
+        return [
+            f"{why}; it keeps failing, and is tried again" if failing(n) else why for n, why in said.items()
+        ]
 
     def staying(self) -> list[NodeId]:
         """The places that are to be filled, beside those of nodes that leave and of gateways that joined by hand."""
@@ -117,7 +129,7 @@ class Tables:
         others = self._serving_experts() - {node.index}
         return len(others) * self._room >= self.migration.placement.experts
 
-    def _holders(self) -> frozenset[int]:
+    def holders(self) -> frozenset[int]:
         """Expert nodes that serve and stay."""
         serving, going = self._serving_experts(), self.renewals.leaving
         if going is None or going.role is not Role.EXPERT or not self.can_spare(going):

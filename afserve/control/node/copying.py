@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
 from afserve.control.copies import buddies
@@ -53,6 +54,7 @@ class Copier:
         self._buddies: list[_Buddy] = []
         self._due = 0.0
         self.blocks = 0
+        self._advice = Adviser("copying KV to other nodes")
 
     def told(self, nodes: Iterable[AttentionPeer]) -> None:
         """These serve from now on. A buddy that is new knows nothing yet."""
@@ -63,8 +65,10 @@ class Copier:
     def turn(self) -> None:
         """Called once per turn of the loop; most calls only look at the clock."""
         now = self._clock.now()
-        if now < self._due or not self._buddies:
-            return
+        if now >= self._due and self._buddies:
+            self._advice.ask(now, lambda: self._copy(now), None)
+
+    def _copy(self, now: float) -> None:
         free = [buddy for buddy in self._buddies if buddy.offer is None and now >= buddy.again]
         if not free:
             return
@@ -89,6 +93,10 @@ class Copier:
 
     def settled(self, offer: int, kept: int) -> None:
         """The first `kept` blocks of an offer are at the buddy now."""
+        with self._advice.guarded(self._clock.now()):
+            self._settle(offer, kept)
+
+    def _settle(self, offer: int, kept: int) -> None:
         buddy = next((buddy for buddy in self._buddies if buddy.offer == offer), None)
         if buddy is None:
             return  # it is a buddy no more

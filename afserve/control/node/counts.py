@@ -5,6 +5,7 @@ The numbers are those of its heartbeats. Counts that are as they were are not dr
 
 from collections.abc import Callable, Mapping
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.engine.stats import AttentionStats
 from afserve.trace import Trace
@@ -16,14 +17,18 @@ class DrawnCounts:
     def __init__(self, stats: Callable[[], AttentionStats], trace: Trace, clock: Clock | None = None) -> None:
         self._stats, self._trace, self._clock = stats, trace, clock or MonotonicClock()
         self._drawn: dict[str, Mapping[str, int]] = {}
+        self._advice = Adviser("drawing what this node counts")
 
     def __call__(self) -> AttentionStats:
         stats, now = self._stats(), self._clock.now()
+        self._advice.ask(now, lambda: self._draw(stats, now), None)
+        return stats
+
+    def _draw(self, stats: AttentionStats, now: float) -> None:
         for name, values in curves(stats).items():
             if self._drawn.get(name) != values:
                 self._drawn[name] = values
                 self._trace.counts(name, values, now)
-        return stats
 
 
 def curves(stats: AttentionStats) -> dict[str, dict[str, int]]:

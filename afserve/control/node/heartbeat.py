@@ -6,9 +6,11 @@ is stuck in a computation and is ended from here.
 
 import os
 import threading
+import time
 
 import psutil
 
+from afserve.adviser import Adviser
 from afserve.control.membership.desired import shortest_silence
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Heartbeat
@@ -39,6 +41,8 @@ class HeartbeatThread:
         self._stop = threading.Event()
         self._hurried = threading.Event()
         self._process = psutil.Process()
+        self._resident = 0
+        self._memory_advice = Adviser("measuring this process's memory")
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -58,8 +62,10 @@ class HeartbeatThread:
         self._hurried.set()
 
     def resident_bytes(self) -> int:
-        resident: int = self._process.memory_info().rss
-        return resident
+        """As it was last, where that cannot be told now: the sign of life matters more."""
+        now = time.monotonic()
+        self._resident = self._memory_advice.ask(now, lambda: self._process.memory_info().rss, self._resident)
+        return self._resident
 
     def _beat(self) -> None:
         while not self._stop.is_set():

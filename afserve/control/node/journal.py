@@ -5,10 +5,13 @@ Both carry the name that the request has at its gateway, so that one can be foun
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from afserve import otlp
+from afserve.adviser import Adviser
 from afserve.clock import Clock, WallClock
 from afserve.engine.request import Origin
 
@@ -35,6 +38,7 @@ class Journal:
     def __init__(self, node: str = "", put: Put | None = None, clock: Clock | None = None) -> None:
         self._node, self._put = node, put
         self._clock = clock or WallClock()
+        self._advice = Adviser("telling what requests did here")
 
     def begin(self, origin: Origin, prompt: int) -> Stay:
         return Stay(origin, prompt, self._clock.now())
@@ -45,6 +49,10 @@ class Journal:
 
     def ended(self, stay: Stay, tokens: int, reason: str, *, failed: bool = False) -> None:
         """With `tokens` of its answer drawn here."""
+        told = partial(self._tell, stay, tokens, reason, failed=failed)
+        self._advice.ask(time.monotonic(), told, None)
+
+    def _tell(self, stay: Stay, tokens: int, reason: str, *, failed: bool) -> None:
         traced = self._put is not None and stay.origin.traceparent
         if not traced and not log.isEnabledFor(logging.INFO):
             return

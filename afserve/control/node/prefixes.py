@@ -6,6 +6,7 @@ A gateway that begins, or has lost its stream, knows what to route by within a s
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.request_values import Prefixes
 from afserve.engine.prefix_keys import HeldPrefixes
@@ -26,11 +27,16 @@ class PrefixTeller:
         self._held, self._streams, self._clock = held, streams, clock or MonotonicClock()
         self._told: Mapping[int, int] = {}  # by gateway, the life of the stream that was told everything
         self._said = self._clock.now()
+        self._advice = Adviser("telling gateways what is cached here")
 
     def look(self) -> None:
         """Once per turn of the node's loop, between two steps. Who is told everything has then heard all that others
         have: what changes later is said of that."""
-        now, lives = self._clock.now(), self._streams.lives()
+        now = self._clock.now()
+        self._advice.ask(now, lambda: self._look(now), None)
+
+    def _look(self, now: float) -> None:
+        lives = self._streams.lives()
         if lives == self._told and now - self._said < SECONDS:
             return
         new = [gateway for gateway, life in lives.items() if self._told.get(gateway) != life]

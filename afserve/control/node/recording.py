@@ -6,6 +6,7 @@ A node that draws a trace for the whole run (`up --trace`) goes on with it; othe
 from collections.abc import Callable
 from typing import Protocol
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.values import Record, Recorded
 from afserve.recording import MOST_SLICES, Recording
@@ -36,9 +37,13 @@ class Recorder:
         self._trace = Trace(name)
         self._first = 0
         self._began = 0.0
+        self._advice = Adviser("recording what this node does")
 
     def begin(self, asked: Record) -> None:
         """One at a time: another question replaces the one that is not answered yet."""
+        self._advice.ask(self._clock.now(), lambda: self._begin(asked), None)
+
+    def _begin(self, asked: Record) -> None:
         if not self.active:
             self._lasting = self._node.trace
         self._trace = self._lasting or Trace(self._name)
@@ -56,5 +61,8 @@ class Recorder:
             return
         self.active = False
         self._node.trace = self._lasting
+        self._advice.ask(now, lambda: self._answer(now), None)
+
+    def _answer(self, now: float) -> None:
         slices = (*self._trace.slices[self._first :], *self._node.drawn_open())
         self._send(Recorded(self._asked.number, Recording(self._name, self._began, now, slices).pack()))

@@ -7,6 +7,7 @@ neither what the numbers mean nor when they are read.
 from collections.abc import Callable
 from typing import Protocol
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.heartbeat import HeartbeatThread, Stats
 from afserve.control.node.stream import ControlStream
@@ -49,18 +50,20 @@ class Reporter:
         self._stats, self._routed = stats, routed
         self._clock = clock or MonotonicClock()
         self._published = self._sent = self._clock.now()
+        self._advice = Adviser("counting what this node does")
 
     def __call__(self, *, at_once: bool = False, soon: bool = False) -> None:
         """`at_once` sends counts too; `soon` asks for a heartbeat before its time, with what is published here."""
         now, seconds = self._clock.now(), self._heartbeat.seconds
         if now - self._published >= seconds / 2 or at_once or soon:
             self._published = now
-            self._heartbeat.publish(self._stats())
+            if (stats := self._advice.ask(now, self._stats, None)) is not None:
+                self._heartbeat.publish(stats)
             if soon:
                 self._heartbeat.hurry()
         if self._routed is not None and (now - self._sent >= self._routed_seconds or at_once):
             self._sent = now
-            if rows := self._routed():
+            if rows := self._advice.ask(now, self._routed, None):
                 self._stream.send(Routed(rows))
 
 

@@ -6,12 +6,14 @@ Bounded: what comes while too many wait is dropped and counted. Knows no request
 import json
 import logging
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 
 from afserve import otlp
+from afserve.adviser import Adviser
 from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS
 
 CLOSE_SECONDS = 2.0
@@ -30,8 +32,12 @@ class NodeSpans:
         self._thread: threading.Thread | None = None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._said = False
+        self._advice = Adviser("sending spans")
 
     def put(self, span: Mapping[str, object]) -> None:
+        self._advice.ask(time.monotonic(), lambda: self._put(span), None)
+
+    def _put(self, span: Mapping[str, object]) -> None:
         with self._lock:
             if len(self._held) >= MOST_HELD or self._closing.is_set():
                 self.dropped += 1
@@ -48,9 +54,10 @@ class NodeSpans:
             self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
+        sending = Adviser("sending spans")
         while not self._closing.wait(SEND_SECONDS):
-            self._send_all()
-        self._send_all()
+            sending.ask(time.monotonic(), self._send_all, None)
+        sending.ask(time.monotonic(), self._send_all, None)
 
     def _send_all(self) -> None:
         while some := self._taken():

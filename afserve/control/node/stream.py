@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from afserve.control.membership.silence import SilenceRules, stretch
 from afserve.control.node.account import Account
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
@@ -32,10 +33,12 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
+from afserve.pressure import cpu_pressure
 from afserve.tls import Certificates, CertifiedRole, probe
 
 CONTROLLER = "controller"
 CONNECT_SECONDS = 20.0
+_GRACE_TIMES = 4.0  # at most as long as `orphan_grace`
 _BREATH = 0.02  # seconds from the end of a connection to the next attempt
 
 
@@ -303,7 +306,8 @@ class ControlStream:
             return
         reason = reason_of(error, CONTROLLER)
         with self._changed:
-            grace = self._account.grace
+            # A controller takes longer to start where everything waits for a processor.
+            grace = self._account.grace * min(_GRACE_TIMES, stretch(0.0, cpu_pressure(), SilenceRules()))
         if isinstance(reason, PeerLost) and grace > 0 and not self._closed.is_set():
             self.on_break()
             threading.Thread(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire.values import Traced
@@ -24,6 +25,7 @@ class TraceSender:
         self._clock = clock or MonotonicClock()
         self._name = own_clock()
         self._slices = self._arrows = self._instants = self._dropped = 0
+        self._advice = Adviser("sending what this node draws")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trace-sender", daemon=True)
 
@@ -38,6 +40,9 @@ class TraceSender:
 
     def look(self) -> None:
         """Sends everything that is new, in parts."""
+        self._advice.ask(self._clock.now(), self._send_new, None)
+
+    def _send_new(self) -> None:
         while (part := self._next()) is not None:
             self._send(Traced(part.pack()))
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 
 from afserve import otlp
+from afserve.adviser import Adviser
 from afserve.clock import Clock, WallClock
 from afserve.control.node.journal import Put
 from afserve.engine.stats import ExpertStats
@@ -26,18 +27,20 @@ class WorkSpans:
         self._node, self._stats, self._put, self._run = node, stats, put, run
         self._clock = clock or WallClock()
         self._began, self._before = self._clock.now(), stats()
+        self._advice = Adviser("drawing spans of this node's work")
 
     def stats(self) -> ExpertStats:
         """The totals; asked several times a second, as for heartbeats."""
         now, totals = self._clock.now(), self._stats()
         if now < self._began or now // SECONDS != self._began // SECONDS:
-            self._tell(now, totals)
+            self._advice.ask(now, lambda: self._tell(now, totals), None)
             self._began, self._before = now, totals
         return totals
 
     def close(self) -> None:
         """Tells the work of the seconds that have begun."""
-        self._tell(self._clock.now(), self._stats())
+        now = self._clock.now()
+        self._advice.ask(now, lambda: self._tell(now, self._stats()), None)
 
     def _tell(self, now: float, totals: ExpertStats) -> None:
         if now <= self._began or totals.messages <= self._before.messages:

@@ -84,7 +84,7 @@ export function drawSettings({ model, picked }) {
   for (const [name, value] of rows) { element(box, "dt", name); element(box, "dd", value); }
 }
 
-const KINDS = { lost: "bad", "given up": "bad", refused: "bad", joined: "good", returned: "good", ready: "good" };
+const KINDS = { lost: "bad", "keeps failing": "bad", refused: "bad", joined: "good", returned: "good", ready: "good" };
 
 // `now` in Unix seconds.
 export function drawEvents(status, now) {
