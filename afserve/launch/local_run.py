@@ -32,7 +32,6 @@ from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.membership.roster import Member
 from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
-from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.families.table import load_spec
 from afserve.launch.chaos import Chaos
@@ -90,7 +89,7 @@ class LocalRun:
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
-        token = read_token(processes.token_file)
+        token = processes.token
         number = 0 if term is None else term.number
         self._term = term
         self._gateway = Gateway(token, home_rules(topology.deployment), generation=first_generation(number))

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from afserve.config import FULL
 from afserve.control.membership.recovery import OnLoss
+from afserve.launch.environment import forget_secrets
 from afserve.launch.gpus import check_device
 from afserve.launch.http import settings_for
 from afserve.launch.launcher import Launcher
@@ -83,11 +84,11 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequ
         def live(term: Term) -> None:
             asyncio.run(Serving(runs, settings, sock, term, started).run())
 
-        for each in processes:
-            each.lend()
+        forget_secrets()
+        keepers = [each.lend() for each in processes]
         recovers = any(run.flags.wishes.on_loss == OnLoss.RECOVER for run in runs)
         try:
-            Supervisor(live, recovers).run()
+            Supervisor(live, recovers, keepers).run()
         except KeyboardInterrupt:
             for each in processes:
                 each.kill()

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import psutil
@@ -18,6 +19,7 @@ from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
 
 DEADLINE = 120.0
+T = TypeVar("T")
 
 
 class Up:
@@ -54,7 +56,23 @@ class Up:
 
     def folder(self) -> Path:
         """The run's own folder, which its fork server is told."""
-        return Path(psutil.Process(self.process.pid).children()[0].cmdline()[-1])
+        return Path(self.fork_server().cmdline()[-1])
+
+    def fork_server(self) -> psutil.Process:
+        """The first of them, where there are several models."""
+        return self.fork_servers()[0]
+
+    def fork_servers(self) -> list[psutil.Process]:
+        return [child for child in self._children() if "fork_server" in " ".join(_asked(child.cmdline, []))]
+
+    def controller(self) -> psutil.Process | None:
+        """None while there is none."""
+        return next((c for c in self._children() if _asked(c.name, "") == "afserve-control"), None)
+
+    def _children(self) -> list[psutil.Process]:
+        """Those that have not ended."""
+        children = psutil.Process(self.process.pid).children()
+        return [c for c in children if _asked(c.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
 
     def family(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -69,6 +87,14 @@ class Up:
     def printed(self) -> str:
         self.log.seek(0)
         return self.log.read()
+
+
+def _asked(what: Callable[[], T], otherwise: T) -> T:
+    """Of a process that may have just ended."""
+    try:
+        return what()
+    except psutil.Error:
+        return otherwise
 
 
 def assert_gone(family: list[psutil.Process], port: int) -> None:

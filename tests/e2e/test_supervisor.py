@@ -64,17 +64,11 @@ def wait(condition):
         time.sleep(0.01)
 
 
-def controller(server):
-    """The child that is not the fork server."""
-    children = psutil.Process(server.process.pid).children()
-    return next((p for p in children[1:] if p.status() != psutil.STATUS_ZOMBIE), None)
-
-
 def lose_controller(server):
     """Returns once the next one says who is there."""
-    lost = controller(server)
+    lost = server.controller()
     lost.kill()
-    wait(lambda: (found := controller(server)) is not None and found.pid != lost.pid)
+    wait(lambda: (found := server.controller()) is not None and found.pid != lost.pid)
     wait(lambda: seen(server) is not None)
 
 
@@ -108,9 +102,9 @@ def test_a_controller_and_a_gateway_that_stand_still_are_followed(up, undisturbe
     server = up("--attention", "1", "--experts", "2", "--gateways", "2")
     expected = undisturbed_one(server)
     nodes = server.status()
-    reader, frozen = Reader(server).begun(), controller(server)
+    reader, frozen = Reader(server).begun(), server.controller()
     frozen.suspend()
-    wait(lambda: (found := controller(server)) is not None and found.pid != frozen.pid)
+    wait(lambda: (found := server.controller()) is not None and found.pid != frozen.pid)
     wait(lambda: seen(server) == nodes)
     assert reader.ended() == expected
     psutil.Process(nodes["gateway-1"]).suspend()
@@ -144,7 +138,7 @@ def test_nodes_go_on_when_controller_and_gateway_are_one_process(up, undisturbed
 
 def test_by_the_rule_end_a_lost_controller_ends_the_run(up):
     server = up("--attention", "1", "--experts", "2", "--on-loss", "end")
-    controller(server).kill()
+    server.controller().kill()
     code, printed = server.wait()
     assert code == 1 and "the controller: its process was killed by SIGKILL" in printed
 
