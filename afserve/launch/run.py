@@ -27,6 +27,7 @@ from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.serving import Serving
 from afserve.launch.several import check_names, shared, trace_files
 from afserve.launch.site import attended, on_ray, on_this_machine
+from afserve.launch.streams import tolerate_lost_output
 from afserve.launch.supervisor import Supervisor, Term, keep_port
 from afserve.launch.traced import write_parts
 from afserve.launch.wishes import UpFlags
@@ -44,6 +45,7 @@ def serve_here(asked: Sequence[UpFlags], processes: Sequence[NodeProcesses]) -> 
 
     Returns when the user ended it; raises what else did.
     """
+    tolerate_lost_output()
     flags = asked[0]
     _log(flags)
     limits = replace(flags.limits, log_level=flags.run.log_level)

@@ -75,7 +75,7 @@ class Serving:
         ]
         self._http: Http
         if flags.wishes.gateways:
-            self._http = HttpInProcesses(self._models[0].run.controller, settings.drain_seconds)
+            self._http = HttpInProcesses(self._models[0].run.controller, settings)
         else:
             tokenizers = [Tokenizer.from_folder(each.found.tokenizer) for each in planned]
             backends = [model.backend for model in self._models]

@@ -147,9 +147,11 @@ class Lane:
     def take(cls, folder: Path, first: int, *, direct: bool = False) -> "Lane":
         """The lane of that number below `folder`, or the next one that nobody has; `direct` as of `File`. Raises
         OSError."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(_PRIVATE_FOLDER, exist_ok=True)  # with `parents` it would be as others' folders are
         for number in range(first, first + MOST_LANES):
             own = folder / str(number)
-            own.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
+            own.mkdir(_PRIVATE_FOLDER, exist_ok=True)
             lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

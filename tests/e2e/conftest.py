@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import httpx
 import psutil
@@ -25,14 +25,15 @@ T = TypeVar("T")
 class Up:
     """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, output: IO[bytes] | None = None) -> None:
+        """`output` in place of a file that `printed` reads."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "afserve", "up", "--port", str(self.port), *flags],
-            stdout=self.log,
-            stderr=self.log,
+            stdout=output or self.log,
+            stderr=output or self.log,
             cwd=Path(__file__).parents[2],
         )
 
@@ -63,7 +64,7 @@ class Up:
         return self.fork_servers()[0]
 
     def fork_servers(self) -> list[psutil.Process]:
-        return [child for child in self._children() if "fork_server" in " ".join(_asked(child.cmdline, []))]
+        return [child for child in self._children() if _asked(child.name, "") == "afserve-fork"]
 
     def controller(self) -> psutil.Process | None:
         """None while there is none."""

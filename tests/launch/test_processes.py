@@ -88,7 +88,7 @@ def fork_server():
     """Of this process, or None while there is none."""
     for each in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it ends at this moment
-            if "fork_server" in " ".join(each.cmdline()):
+            if each.name() == "afserve-fork":
                 return each
     return None
 
