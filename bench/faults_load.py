@@ -105,11 +105,15 @@ class Load:
         began = time.monotonic()
         for number, prompt in enumerate(itertools.cycle(PROMPTS)):
             await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
-            answer = Answer(prompt, time.monotonic())
-            self.answers.append(answer)
-            task = asyncio.create_task(self._read(answer))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            self._begin(prompt)
+
+    def _begin(self, prompt: str) -> "asyncio.Task[None]":
+        answer = Answer(prompt, time.monotonic())
+        self.answers.append(answer)
+        task = asyncio.create_task(self._read(answer))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+        return task
 
     async def _read(self, answer: Answer) -> None:
         if self._own is not None:

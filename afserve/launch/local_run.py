@@ -5,6 +5,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 import socket
 import time
@@ -176,6 +177,8 @@ class LocalRun:
             shares_port=self._term is not None,
             certificates=opened(self._certs),
         )
+        where = f"--join {self.controller.address} --token-file {shlex.quote(str(self.processes.token_file))}"
+        log.info("nodes may also be started by hand: afserve node --role expert %s", where)
 
     def _end(self) -> None:
         self.on_end()

@@ -6,7 +6,10 @@ What a server prints is for whoever looks; whether it serves does not depend on 
 import io
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class _Tolerant(io.RawIOBase):
@@ -24,11 +27,11 @@ class _Tolerant(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
+    def write(self, data: "ReadableBuffer", /) -> int:
         try:
             return os.write(self._descriptor, data)
         except OSError:
-            return len(data)
+            return memoryview(data).nbytes
 
 
 def tolerate_lost_output() -> None:

@@ -1,4 +1,4 @@
-"""Every process that `afserve up` starts is lost, alone and with others, and what is not a process: its folder, its output.
+"""Every process that `afserve up` starts is lost, alone and with others; so are its folder and its output.
 
 Nodes, gateways and the controller alone are in `test_losses`, `test_lost_gateway` and `test_supervisor`, text processes
 in `tests/server/test_text_pool.py`.
@@ -8,10 +8,8 @@ import os
 import shutil
 import signal
 
-import psutil
 import pytest
 
-from tests.e2e.conftest import DEADLINE, Up
 from tests.e2e.test_supervisor import Reader, seen, wait
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
@@ -27,25 +25,22 @@ SECRETS = {
 def lose(server, *names, number=signal.SIGKILL):
     """All of these at once; returns when each has another process and all is served."""
     nodes = server.status()
-    pids = {
-        "fork server": lambda: server.fork_server().pid,
-        "controller": lambda: server.controller().pid,
-        **{name: lambda name=name: (seen(server) or nodes)[name] for name in nodes},
-    }
-    lost = {name: pids[name]() for name in names}
+    lost = {name: pid for name, pid in processes(server).items() if name in names}
     for pid in lost.values():
         os.kill(pid, number)
-    for name, pid in lost.items():
-        wait(lambda: found(pids[name]) not in (None, pid))
-    wait(lambda: seen(server) is not None)
+    wait(lambda: is_whole(processes(server), nodes, lost))
     assert {name for name, pid in server.status().items() if nodes[name] != pid} == set(lost) & set(nodes)
 
 
-def found(pid_of):
-    try:
-        return pid_of()
-    except (IndexError, AttributeError, psutil.Error):
-        return None  # there is none now
+def is_whole(now, nodes, lost):
+    return {*nodes, "fork server", "controller"} <= set(now) and not lost.items() & now.items()
+
+
+def processes(server):
+    """Pids by name, of those that there are now."""
+    forks, controller = server.fork_servers(), server.controller()
+    found = {"fork server": forks[0].pid} if forks else {}
+    return {**found, **({"controller": controller.pid} if controller else {}), **(seen(server) or {})}
 
 
 def test_no_stream_breaks_when_the_fork_server_is_lost_alone_and_with_others(up):
@@ -76,7 +71,7 @@ def test_nothing_needs_the_folder_once_the_run_has_begun(up):
     shutil.rmtree(folder)
     for names in (("expert-0",), ("attention-0",), ("controller",), ("fork server", "expert-1", "gateway-0")):
         lose(server, *names)
-    wait(lambda: (folder / "token").is_file())
+    wait((folder / "token").is_file)
     assert (folder / "token").read_text() == token
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / "token")] == [0o700, 0o600]
     assert Reader(server).begun().ended() == expected
@@ -84,18 +79,12 @@ def test_nothing_needs_the_folder_once_the_run_has_begun(up):
     assert code == 0 and f"{folder} was removed" in printed
 
 
-def test_a_run_needs_no_output_and_shows_nobody_the_shells_secrets(monkeypatch):
+def test_a_run_needs_no_output_and_shows_nobody_the_shells_secrets(up, monkeypatch):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     with open("/dev/full", "wb") as full:
-        server = Up("--attention", "1", "--experts", "1", "--gateways", "1", output=full)
-    try:
-        server.wait_ready()
-        for process in server.family():
-            with open(f"/proc/{process.pid}/environ", "rb") as file:
-                assert b"never" not in file.read(), process.name()
-        assert server.stop(signal.SIGTERM)[0] == 0
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(DEADLINE)
+        server = up("--attention", "1", "--experts", "1", "--gateways", "1", output=full)
+    for process in server.family():
+        with open(f"/proc/{process.pid}/environ", "rb") as file:
+            assert b"never" not in file.read(), process.name()
+    assert server.stop(signal.SIGTERM)[0] == 0
