@@ -178,7 +178,8 @@ class LocalRun:
             certificates=opened(self._certs),
         )
         where = f"--join {self.controller.address} --token-file {shlex.quote(str(self.processes.token_file))}"
-        log.info("nodes may also be started by hand: afserve node --role expert %s", where)
+        certs = f" --certs {shlex.quote(str(self._certs.absolute()))}" if self._certs else ""
+        log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)
 
     def _end(self) -> None:
         self.on_end()

@@ -194,7 +194,7 @@ class RayLauncher:
 
     def _show(self, name: str, host: str, lines: list[str]) -> None:
         """On this terminal, and in the node's log here."""
-        with open(self._log(name), "a", encoding="utf-8") as kept:
+        with contextlib.suppress(OSError), open(self._log(name), "a", encoding="utf-8") as kept:
             kept.writelines(f"{line}\n" for line in lines)
         for line in lines:
             print(f"{name}@{host}: {line}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -64,7 +65,8 @@ class Up:
         return self.fork_servers()[0]
 
     def fork_servers(self) -> list[psutil.Process]:
-        return [child for child in self._children() if _asked(child.name, "") == "afserve-fork"]
+        """A node that begins is called so too, but leads no session."""
+        return [child for child in self._children() if _asked(partial(_is_fork_server, child), False)]
 
     def controller(self) -> psutil.Process | None:
         """None while there is none."""
@@ -90,11 +92,15 @@ class Up:
         return self.log.read()
 
 
+def _is_fork_server(process: psutil.Process) -> bool:
+    return process.name() == "afserve-fork" and os.getsid(process.pid) == process.pid
+
+
 def _asked(what: Callable[[], T], otherwise: T) -> T:
     """Of a process that may have just ended."""
     try:
         return what()
-    except psutil.Error:
+    except (psutil.Error, ProcessLookupError):
         return otherwise
 
 

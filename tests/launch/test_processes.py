@@ -66,19 +66,20 @@ def test_nodes_start_beside_a_folder_that_is_called_afserve(tmp_path, monkeypatc
     assert [who for who, _ in exits] == [expert_node(0)]
 
 
+async def first_end(run):
+    said = []
+    watch = asyncio.create_task(run.watch(lambda who, why: said.append((who, why))))
+    await until(lambda: said)
+    watch.cancel()
+    return said
+
+
 def test_a_fork_server_that_cannot_begin_says_why(monkeypatch):
     broken = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('%s', run_name='__main__')"
     monkeypatch.setattr(forker, "module", lambda name: [sys.executable, "-c", broken % name])
 
-    async def watched(run):
-        said = []
-        watch = asyncio.create_task(run.watch(lambda who, why: said.append((who, why))))
-        await until(lambda: said)
-        watch.cancel()
-        return said
-
     with NodeProcesses() as run:
-        ((who, why),) = asyncio.run(watched(run))
+        ((who, why),) = asyncio.run(first_end(run))
         assert who == HELPER and "exit code 1" in why
         assert "import of torch halted" in run.last_words(HELPER)
     assert not run.folder.exists()
@@ -87,8 +88,8 @@ def test_a_fork_server_that_cannot_begin_says_why(monkeypatch):
 def fork_server():
     """Of this process, or None while there is none."""
     for each in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it ends at this moment
-            if each.name() == "afserve-fork":
+        with contextlib.suppress(psutil.Error, ProcessLookupError):  # it ends at this moment
+            if each.name() == "afserve-fork" and os.getsid(each.pid) == each.pid:  # no node that begins
                 return each
     return None
 
@@ -122,17 +123,21 @@ def test_nodes_go_on_without_their_fork_server_and_another_one_starts(number, mo
     with socket.socket() as silent, NodeProcesses(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         ends = asyncio.run(beside_losses(run, f"127.0.0.1:{silent.getsockname()[1]}", lose))
-    assert list(ends) == [expert_node(0), expert_node(1)]
+    assert set(ends) == {expert_node(0), expert_node(1)}
     assert all("SIGKILL" in why for why in ends.values()), "their end is noticed, with its reason"
     said = "it was stopped" if number == signal.SIGSTOP else number.name
     assert said in caplog.text and "another one starts, nodes go on" in caplog.text
     assert not run.folder.exists()
 
 
-def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one():
+@pytest.mark.parametrize("ready", [False, True])
+def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
     async def ordered(processes, nobody):
         watch = asyncio.create_task(processes.watch(lambda who, why: None))
-        lost = fork_server()
+        if ready:
+            await until(fork_server)
+        children = psutil.Process().children()  # and what of earlier tests nobody waited for
+        (lost,) = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
         lost.suspend()
         processes.spawn(expert_node(0), nobody)
         await asyncio.to_thread(lost.kill)
@@ -143,6 +148,48 @@ def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one():
     with socket.socket() as silent, NodeProcesses(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         asyncio.run(ordered(run, f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+def test_a_fork_server_that_is_killed_again_and_again_before_it_is_ready_ends_the_run(monkeypatch):
+    dying = "import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(forker, "module", lambda name: [sys.executable, "-c", dying])
+    with NodeProcesses() as run:
+        ((who, why),) = asyncio.run(first_end(run))
+    assert who == HELPER and "SIGKILL" in why
+
+
+def test_a_node_that_cannot_be_forked_is_told_and_may_be_ordered_again(monkeypatch):
+    broken = (
+        "import os, runpy; real, left = os.fork, [1];"
+        "os.fork = lambda: real() if not left or left.pop() is None else fail();"
+        "fail = lambda: exec('raise OSError(12, os.strerror(12))');"
+        "runpy.run_module('%s', run_name='__main__')"
+    )
+    monkeypatch.setattr(forker, "module", lambda name: [sys.executable, "-c", broken % name])
+
+    async def twice(processes, nobody):
+        exits = []
+        watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+        processes.spawn(expert_node(0), nobody)
+        await until(lambda: exits)
+        processes.spawn(expert_node(0), nobody)
+        await until(lambda: "expert-0" in processes.pids)
+        await asyncio.to_thread(processes.stop)
+        await watch
+        return exits
+
+    with socket.socket() as silent, NodeProcesses(warm=False) as run:
+        silent.bind(("127.0.0.1", 0))
+        ((who, why),) = asyncio.run(twice(run, f"127.0.0.1:{silent.getsockname()[1]}"))
+    assert who == expert_node(0) and "cannot be forked: Cannot allocate memory" in why
+
+
+def test_a_token_that_was_given_is_in_no_other_file(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("given")
+    with NodeProcesses(token, warm=False) as run:
+        assert run.token == "given" and run.token_file == token
+        assert not [path for path in run.folder.rglob("*") if b"given" in path.read_bytes()]
 
 
 def test_the_folder_may_go_while_nodes_are_there():
