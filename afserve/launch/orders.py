@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MESSAGE_BYTES = 1 << 18
+_IN_LINE_BYTES = (
+    1 << 15
+)  # what is longer, such as a gateway's thousand keys, comes as memory that is passed along
+_PASSED = b"@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +68,29 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def receive(sock: socket.socket) -> tuple[bytes, int | None] | None:
     """A message and the descriptor that came with it; nothing at the end, None where there is no message now."""
     try:
-        line, descriptors, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
+        line, descriptors, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
     except (BlockingIOError, InterruptedError):
         return None
     except OSError:
         return b"", None
+    if line == _PASSED:
+        with open(descriptors.pop(0), "rb") as memory:
+            memory.seek(0)
+            line = memory.read()
     return line, descriptors[0] if descriptors else None
 
 
 def send(sock: socket.socket, line: bytes, passed: int | None = None) -> bool:
     """Whether it was taken. Raises OSError where the other end is gone."""
+    also = [] if passed is None else [passed]
     try:
-        socket.send_fds(sock, [line], [] if passed is None else [passed])
+        if len(line) <= _IN_LINE_BYTES:
+            socket.send_fds(sock, [line], also)
+        else:
+            with open(os.memfd_create("afserve-order"), "wb") as memory:
+                memory.write(line)
+                memory.flush()
+                socket.send_fds(sock, [_PASSED], [memory.fileno(), *also])
     except (BlockingIOError, InterruptedError):
         return False
     return True
