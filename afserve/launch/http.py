@@ -161,10 +161,10 @@ class HttpHere:
 class HttpInProcesses:
     """The gateways check, serve and drain; the controller tells them when."""
 
-    def __init__(self, controller: Controller, settings: ServerSettings) -> None:
+    def __init__(self, controller: Controller, drain_seconds: float, keys_file: str = "") -> None:
         self._controller = controller
-        self._keys = Keyring(path=settings.keys_file)
-        self._seconds = settings.drain_seconds + _TO_SAY_SO
+        self._keys = Keyring(path=keys_file)
+        self._seconds = drain_seconds + _TO_SAY_SO
 
     async def check(self) -> None:
         """A gateway whose check fails says so to the controller."""

@@ -77,7 +77,14 @@ class NodeKeeper:
         """Whether this process is its to wait for."""
         return pid in self._nodes or pid == self._forker.pid
 
-    def announce(self) -> None:
+    def end_nodes(self) -> None:
+        """At once, and what was ordered is forgotten: the run begins again."""
+        for name in list(self._asked):
+            self._end_asked(name)
+        self._signal(signal.SIGKILL)
+        self._wait(_LAST_SECONDS)
+
+    def hand_over(self) -> None:
         """Says anew which processes there are, for a controller that follows another one."""
         for pid, node in self._nodes.items():
             self._report_start(node.order, pid)
@@ -95,9 +102,8 @@ class NodeKeeper:
         self._end_forker()
         self._signal(signal.SIGKILL)
         self._wait(_LAST_SECONDS)
-        for asked in self._asked.values():
-            close(asked.passed)
-        self._asked.clear()
+        for name in list(self._asked):
+            self._end_asked(name)
         self._selector.close()
         self._orders.close()
         self._folder.remove()
@@ -148,7 +154,7 @@ class NodeKeeper:
         for said in self._forker.hear():
             if "started" in said:
                 self._note_start(str(said["started"]), int(str(said["pid"])))
-            elif "refused" in said:
+            elif "refused" in said and str(said["refused"]) in self._asked:
                 self._end_asked(str(said["refused"]))
                 self._report(dict(said))
 
@@ -170,6 +176,9 @@ class NodeKeeper:
     # ---- nodes
 
     def _note_start(self, name: str, pid: int) -> None:
+        if name not in self._asked:
+            _kill(pid, signal.SIGKILL)  # it was forgotten meanwhile
+            return
         order, watch = self._end_asked(name).order, _opened(pid)
         self._nodes[pid] = _Node(order, watch)
         if watch is not None:

@@ -75,7 +75,9 @@ class Serving:
         ]
         self._http: Http
         if flags.wishes.gateways:
-            self._http = HttpInProcesses(self._models[0].run.controller, settings)
+            self._http = HttpInProcesses(
+                self._models[0].run.controller, settings.drain_seconds, settings.keys_file
+            )
         else:
             tokenizers = [Tokenizer.from_folder(each.found.tokenizer) for each in planned]
             backends = [model.backend for model in self._models]

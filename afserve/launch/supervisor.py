@@ -2,7 +2,8 @@
 
 The HTTP socket, the run's folder, the port that nodes join and the keepers of node processes are here; controller and
 gateway run in a child that is forked before any thread or event loop is there. A child that dies while it served is
-followed by another, later each time; one whose event loop stands still is killed first. It opens no stream.
+followed by another, later each time; so is one that is killed
+while it starts. One whose event loop stands still is killed first. It opens no stream.
 """
 
 import contextlib
@@ -33,12 +34,7 @@ log = logging.getLogger("afserve.launch")
 INSISTED = 130  # the exit code of who was told twice to stop
 RESTARTS, PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
 FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # nodes end after --orphan-grace without a controller
-_FROM_OUTSIDE = (
-    signal.SIGKILL,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-)  # no fault of who is ended by it
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # no fault of whom it ends
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BEAT_SECONDS = 0.25  # between two signs of life of a child's event loop
 FROZEN_SECONDS = 3.0  # without one, while this process ran: the child is killed
@@ -149,19 +145,20 @@ class Supervisor:
             if code == 0 or self._signals:
                 return
             lost = PeerLost("the controller", self._frozen or ended_with(code))
-            if (self._serves_since is None and not number) or not self.recovers:
+            has_served, is_outside = bool(number) or self._serves_since is not None, -code in _FROM_OUTSIDE
+            if not self.recovers or not (has_served or is_outside):
                 raise lost
             proven = self._serves_since is not None and time.monotonic() - self._serves_since > PROVEN_SECONDS
             tries = 1 if proven else tries + 1
-            if tries > RESTARTS and -code not in _FROM_OUTSIDE:
+            if tries > RESTARTS and not (has_served and is_outside):
                 raise PeerLost("the controller", f"{lost.reason}; it was started {tries} times")
-            log.warning("%s; it is started again, the nodes go on", lost.message)
+            log.warning("%s; it is started again%s", lost.message, ", the nodes go on" * has_served)
             self._pause(min(FIRST_PAUSE * 2.0 ** min(tries - 1, 30), _LONGEST_PAUSE))
             if self._signals:
                 return
-            number += 1
+            number += has_served
             for keeper in self.keepers:
-                keeper.announce()
+                keeper.hand_over() if has_served else keeper.end_nodes()
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -63,6 +63,22 @@ def test_no_stream_breaks_when_the_fork_server_is_lost_alone_and_with_others(up)
     assert code == 0 and printed.count("another one starts, nodes go on") == len(cases)
 
 
+@pytest.mark.parametrize(
+    "names", [("fork server",), ("controller",), ("fork server", "controller")], ids=" and ".join
+)
+def test_a_start_goes_on_when_they_are_lost(up, names):
+    server = up(*FLAGS, ready=False)
+    at_once = {
+        "fork server": lambda: next(iter(server.fork_servers()), None),
+        "controller": server.controller,
+    }
+    wait(lambda: all(at_once[name]() for name in names))
+    for name in names:
+        at_once[name]().kill()
+    server.wait_ready()
+    assert server.stop()[0] == 0
+
+
 def test_nothing_needs_the_folder_once_the_run_has_begun(up):
     server = up(*FLAGS)
     expected = Reader(server).begun().ended()

@@ -49,8 +49,16 @@ def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted():
     assert "'decode'" in said[1] and "'decode'" in said[2]
 
 
-def test_one_that_never_served_is_not_followed():
-    assert run(DIE)[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
+def test_one_that_fails_before_it_served_is_not_followed():
+    assert run("os.kill(os.getpid(), signal.SIGSEGV)")[-1].startswith(
+        "PeerLost the controller: its process was killed by SIGSEGV"
+    )
+
+
+def test_one_that_is_killed_before_it_served_begins_again_so_many_times():
+    said = run(DIE)
+    assert said[:-1] == ["0 {} {}"] * 6
+    assert said[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
 
 
 def test_nobody_is_followed_where_losses_end_the_run():
