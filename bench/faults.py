@@ -4,6 +4,7 @@
     python -m bench.faults --changes                   nodes added, removed and restarted instead
     python -m bench.faults --cost                      what it costs while nothing is lost
     python -m bench.faults --soak 30 --arrivals FILE   so many minutes of seeded faults
+    python -m bench.faults --survival --busy 40        everything that may be lost, on every transport
 
 nano on 2 attention and 3 expert nodes as real processes; greedy streams begin at a fixed rate. A stall is the longest
 wait for a token of a stream that was open at the moment. Every stream is compared with an undisturbed one.
@@ -15,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import faults_changes, faults_cost, faults_networks, faults_nodes, faults_soak
+from bench import faults_changes, faults_cost, faults_networks, faults_nodes, faults_soak, faults_survival
 from bench.cable import possible
 from bench.faults_cost import CostCase
 from bench.faults_deployment import Deployment
@@ -64,13 +65,28 @@ def soak(options: argparse.Namespace) -> Iterator[Row]:
     yield faults_soak.measure(Soak(60 * options.soak, path, options.rate, options.seed))
 
 
+def survival(options: argparse.Namespace) -> Iterator[Row]:
+    yield from faults_survival.table(options.transports.split(","), options.busy, options.only or "")
+
+
 LINES: dict[object, Callable[[Row], str]] = {
     "faults": faults_nodes.line_of,
     "faults_networks": faults_networks.line_of,
     "faults_changes": faults_changes.line_of,
     "faults_cost": faults_cost.line_of,
     "faults_soak": faults_soak.line_of,
+    "faults_survival": faults_survival.line_of,
 }
+
+
+def _asked(options: argparse.Namespace) -> Callable[[argparse.Namespace], Iterator[Row]]:
+    chosen = (
+        (options.soak, soak),
+        (options.cost, cost),
+        (options.changes, changes),
+        (options.survival, survival),
+    )
+    return next((measured for wanted, measured in chosen if wanted), cases)
 
 
 def main() -> None:
@@ -90,6 +106,11 @@ def main() -> None:
     )
     parser.add_argument("--cost", action="store_true", help="instead: pairs with --on-loss end")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: seeded faults for so long")
+    parser.add_argument("--survival", action="store_true", help="instead: what is lost alone and with others")
+    parser.add_argument("--transports", default=",".join(faults_survival.TRANSPORTS), help="for --survival")
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="for --survival: busy loops beside it"
+    )
     parser.add_argument("--arrivals", type=Path, help="for --soak: a trace, .csv or .jsonl, scaled to --rate")
     parser.add_argument("--seed", type=int, default=1, help="for --soak: of faults, lengths and cancels")
     parser.add_argument("--json", action="store_true", help="rows instead of a table")
@@ -97,8 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.faults = QUICK_FAULTS
-    measured = soak if options.soak else cost if options.cost else changes if options.changes else cases
-    for row in measured(options):
+    for row in _asked(options)(options):
         print(json.dumps(row) if options.json else LINES[row["bench"]](row), flush=True)
         if options.save:
             with (RESULTS / f"{row['bench']}.jsonl").open("a", encoding="utf-8") as file:

@@ -15,7 +15,7 @@ from bench.served import Served
 WHOLE_S = 120.0
 FOR_EVER = 3600.0  # seconds that are longer than any case
 CONTROLLER = "controller"
-_PROCESS = "afserve-control"
+_CONTROLLER_PROCESS, _FORK_SERVER = "afserve-control", "afserve-fork"
 
 
 class Deployment:
@@ -70,7 +70,12 @@ class Deployment:
     def controller(self) -> int:
         """The pid of the process that has the controller."""
         children = psutil.Process(self.up.process.pid).children()
-        return next(child.pid for child in children if child.name() == _PROCESS)
+        return next(child.pid for child in children if child.name() == _CONTROLLER_PROCESS)
+
+    def fork_server(self) -> int:
+        """The pid of the process that forks nodes; 0 while there is none."""
+        children = psutil.Process(self.up.process.pid).children()
+        return next((child.pid for child in children if _name_of(child) == _FORK_SERVER), 0)
 
     def serving(self) -> dict[str, int]:
         """Name -> pid of all that serve, the controller among them."""
@@ -81,13 +86,13 @@ class Deployment:
         """Until all nodes serve, none of them in this process."""
         until, status = time.monotonic() + WHOLE_S, None
         while time.monotonic() < until:
-            status = await asyncio.to_thread(self._whole)
+            status = await asyncio.to_thread(self.whole)
             if status is not None and not_pid not in status:
                 return
             await asyncio.sleep(0.05)
         raise RuntimeError(f"not all nodes serve {WHOLE_S:.0f} s after a fault: {self.status()['nodes']}")
 
-    def _whole(self) -> list[int] | None:
+    def whole(self) -> list[int] | None:
         """The pids of all nodes that are wanted; None while one is missing or nobody can say."""
         try:
             status, controller = self.status(), self.controller()
@@ -95,3 +100,11 @@ class Deployment:
             return None
         pids = [node["pid"] for node in status["nodes"] if node["state"] == "ready"]
         return [*pids, controller] if len(pids) == sum(status["wanted"].values()) else None
+
+
+def _name_of(process: psutil.Process) -> str:
+    """Empty where it has just ended."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""

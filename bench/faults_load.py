@@ -108,11 +108,15 @@ class Load:
         began = time.monotonic()
         for number, prompt in enumerate(itertools.cycle(PROMPTS)):
             await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
-            answer = Answer(prompt, time.monotonic())
-            self.answers.append(answer)
-            task = asyncio.create_task(self.read(answer))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            self._begin(prompt)
+
+    def _begin(self, prompt: str) -> "asyncio.Task[None]":
+        answer = Answer(prompt, time.monotonic())
+        self.answers.append(answer)
+        task = asyncio.create_task(self.read(answer))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+        return task
 
     async def read(self, answer: Answer) -> None:
         """One request, until it has ended."""

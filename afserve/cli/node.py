@@ -1,5 +1,7 @@
 """`afserve node`: one node, for hosts that are started by other means than `afserve up`."""
 
+from pathlib import Path
+
 import click
 from click.core import ParameterSource
 
@@ -64,9 +66,11 @@ def node(
     are a gateway's, with the meaning that they have for `afserve up`.
     """
     from afserve.control.node.worker import NodeSettings, run_node
+    from afserve.control.wire.channel import read_token
 
     _show_progress()
-    settings = NodeSettings(role, join, token_file, index, verify, certs or "", insecure_nodes)
+    token = read_token(Path(token_file))
+    settings = NodeSettings(role, join, token, index, verify, certs or "", insecure_nodes)
     if role != Role.GATEWAY:
         _check_no_gateway(ctx, role)
         run_node(settings)

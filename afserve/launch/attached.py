@@ -1,13 +1,13 @@
 """`python -m afserve.launch.attached PID ARGUMENTS`: one afserve command that ends with the process PID, its parent.
 
-The kernel is asked before anything else happens; `fork_server` does the same for the nodes of one machine.
+The kernel is asked before anything else happens; the nodes of one machine do the same.
 """
 
 import os
 import sys
 
 from afserve.child import module
-from afserve.launch.fork_server import die_with_parent
+from afserve.kinship import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

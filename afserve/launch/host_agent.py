@@ -33,8 +33,10 @@ from afserve.control.wire.hosts import (
     encode_host,
 )
 from afserve.errors import AfserveError, DeadlineError, PeerLost, RendezvousError
+from afserve.launch.environment import forget_secrets
 from afserve.launch.hosts import TOGETHER_SECONDS, own_addresses
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.streams import tolerate_lost_output
 from afserve.member import NodeId
 from afserve.tls import CertifiedRole, check_exposed, opened, probe
 
@@ -58,7 +60,9 @@ class HostSettings:
 
 def carry(settings: HostSettings) -> None:
     """Until the run ends. Raises what ended it otherwise, or kept this host from taking part."""
+    tolerate_lost_output()
     check_exposed("--join", settings.join.rpartition(":")[0], settings.certs, settings.insecure)
+    forget_secrets()
     with NodeProcesses(settings.token_file) as processes:
         asyncio.run(HostAgent(settings, processes).run())
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from afserve.control.controller import Controller
 from afserve.errors import CapacityError, ConfigError
 from afserve.logs import STDERR, open_access_log
 from afserve.server.access.key_file import read_key_file
+from afserve.server.access.keyring import LOOK_SECONDS, Keyring
 from afserve.server.app import build_app
 from afserve.server.encryption import server_context
 from afserve.server.gate import hosts_of
@@ -104,6 +106,22 @@ def serving_in_words(settings: ServerSettings) -> dict[str, str]:
     return {"keys": keys, "files, batches, responses, limits": kept}
 
 
+@asynccontextmanager
+async def _looking(keys: Keyring) -> AsyncIterator[None]:
+    """What a changed file of keys is worth is logged here when it changes, whether or not requests come."""
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            keys.look()
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+
+
 class Http(Protocol):
     async def check(self) -> None:
         """Raises what keeps this model from being served."""
@@ -133,7 +151,8 @@ class HttpHere:
         await self._service.text.check()
 
     async def run(self, stop: asyncio.Event) -> None:
-        await serve(self._app, self._sock, stop)
+        async with _looking(self._service.accounts.ring):
+            await serve(self._app, self._sock, stop)
 
     def insist(self) -> None:
         self._service.inflight.insist()
@@ -142,15 +161,17 @@ class HttpHere:
 class HttpInProcesses:
     """The gateways check, serve and drain; the controller tells them when."""
 
-    def __init__(self, controller: Controller, drain_seconds: float) -> None:
+    def __init__(self, controller: Controller, drain_seconds: float, keys_file: str = "") -> None:
         self._controller = controller
+        self._keys = Keyring(path=keys_file)
         self._seconds = drain_seconds + _TO_SAY_SO
 
     async def check(self) -> None:
         """A gateway whose check fails says so to the controller."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        await stop.wait()
+        async with _looking(self._keys):
+            await stop.wait()
         await self._controller.drain(self._seconds)
 
     def insist(self) -> None:

@@ -18,8 +18,13 @@ class Launcher(Protocol):
     """Nodes have one process at a time: what is left of an earlier one is killed by the next `spawn`."""
 
     @property
+    def token(self) -> str:
+        """The run's."""
+        ...
+
+    @property
     def token_file(self) -> Path:
-        """The run's token, readable by this user only."""
+        """It is in there too, for nodes that others start; readable by this user only."""
         ...
 
     def spawn(

@@ -5,6 +5,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 import socket
 import time
@@ -33,7 +34,6 @@ from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.membership.roster import Member
 from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
-from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.families.table import load_spec
 from afserve.launch.chaos import Chaos
@@ -91,7 +91,7 @@ class LocalRun:
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
-        token = read_token(processes.token_file)
+        token = processes.token
         number = 0 if term is None else term.number
         self._term = term
         self._gateway = Gateway(token, home_rules(topology.deployment), generation=first_generation(number))
@@ -179,6 +179,9 @@ class LocalRun:
             shares_port=self._term is not None,
             certificates=opened(self._certs),
         )
+        where = f"--join {self.controller.address} --token-file {shlex.quote(str(self.processes.token_file))}"
+        certs = f" --certs {shlex.quote(str(self._certs.absolute()))}" if self._certs else ""
+        log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)
 
     def _end(self) -> None:
         self.on_end()

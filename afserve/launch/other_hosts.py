@@ -70,7 +70,7 @@ class OtherHosts:
             raise ConfigError(f"--ssh-command {ssh}: {error.strerror}", param="ssh_command") from error
         self._ssh.append(process)
         assert process.stdin is not None
-        process.stdin.write(self._token.read_bytes())
+        process.stdin.write(self._run.processes.token.encode())
         process.stdin.close()
         self._say(f"{host}: {ssh} starts its nodes")
         self._tasks.append(asyncio.create_task(self._listen(host, process)))

@@ -1,57 +1,56 @@
-"""Starts the node processes of a run on this machine, watches them, and leaves nothing behind.
+"""The node processes of this machine, for the controller: what is to start, what has ended, and their last words.
 
-`fork_server` forks the nodes. It is started early, so that its imports overlap with everything else. This file
-knows processes, logs and the run's folder; it does not know what nodes do.
+Their keeper does it (`keeper`): in the supervisor of `afserve up`, else in a thread beside. This file knows the run's
+token and folder; it does not know what nodes do.
 """
 
 import asyncio
-import contextlib
 import json
+import logging
 import os
-import shutil
+import select
 import signal
 import socket
-import subprocess
-import tempfile
-from collections.abc import Collection
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from afserve.child import module
 from afserve.control.wire import channel
 from afserve.errors import ConfigError
-from afserve.launch.fork_server import Order, Signal
+from afserve.kinship import adopt_orphans
+from afserve.launch.endings import ended_with, last_lines
+from afserve.launch.forker import HELPER
+from afserve.launch.keeper import TICK_SECONDS, NodeKeeper
 from afserve.launch.launcher import OnExit
-from afserve.member import NodeId
+from afserve.launch.orders import MESSAGE_BYTES, Order, Signal, pair, send
+from afserve.launch.run_folder import RunFolder
+from afserve.member import NodeId, Role
 
-_STOP_SECONDS = 6.0
-_TAIL_BYTES = 8192
-_TAIL_LINES = 6
-HELPER = "fork-server"
+log = logging.getLogger("afserve.launch")
+_ROOM_SECONDS = 1.0  # for a keeper that is busy to read what it was told
 
 
 class NodeProcesses:
-    """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
+    """`start()` begins, `with` ends. Every node runs in a session of its own, away from the terminal's Ctrl-C."""
 
     def __init__(self, token: Path | None = None, *, warm: bool = True) -> None:
         """`token` is a file with the run's token; a new one is made where none is given.
 
         `warm`: torch is imported before the first node is asked for; in vain where this machine gets none.
         """
-        self._token = token
+        self._given = token
         self._warm = warm
-        self._folder: Path | None = None
-        self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
+        self._folder: RunFolder | None = None
+        self.token = ""
+        self._nodes: dict[str, NodeId] = {}  # by name: what the keeper reports
         self.pids: dict[str, int] = {}
-        self.exited: dict[str, int] = {}
         self._ended: set[int] = set()
-        self._helper: subprocess.Popen[bytes] | None = None
+        self._keeper: NodeKeeper | None = None
+        self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
-        self._owner = (
-            0  # the process that started the helper; one that was forked from it may use it, not end it
-        )
-        self._spawned = False
+        self._owner = 0  # the process that started it; one that was forked from it may use it, not end it
+        self._lent = False
         self._stopping = False
 
     def __enter__(self) -> "NodeProcesses":
@@ -67,32 +66,29 @@ class NodeProcesses:
     def folder(self) -> Path:
         """The run's own folder, readable by this user only; gone when the run is."""
         assert self._folder is not None, "start() first"
-        return self._folder
+        return self._folder.path
 
     @property
     def token_file(self) -> Path:
-        return self.folder / channel.TOKEN_FILE
+        """For nodes that somebody else starts; those of this machine are told the token by their keeper."""
+        return self.folder / channel.TOKEN_FILE if self._given is None else self._given.absolute()
 
     def start(self) -> None:
         self._owner = os.getpid()
-        self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
-        channel.new_token(self._folder, None if self._token is None else channel.read_token(self._token))
-        self._socket, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(int(self._warm)), str(self.folder)]
-        with theirs, open(self._log(HELPER), "wb") as log:
-            self._helper = subprocess.Popen(
-                [*module("afserve.launch.fork_server"), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=kept_environment(),
-            )
+        given = None if self._given is None else channel.read_token(self._given)
+        self._folder = RunFolder()
+        self.token = given or channel.read_token(channel.new_token(self._folder.path))
+        adopt_orphans()
+        self._socket, theirs = pair()
+        self._keeper = NodeKeeper(theirs, self._folder, warm=self._warm)
+        self._keeper.start()
 
-    def lend(self) -> None:
-        """Processes that are forked from this one may start nodes from now on; this one ends them."""
-        self._spawned = True
+    def lend(self) -> NodeKeeper:
+        """Processes that are forked from this one may start nodes from now on; this one turns their keeper."""
+        assert self._folder is not None and self._keeper is not None, "start() first"
+        self._lent = True
+        self._folder.remember()
+        return self._keeper
 
     def spawn(
         self,
@@ -104,33 +100,19 @@ class NodeProcesses:
     ) -> None:
         """A gateway's options go along, and the socket that it accepts on. `certs` is this host's folder of them.
 
-        Where a process of this node is left, the helper kills it first; its end is not reported any more.
+        Where a process of this node is left, the keeper kills it first; its end is not reported any more.
         """
-        assert self._socket is not None, "start() first"
+        assert self._folder is not None, "start() first"
         name = str(node)
-        self._spawned = True
+        self._turn_beside()
         self.pids.pop(name, None)
         self._nodes[name] = node
-        order = Order(
-            name,
-            node.role,
-            node.index,
-            join,
-            str(self.token_file),
-            str(self._log(name)),
-            gateway,
-            certs=str(certs or ""),
-        )
-        try:
-            if listening is None:
-                self._socket.sendall(order.to_line())
-            else:
-                _send_with(self._socket, order.to_line(), listening)
-        except OSError:
-            return  # the helper is gone; `watch` says so, with the reason
+        log_file, folder = str(self._folder.log_of(name)), str(certs or "")
+        order = Order(name, node.role, node.index, join, self.token, log_file, gateway, certs=folder)
+        self._send(order.to_line(), None if listening is None else listening.fileno())
 
     def inherit(self, node: NodeId, pid: int) -> None:
-        """It says that it has been there since an earlier controller; the helper knows whether that is so."""
+        """It says that it has been there since an earlier controller; the keeper knows whether that is so."""
         if pid not in self._ended:
             self._nodes.setdefault(str(node), node)
             self.pids.setdefault(str(node), pid)
@@ -147,157 +129,105 @@ class NodeProcesses:
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         """To this process of a node, by its parent; nothing where it has ended."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # the helper is gone; `watch` says so, with the reason
-                self._socket.sendall(Signal(str(node), pid, int(number)).to_line())
+            self._send(Signal(str(node), pid, int(number)).to_line())
 
     async def watch(self, on_exit: OnExit) -> None:
         """Report each node's end, with the reason, until all is stopped."""
         assert self._socket is not None, "start() first"
-        reader, writer = await asyncio.open_connection(sock=self._socket.dup())
-        try:
-            while line := await reader.readline():
+        self._stopping = False  # of a model that was stopped, and starts again
+        self._turn_beside()
+        with self._socket.dup() as sock:
+            sock.setblocking(False)
+            while line := await _next(sock):
                 self._note(json.loads(line), on_exit)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-        if not self._stopping:
-            on_exit(HELPER, self._helper_end())
 
     def stop(self) -> None:
         """End everything that is left; asks first, then makes sure. May be called again."""
-        self._stopping = True
-        if self._is_lent:
-            return
-        if not self._spawned:
-            self.kill()
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-            self._socket = None
-        if self._helper is not None:
-            try:
-                self._helper.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._clear()
+        if (keeper := self._taken_back()) is not None:
+            keeper.end()
 
     def kill(self) -> None:
         """At once."""
-        self._stopping = True
-        if self._is_lent:
-            return
-        if self._helper is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._helper.pid, signal.SIGKILL)
-            self._helper.wait()
-        self._clear()
-
-    @property
-    def _is_lent(self) -> bool:
-        return os.getpid() != self._owner
-
-    def _clear(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
-        if "started" in report:
-            self.pids[str(report["started"])] = int(str(report["pid"]))
-            self._ended.discard(int(str(report["pid"])))
-            return
-        name, code = str(report["exited"]), int(str(report["code"]))
-        self._ended.add(int(str(report["pid"])))
-        if self.pids.get(name) != report["pid"]:
-            return  # another process has this node's place by now, or it was started under an earlier controller
-        self.exited[name] = code
-        if not self._stopping:
-            on_exit(self._nodes[name], ended_with(code))
-
-    def _helper_end(self) -> str:
-        assert self._helper is not None
-        if self._is_lent:
-            return "closed its socket"
-        try:
-            return ended_with(self._helper.wait(1.0))
-        except subprocess.TimeoutExpired:
-            return "closed its socket"
+        if (keeper := self._taken_back()) is not None:
+            keeper.kill()
 
     def last_words(self, name: str) -> str:
         """The last lines of a node's log, for the one who started it; clients never see them."""
-        return last_lines(self._log(name))
+        assert self._folder is not None, "start() first"
+        return last_lines(self._folder.log_of(name))
 
-    def _log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
+    def _taken_back(self) -> NodeKeeper | None:
+        """Once, and for its owner only."""
+        self._stopping = True
+        if os.getpid() != self._owner or self._keeper is None:
+            return None
+        assert self._socket is not None
+        self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+        keeper, self._keeper, self._socket = self._keeper, None, None
+        return keeper
+
+    # ---- the keeper
+
+    def _turn_beside(self) -> None:
+        """Where no supervisor turns the keeper, a thread does."""
+        if self._lent or self._thread is not None or self._keeper is None:
+            return
+        assert self._folder is not None
+        self._folder.remember()
+        self._thread = threading.Thread(
+            target=_turn, args=(self._keeper,), name="afserve-keeper", daemon=True
+        )
+        self._thread.start()
+
+    def _send(self, line: bytes, passed: int | None = None) -> None:
+        assert self._socket is not None
+        try:
+            while not send(self._socket, line, passed):
+                if not select.select([], [self._socket], [], _ROOM_SECONDS)[1]:
+                    log.error("the keeper of this machine's processes hears nothing; an order is lost")
+                    return
+        except OSError:
+            return  # it is gone, and this process goes with it
+
+    def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
+        if "failed" in report:
+            self._tell(HELPER, str(report["failed"]), on_exit)
+        elif "refused" in report:
+            self._tell(self._nodes.get(str(report["refused"])), str(report["why"]), on_exit)
+        elif "started" in report:
+            node = NodeId(Role(str(report["role"])), int(str(report["index"])))
+            self._nodes[str(node)], pid = node, int(str(report["pid"]))
+            self.pids[str(node)] = pid
+            self._ended.discard(pid)
+        else:
+            self._note_end(str(report["exited"]), int(str(report["pid"])), report["code"], on_exit)
+
+    def _note_end(self, name: str, pid: int, code: object, on_exit: OnExit) -> None:
+        self._ended.add(pid)
+        if self.pids.get(name) == pid:  # else another process has its place, or it is an earlier controller's
+            self._tell(self._nodes.get(name), ended_with(code if isinstance(code, int) else None), on_exit)
+
+    def _tell(self, who: NodeId | str | None, why: str, on_exit: OnExit) -> None:
+        if who is not None and not self._stopping:
+            on_exit(who, why)
 
 
-def _send_with(to: socket.socket, line: bytes, passed: socket.socket) -> None:
-    """The descriptor travels with the first byte."""
-    sent = socket.send_fds(to, [line], [passed.fileno()])
-    to.sendall(line[sent:])
+def _turn(keeper: NodeKeeper) -> None:
+    """Until whoever gives it orders has gone."""
+    while not keeper.over:
+        select.select([keeper], [], [], TICK_SECONDS)
+        keeper.turn()
 
 
-def last_lines(path: Path) -> str:
-    """Of a log, indented; empty where there is none."""
+async def _next(sock: socket.socket) -> bytes:
+    """Nothing at the end."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-
-
-def ended_with(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    number = -code
-    hint = "; out of memory?" if number == signal.SIGKILL else ""
-    return f"its process was killed by {signal.Signals(number).name}{hint}"
-
-
-# What a node may need of whoever starts it; keys and tokens of the shell are none of its business.
-_KEPT = {
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "TZ",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-}
-_KEPT_FAMILIES = {
-    "LC",
-    "PYTHON",
-    "XDG",
-    "CUDA",
-    "NVIDIA",
-    "NCCL",
-    "GLOO",
-    "TORCH",
-    "PYTORCH",
-    "TRITON",
-    "OMP",
-    "MALLOC",
-}
-
-
-def kept_environment(also: Collection[str] = ()) -> dict[str, str]:
-    """`also` are further families of variables, by what they begin with.
-
-    NumPy's BLAS starts threads on import, and a process with threads cannot be forked safely.
-    """
-
-    def is_kept(name: str) -> bool:
-        family = name.rstrip("0123456789").partition("_")[0]
-        return name in _KEPT or family in _KEPT_FAMILIES or family in also
-
-    kept = {name: value for name, value in os.environ.items() if is_kept(name)}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1"}
+        return await asyncio.get_running_loop().sock_recv(sock, MESSAGE_BYTES)
+    except ConnectionError:
+        return b""
 
 
 def token_at(path: Path | None) -> Path | None:

@@ -27,7 +27,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from afserve import __version__
-from afserve.launch.fork_server import die_with_parent, name_process
+from afserve.kinship import die_with_parent, name_process
 from afserve.launch.ray_actor import NodeHost
 from afserve.launch.ray_settings import AUTO, Bundle, in_words
 

@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import Any
 
 from afserve.child import module
-from afserve.control.wire.channel import read_token
 from afserve.errors import ConfigError, PeerLost
+from afserve.launch.endings import ended_with, last_lines
+from afserve.launch.environment import kept_environment
 from afserve.launch.launcher import OnExit
-from afserve.launch.processes import NodeProcesses, ended_with, kept_environment, last_lines
+from afserve.launch.processes import NodeProcesses
 from afserve.member import NodeId, Role
 
 log = logging.getLogger("afserve.launch")
@@ -55,6 +56,10 @@ class RayLauncher:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def token(self) -> str:
+        return self._local.token
 
     @property
     def token_file(self) -> Path:
@@ -112,7 +117,7 @@ class RayLauncher:
                 "role": node.role,
                 "index": node.index,
                 "join": join,
-                "token": read_token(self.token_file),
+                "token": self.token,
                 "certs": "" if certs is None else str(certs.resolve()),
                 "insecure": self._insecure,
             }
@@ -189,7 +194,7 @@ class RayLauncher:
 
     def _show(self, name: str, host: str, lines: list[str]) -> None:
         """On this terminal, and in the node's log here."""
-        with open(self._log(name), "a", encoding="utf-8") as kept:
+        with contextlib.suppress(OSError), open(self._log(name), "a", encoding="utf-8") as kept:
             kept.writelines(f"{line}\n" for line in lines)
         for line in lines:
             print(f"{name}@{host}: {line}", file=sys.stderr, flush=True)

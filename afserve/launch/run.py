@@ -17,6 +17,7 @@ from rich.console import Console
 
 from afserve.config import FULL
 from afserve.control.membership.recovery import OnLoss
+from afserve.launch.environment import forget_secrets
 from afserve.launch.gpus import check_device
 from afserve.launch.http import settings_for
 from afserve.launch.launcher import Launcher
@@ -26,6 +27,7 @@ from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.serving import Serving
 from afserve.launch.several import check_names, shared, trace_files
 from afserve.launch.site import attended, on_ray, on_this_machine
+from afserve.launch.streams import tolerate_lost_output
 from afserve.launch.supervisor import Supervisor, Term, keep_port
 from afserve.launch.traced import write_parts
 from afserve.launch.wishes import UpFlags
@@ -43,6 +45,7 @@ def serve_here(asked: Sequence[UpFlags], processes: Sequence[NodeProcesses]) -> 
 
     Returns when the user ended it; raises what else did.
     """
+    tolerate_lost_output()
     flags = asked[0]
     _log(flags)
     limits = replace(flags.limits, log_level=flags.run.log_level)
@@ -83,11 +86,11 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequ
         def live(term: Term) -> None:
             asyncio.run(Serving(runs, settings, sock, term, started).run())
 
-        for each in processes:
-            each.lend()
+        forget_secrets()
+        keepers = [each.lend() for each in processes]
         recovers = any(run.flags.wishes.on_loss == OnLoss.RECOVER for run in runs)
         try:
-            Supervisor(live, recovers).run()
+            Supervisor(live, recovers, keepers).run()
         except KeyboardInterrupt:
             for each in processes:
                 each.kill()

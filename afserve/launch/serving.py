@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from afserve.errors import AfserveError, PeerLost
 from afserve.launch.banner import StartedModel, banner
 from afserve.launch.gateway_options import options_of
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, serving_in_words
-from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.model_run import ModelRun
@@ -77,19 +75,21 @@ class Serving:
         ]
         self._http: Http
         if flags.wishes.gateways:
-            self._http = HttpInProcesses(self._models[0].run.controller, settings.drain_seconds)
+            self._http = HttpInProcesses(
+                self._models[0].run.controller, settings.drain_seconds, settings.keys_file
+            )
         else:
             tokenizers = [Tokenizer.from_folder(each.found.tokenizer) for each in planned]
             backends = [model.backend for model in self._models]
             self._http = HttpHere(list(zip(backends, tokenizers, strict=True)), settings, sock)
 
-    def _run_of(self, each: PlannedRun, launcher: Launcher, term: Term) -> LocalRun:
+    def _run_of(self, each: PlannedRun, term: Term) -> LocalRun:
         options = options_of(each.names, str(each.found.tokenizer), self._settings)
         run = LocalRun(
             each.topology,
             each.found,
             each.names[0],
-            launcher,
+            each.launcher,
             each.balance,
             each.assignment,
             GatewayProcesses(options, self._sock) if each.flags.wishes.gateways else None,
@@ -104,11 +104,8 @@ class Serving:
     async def run(self) -> None:
         if self._record is not None:
             await self._models[0].backend.record_routing(True)
-        self._listen_for_signals()
         self._beat()
-        asyncio.get_running_loop().add_reader(
-            self._term.reports, self._end_at_once
-        )  # the supervisor has gone
+        asyncio.get_running_loop().add_reader(self._term.reports, self._hear_supervisor)
         gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with AsyncExitStack() as until_end:
             for model in self._models:
@@ -226,17 +223,20 @@ class Serving:
         host, port = self._sock.getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
-    def _listen_for_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+    def _hear_supervisor(self) -> None:
+        """A signal that it got, or its end."""
+        told = self._term.reports.told_to_stop()
+        if not told:
+            self._end_at_once()
+        for _ in range(told):
+            self._on_signal()
 
     def _beat(self) -> None:
         """Until the loop ends: the supervisor kills a process that does not."""
         self._term.reports.beats()
         asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
-    def _on_signal(self, number: signal.Signals) -> None:
+    def _on_signal(self) -> None:
         """The first asks, the second insists: streams are told so in their last event. A third waits for nothing."""
         if self._insisted:
             self._end_at_once()

@@ -1,11 +1,12 @@
 """The process of `afserve up`: it holds what must outlive the controller, and starts the controller's process again.
 
-The HTTP socket, the run's folder with its token, the port that nodes join and the fork server are here; controller and
+The HTTP socket, the run's folder, the port that nodes join and the keepers of node processes are here; controller and
 gateway run in a child that is forked before any thread or event loop is there. A child that dies while it served is
-followed by another, later each time, a bounded number of times; one whose event loop stands still is killed first. It
-opens no stream and knows no node.
+followed by another, later each time; so is one that is killed
+while it starts. One whose event loop stands still is killed first. It opens no stream.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -16,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -24,14 +25,16 @@ from afserve.clock import AwakeClock
 from afserve.control.wire import messages
 from afserve.control.wire.values import Failed
 from afserve.errors import AfserveError, ConfigError, PeerLost
-from afserve.launch.fork_server import die_with_parent, name_process
-from afserve.launch.processes import ended_with
+from afserve.kinship import die_with_parent, name_process
+from afserve.launch.endings import ended_with
+from afserve.launch.keeper import NodeKeeper, reap_strangers
 from afserve.member import AttentionPhase, Role
 
 log = logging.getLogger("afserve.launch")
 INSISTED = 130  # the exit code of who was told twice to stop
 RESTARTS, PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
-FIRST_PAUSE = 0.05
+FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # nodes end after --orphan-grace without a controller
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # no fault of whom it ends
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BEAT_SECONDS = 0.25  # between two signs of life of a child's event loop
 FROZEN_SECONDS = 3.0  # without one, while this process ran: the child is killed
@@ -40,14 +43,21 @@ _LINE = 1 << 16
 
 
 class Reports:
-    """A child's end of its socket to the supervisor, whose end it also hears there."""
+    """A child's end of its socket to the supervisor, whose words and end it also hears there."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def fileno(self) -> int:
-        """Readable once the supervisor has gone."""
+        """Readable once the supervisor has said something, or has gone."""
         return self._sock.fileno()
+
+    def told_to_stop(self) -> int:
+        """How often since the last call; 0 where the supervisor has gone."""
+        try:
+            return len(self._sock.recv(_LINE))
+        except OSError:
+            return 0
 
     def serves(self) -> None:
         """Everyone is there: from now on this child is worth another one."""
@@ -93,12 +103,17 @@ class Term:
 
 @dataclass(slots=True)
 class Supervisor:
-    """`live` is a child's whole life; what it raises ends the run. `recovers`: a child that dies is followed."""
+    """`live` is a child's whole life; what it raises ends the run. `recovers`: a child that dies is followed.
+
+    A signal to this process ends the run, and is told to the child in words: one to the child alone is a loss.
+    """
 
     live: Callable[[Term], None]
     recovers: bool
+    keepers: Sequence[NodeKeeper] = ()
     _wanted: dict[str, Wanted] = field(default_factory=dict)
     _child: int = 0
+    _told: socket.socket | None = None  # the child's
     _signals: int = 0
     _serves_since: float | None = None
     _beat_at: float | None = None  # by the awake clock; None before the first
@@ -130,17 +145,37 @@ class Supervisor:
             if code == 0 or self._signals:
                 return
             lost = PeerLost("the controller", self._frozen or ended_with(code))
-            if (self._serves_since is None and not number) or not self.recovers:
+            has_served, is_outside = bool(number) or self._serves_since is not None, -code in _FROM_OUTSIDE
+            if not self.recovers or not (has_served or is_outside):
                 raise lost
             proven = self._serves_since is not None and time.monotonic() - self._serves_since > PROVEN_SECONDS
             tries = 1 if proven else tries + 1
-            if tries > RESTARTS:
+            if tries > RESTARTS and not (has_served and is_outside):
                 raise PeerLost("the controller", f"{lost.reason}; it was started {tries} times")
-            log.warning("%s; it is started again, the nodes go on", lost.message)
-            time.sleep(FIRST_PAUSE * 2.0 ** (tries - 1))
+            log.warning("%s; it is started again%s", lost.message, ", the nodes go on" * has_served)
+            self._pause(min(FIRST_PAUSE * 2.0 ** min(tries - 1, 30), _LONGEST_PAUSE))
             if self._signals:
                 return
-            number += 1
+            number += has_served
+            for keeper in self.keepers:
+                keeper.hand_over() if has_served else keeper.end_nodes()
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._signals:
+            self._wait(left)
+
+    def _wait(self, seconds: float, *socks: socket.socket) -> bool:
+        """Until one of them can be read, and whether it can; what keepers have to do is done meanwhile."""
+        watched = [*(sock.fileno() for sock in socks), *(keeper.fileno() for keeper in self.keepers)]
+        ready = select.select(watched, [], [], min(seconds, BEAT_SECONDS))[0]
+        for keeper in self.keepers:
+            keeper.turn()
+        reap_strangers(self._is_ours)
+        return any(sock.fileno() in ready for sock in socks)
+
+    def _is_ours(self, pid: int) -> bool:
+        return pid == self._child or any(keeper.owns(pid) for keeper in self.keepers)
 
     # ---- one child
 
@@ -151,17 +186,30 @@ class Supervisor:
         sys.stdout.flush()
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until it is clear whose they are
-        self._child = os.fork()
+        self._child = self._forked(number)
         if not self._child:
             ours.close()
             os._exit(self._live(parent, Term(number, dict(self._wanted), Reports(theirs))))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         with ours:
+            self._told = ours
             self._listen(ours)
+            self._told = None
         _, status = os.waitpid(self._child, 0)
         self._child = 0
         return os.waitstatus_to_exitcode(status)
+
+    def _forked(self, number: int) -> int:
+        """As `os.fork`. A run that has served waits for the memory, or for the place among processes."""
+        while True:
+            try:
+                return os.fork()
+            except OSError as error:
+                if not number:
+                    raise
+                log.error("the controller cannot be started: %s; trying again", error.strerror)
+                self._pause(_LONGEST_PAUSE)
 
     def _live(self, parent: int, term: Term) -> int:
         """In the child, out of the terminal's reach: what is typed there comes by way of the supervisor."""
@@ -196,7 +244,7 @@ class Supervisor:
 
     def _receive(self, sock: socket.socket) -> bytes:
         try:
-            while not select.select([sock], [], [], BEAT_SECONDS)[0]:
+            while not self._wait(BEAT_SECONDS, sock):
                 self._check_frozen()
             return sock.recv(_LINE)
         except ConnectionError:
@@ -209,7 +257,7 @@ class Supervisor:
             return
         if now - self._beat_at > FROZEN_SECONDS:
             self._frozen = f"its event loop stood still for {now - self._beat_at:.1f} s (pid {self._child})"
-            self._forward(signal.SIGKILL)
+            self._send(signal.SIGKILL)
 
     def _note(self, said: dict[str, object]) -> None:
         if "beats" in said:
@@ -231,9 +279,15 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        self._forward(signal.Signals(number) if self._signals < _ENOUGH else signal.SIGKILL)
+        if self._signals >= _ENOUGH:
+            self._send(signal.SIGKILL)
+        elif self._beat_at is None or self._told is None:
+            self._send(signal.Signals(number))  # it has nothing to end yet, and does not listen
+        else:
+            with contextlib.suppress(OSError):
+                self._told.send(b".")
 
-    def _forward(self, number: signal.Signals) -> None:
+    def _send(self, number: signal.Signals) -> None:
         if self._child:
             os.kill(self._child, number)
 

@@ -93,7 +93,16 @@ class TextPool:
             self._places.release()
 
     async def _ask(self, kind: BodyKind, body: bytes) -> Answer:
-        process = self._idle.pop() if self._idle else await self._started()
+        """A process that somebody ends from outside is not the request's fault: another one is asked, once."""
+        try:
+            return await self._ask_one(kind, body)
+        except _EndedFromOutside:
+            return await self._ask_one(kind, body, anew=True)
+
+    async def _ask_one(self, kind: BodyKind, body: bytes, *, anew: bool = False) -> Answer:
+        process = None if anew else self._live()
+        if process is None:
+            process = await self._started()
         self._busy.add(process)
         data = b""
         try:
@@ -105,6 +114,15 @@ class TextPool:
             else:
                 self._end(process)
         return from_bytes(data)
+
+    def _live(self) -> "_TextProcess | None":
+        """One that waits for something to do, and has not ended over it."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.lives:
+                return process
+            self._end(process)
+        return None
 
     async def _started(self) -> "_TextProcess":
         process = _TextProcess(self._settings)
@@ -121,6 +139,10 @@ class TextPool:
         task.add_done_callback(self._ending.discard)
 
 
+class _EndedFromOutside(CapacityError):
+    """By a signal that none of its own limits sends."""
+
+
 class _TextProcess:
     """One process and its two pipes. One question at a time."""
 
@@ -131,11 +153,15 @@ class _TextProcess:
 
     async def start(self, models: Sequence[TextModel]) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *module("afserve.server.text_process"),
+            *module("afserve.server.text_process"), str(os.getpid()),
             stdin=PIPE, stdout=PIPE, limit=_PIPE_BYTES, start_new_session=True, env=_environment(),
         )  # fmt: skip
         setup = {"models": [asdict(model) for model in models], "seconds": self._seconds, "mib": self._mib}
         from_bytes(await self.ask(0, json.dumps(setup).encode()))
+
+    @property
+    def lives(self) -> bool:
+        return self._process is not None and self._process.returncode is None
 
     async def ask(self, kind: int, body: bytes) -> bytes:
         """The answer's bytes. Raises RequestError where the process ended over them, with the reason."""
@@ -158,13 +184,14 @@ class _TextProcess:
                 f"preparing this request (template, tokens) took more than {self._seconds:g} s of CPU time, the "
                 "limit of --text-seconds; send a shorter one"
             )
-        if code in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):
+        if code in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV):
             return RequestError(
                 f"preparing this request (template, tokens) took more than {self._mib} MiB of memory, the limit of "
                 "--text-mib; send a shorter one"
             )
         log.error("a text process ended with exit code %d", code)
-        return CapacityError("the process that prepares requests has ended; send this one again")
+        kind = CapacityError if code >= 0 else _EndedFromOutside
+        return kind("the process that prepares requests has ended; send this one again")
 
     async def end(self) -> None:
         if self._process is None:

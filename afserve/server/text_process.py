@@ -1,7 +1,7 @@
 """A process that prepares requests for a gateway: bodies in, prepared requests out, within CPU time and memory.
 
-`python -m afserve.server.text_process`; it reads frames from its input and answers each on its output. What runs too
-long or takes too much ends this process, never the gateway, which starts another one.
+`python -m afserve.server.text_process PARENT`; it reads frames from its input and answers each on its output. What runs
+too long or takes too much ends this process, never the gateway, which starts another one.
 """
 
 import gc
@@ -17,6 +17,7 @@ from typing import BinaryIO
 from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
 from afserve.grammar import Compiler
+from afserve.kinship import die_with_parent
 from afserve.server.prepare import BodyKind, Preparer, TextModel, check_template
 from afserve.server.prepared import to_bytes
 from afserve.server.preparers import Preparers
@@ -30,7 +31,8 @@ _LARGE = 1 << 18
 _STATM = "/proc/self/statm"
 
 
-def main() -> None:
+def main(parent: int) -> None:
+    die_with_parent(parent, signal.SIGKILL)  # it may be stopped, and see no end of its input
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,4 +116,4 @@ def _send(sink: BinaryIO, answer: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -135,6 +135,13 @@ def _behind(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
+def _make_private(folder: Path) -> None:
+    """With those above it that are missing; `mkdir` with `parents` would leave these open to others."""
+    if not folder.parent.is_dir():
+        _make_private(folder.parent)
+    folder.mkdir(_PRIVATE_FOLDER, exist_ok=True)
+
+
 class Lane:
     """A folder that one process has for itself while it lives: the kernel gives the lock back with its end."""
 
@@ -147,9 +154,10 @@ class Lane:
     def take(cls, folder: Path, first: int, *, direct: bool = False) -> "Lane":
         """The lane of that number below `folder`, or the next one that nobody has; `direct` as of `File`. Raises
         OSError."""
+        _make_private(folder)
         for number in range(first, first + MOST_LANES):
             own = folder / str(number)
-            own.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
+            own.mkdir(_PRIVATE_FOLDER, exist_ok=True)
             lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -506,6 +506,14 @@ def test_a_failed_write_that_is_not_for_lack_of_room_forgets_nothing_else(tmp_pa
     store.close()
 
 
+def test_a_folder_that_is_made_is_this_users_alone(tmp_path):
+    lane = Lane.take(tmp_path / "kv" / "model" / "layout", 0)
+    folders = [path for path in lane.folder.parents if path.is_relative_to(tmp_path / "kv")]
+    modes = [path.stat().st_mode & 0o777 for path in (*folders, lane.folder, lane.folder / "lock")]
+    lane.close()
+    assert modes == [0o700] * 4 + [0o600]
+
+
 def test_blocks_are_read_into_memory_in_parts(tmp_path):
     """More of them than the system takes at once, and a file that ends within one."""
     lane = Lane.take(tmp_path, 0)

@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO, TypeVar
 
 import httpx
 import psutil
@@ -18,19 +20,21 @@ from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
 
 DEADLINE = 120.0
+T = TypeVar("T")
 
 
 class Up:
     """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, output: IO[bytes] | None = None) -> None:
+        """`output` in place of a file that `printed` reads."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "afserve", "up", "--port", str(self.port), *flags],
-            stdout=self.log,
-            stderr=self.log,
+            stdout=output or self.log,
+            stderr=output or self.log,
             cwd=Path(__file__).parents[2],
         )
 
@@ -54,7 +58,24 @@ class Up:
 
     def folder(self) -> Path:
         """The run's own folder, which its fork server is told."""
-        return Path(psutil.Process(self.process.pid).children()[0].cmdline()[-1])
+        return Path(self.fork_server().cmdline()[-1])
+
+    def fork_server(self) -> psutil.Process:
+        """The first of them, where there are several models."""
+        return self.fork_servers()[0]
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """A node that begins is called so too, but leads no session."""
+        return [child for child in self._children() if _asked(partial(_is_fork_server, child), False)]
+
+    def controller(self) -> psutil.Process | None:
+        """None while there is none."""
+        return next((c for c in self._children() if _asked(c.name, "") == "afserve-control"), None)
+
+    def _children(self) -> list[psutil.Process]:
+        """Those that have not ended."""
+        children = psutil.Process(self.process.pid).children()
+        return [c for c in children if _asked(c.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
 
     def family(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -71,6 +92,18 @@ class Up:
         return self.log.read()
 
 
+def _is_fork_server(process: psutil.Process) -> bool:
+    return process.name() == "afserve-fork" and os.getsid(process.pid) == process.pid
+
+
+def _asked(what: Callable[[], T], otherwise: T) -> T:
+    """Of a process that may have just ended."""
+    try:
+        return what()
+    except (psutil.Error, ProcessLookupError):
+        return otherwise
+
+
 def assert_gone(family: list[psutil.Process], port: int) -> None:
     """No process of the run is left, and its port can be listened on again."""
     _, alive = psutil.wait_procs(family, timeout=15)
@@ -85,8 +118,8 @@ def up() -> Iterator[Callable[..., Up]]:
     """Starts servers; whatever is left of them at the end is killed and counts as a failure."""
     started: list[tuple[Up, list[psutil.Process], list[Path]]] = []
 
-    def start(*flags: str, ready: bool = True) -> Up:
-        server = Up(*flags)
+    def start(*flags: str, ready: bool = True, output: IO[bytes] | None = None) -> Up:
+        server = Up(*flags, output=output)
         started.append((server, [], []))
         if ready:
             server.wait_ready()
@@ -102,7 +135,10 @@ def up() -> Iterator[Callable[..., Up]]:
             server.process.wait(DEADLINE)
         server.log.close()
         assert_gone(family, server.port)
-        assert not any(folder.exists() for folder in folders)
+        until = time.monotonic() + DEADLINE  # a fork server that has just begun sees late that it is alone
+        while any(folder.exists() for folder in folders):
+            assert time.monotonic() < until
+            time.sleep(0.05)
     assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]
 
 

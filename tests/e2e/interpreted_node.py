@@ -1,6 +1,7 @@
 """`afserve node` with Triton's kernels, interpreted on a CPU: a program that tests start in place of the command."""
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -20,10 +21,11 @@ def main(role: str, join: str, token: str) -> None:
     interpret()  # before the kernels are imported
     from afserve.control.node import wiring
     from afserve.control.node.worker import NodeSettings, run_node
+    from afserve.control.wire.channel import read_token
 
     wiring.open_ops = open_triton
     torch.set_num_threads(1)
-    run_node(NodeSettings(role, join, token))
+    run_node(NodeSettings(role, join, read_token(Path(token))))
 
 
 if __name__ == "__main__":

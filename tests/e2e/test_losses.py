@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.e2e.streams import PROMPTS, begun, ended, same_after, texts, wait
-from tests.e2e.test_supervisor import controller
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
@@ -256,7 +255,7 @@ def test_faults_on_purpose(up, keys, undisturbed):
     wait(lambda: "attention-0" in incidents(server, "returned"), "its return")
     whole(server)
     assert same_after(server.url, expected)
-    controller(server).kill()
+    server.controller().kill()
 
     def is_obeyed():
         with contextlib.suppress(httpx.TransportError):

@@ -1,12 +1,16 @@
 """The controller's process, the supervisor and everything but the nodes are killed: what goes on, and what is left."""
 
 import json
+import tempfile
 import threading
 import time
 
 import httpx
 import psutil
 import pytest
+
+from afserve.launch import run_folder
+from afserve.launch.run_folder import RunFolder
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -64,17 +68,11 @@ def wait(condition):
         time.sleep(0.01)
 
 
-def controller(server):
-    """The child that is not the fork server."""
-    children = psutil.Process(server.process.pid).children()
-    return next((p for p in children[1:] if p.status() != psutil.STATUS_ZOMBIE), None)
-
-
 def lose_controller(server):
     """Returns once the next one says who is there."""
-    lost = controller(server)
+    lost = server.controller()
     lost.kill()
-    wait(lambda: (found := controller(server)) is not None and found.pid != lost.pid)
+    wait(lambda: (found := server.controller()) is not None and found.pid != lost.pid)
     wait(lambda: seen(server) is not None)
 
 
@@ -108,9 +106,9 @@ def test_a_controller_and_a_gateway_that_stand_still_are_followed(up, undisturbe
     server = up("--attention", "1", "--experts", "2", "--gateways", "2")
     expected = undisturbed_one(server)
     nodes = server.status()
-    reader, frozen = Reader(server).begun(), controller(server)
+    reader, frozen = Reader(server).begun(), server.controller()
     frozen.suspend()
-    wait(lambda: (found := controller(server)) is not None and found.pid != frozen.pid)
+    wait(lambda: (found := server.controller()) is not None and found.pid != frozen.pid)
     wait(lambda: seen(server) == nodes)
     assert reader.ended() == expected
     psutil.Process(nodes["gateway-1"]).suspend()
@@ -144,20 +142,33 @@ def test_nodes_go_on_when_controller_and_gateway_are_one_process(up, undisturbed
 
 def test_by_the_rule_end_a_lost_controller_ends_the_run(up):
     server = up("--attention", "1", "--experts", "2", "--on-loss", "end")
-    controller(server).kill()
+    server.controller().kill()
     code, printed = server.wait()
     assert code == 1 and "the controller: its process was killed by SIGKILL" in printed
 
 
 @pytest.mark.parametrize("gateways", ["0", "1"])
-def test_nodes_end_by_themselves_when_all_else_is_killed(up, gateways):
+def test_nothing_is_left_of_stopped_processes_when_their_supervisor_is_killed(up, gateways):
     flags = () if gateways == "0" else ("--gateways", gateways)
     server = up("--attention", "1", "--experts", "2", *flags)
-    family = server.family()
-    for process in psutil.Process(server.process.pid).children():
-        process.suspend()  # nobody is left to clean up for the others
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        process.suspend()
     server.process.kill()
-    for process in family[1:3]:
-        if process.name() in ("afserve-fork", "afserve-control") and process.is_running():
-            process.kill()
     server.wait()  # the fixture looks for what is left
+
+
+def test_all_that_is_left_when_all_is_killed_at_once_is_removed_by_the_next_run(up, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = up("--attention", "1", "--experts", "2", "--gateways", "1")
+    folder, family = server.folder(), server.family()
+    assert folder.is_relative_to(tmp_path)
+    for process in family:
+        process.suspend()
+    for process in reversed(family):
+        process.kill()
+    psutil.wait_procs(family, SECONDS)
+    assert folder.is_dir()
+    monkeypatch.setattr(run_folder, "_YOUNG_SECONDS", -1.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    RunFolder().remove()
+    assert not folder.exists()

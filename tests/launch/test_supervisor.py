@@ -49,8 +49,16 @@ def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted():
     assert "'decode'" in said[1] and "'decode'" in said[2]
 
 
-def test_one_that_never_served_is_not_followed():
-    assert run(DIE)[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
+def test_one_that_fails_before_it_served_is_not_followed():
+    assert run("os.kill(os.getpid(), signal.SIGSEGV)")[-1].startswith(
+        "PeerLost the controller: its process was killed by SIGSEGV"
+    )
+
+
+def test_one_that_is_killed_before_it_served_begins_again_so_many_times():
+    said = run(DIE)
+    assert said[:-1] == ["0 {} {}"] * 6
+    assert said[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
 
 
 def test_nobody_is_followed_where_losses_end_the_run():
@@ -58,8 +66,13 @@ def test_nobody_is_followed_where_losses_end_the_run():
     assert len(said) == 2 and said[-1].startswith("PeerLost the controller")
 
 
-def test_children_that_die_again_and_again_are_given_up():
-    said = run("life.reports.serves()", DIE)
+def test_children_that_are_killed_are_never_given_up():
+    said = run("if life.number == 7: return", "life.reports.serves()", DIE)
+    assert [line.partition(" ")[0] for line in said] == [*map(str, range(8)), "returned"]
+
+
+def test_children_that_fail_again_and_again_are_given_up():
+    said = run("life.reports.serves()", "sys.exit(1)")
     assert [line[0] for line in said[:-1]] == list("012345") and "it was started 6 times" in said[-1]
 
 
@@ -81,6 +94,31 @@ def test_a_child_that_was_told_twice_to_stop_interrupts():
     assert run("sys.exit(130)")[-1] == "interrupted"
 
 
-def test_one_signal_is_passed_on_and_ends_the_run():
+def test_one_signal_ends_a_child_that_does_not_listen_yet():
     said = run("os.kill(os.getppid(), signal.SIGTERM)", "signal.pause()")
     assert said[-1] == "returned"
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signals_are_told_to_a_child_that_listens(signals):
+    said = run(
+        "life.reports.beats()",
+        "import time; time.sleep(0.5)",  # until it was heard
+        f"for _ in range({signals}): os.kill(os.getppid(), signal.SIGTERM); time.sleep(0.05)",
+        "heard = 0",
+        f"while heard < {signals}: heard += life.reports.told_to_stop()",
+        "print('heard', heard, flush=True)",
+    )
+    assert said == ["0 {} {}", f"heard {signals}", "returned"]
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_to_the_child_alone_is_a_loss(number):
+    said = run(
+        "if life.number == 1: return",
+        "life.reports.serves()",
+        "life.reports.beats()",
+        f"os.kill(os.getpid(), signal.{number})",
+        "signal.pause()",
+    )
+    assert [line.partition(" ")[0] for line in said] == ["0", "1", "returned"]

@@ -115,6 +115,39 @@ def test_a_file_is_read_again_at_most_once_a_second(file, caplog):
     assert ring.find(other) is not None and ring.named("bob") is not None and ring.named("alice") is None
 
 
+CHANGES = {
+    "read by others": lambda file: file.chmod(0o644),
+    "garbage": lambda file: file.write_text("[broken"),
+    "binary": lambda file: file.write_bytes(bytes(range(256))),
+    "removed": lambda file: file.unlink(),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "too long": lambda file: file.write_text("#" * (key_file.MOST_BYTES + 1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_cannot_be_used_any_more_is_logged_once(file, caplog, change):
+    clock, secret = FakeClock(), add_key(file, "alice", KeyRole.USER, KeyLimits())
+    ring = Keyring(path=str(file), clock=clock)
+    change(file)
+    for _ in range(5):
+        clock.advance(LOOK_SECONDS)
+        ring.look()
+    assert ring.find(secret) is not None
+    assert caplog.text.count("the keys that were read before stay in force") == 1
+
+
+def test_a_file_that_is_private_again_is_read_again(file, caplog):
+    clock, secret = FakeClock(), add_key(file, "alice", KeyRole.USER, KeyLimits())
+    ring = Keyring(path=str(file), clock=clock)
+    for mode in (0o644, 0o600, 0o640, 0o600):
+        file.chmod(mode)
+        clock.advance(LOOK_SECONDS)
+        ring.look()
+    assert ring.find(secret) is not None
+    assert caplog.text.count("stay in force") == caplog.text.count("read again") == 2
+
+
 def test_who_may_listen_where(file):
     add_key(file, "alice", KeyRole.USER, KeyLimits())
     settings = settings_for(Listening(host="0.0.0.0", insecure_http=True, api_keys=file), ServerSettings())

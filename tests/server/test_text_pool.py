@@ -179,17 +179,44 @@ def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
     asyncio.run(ask())
 
 
-def test_a_process_that_was_killed_is_replaced(checkpoint, tokenizer):
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("seen", [False, True], ids=["now", "before"])
+def test_processes_that_wait_and_are_killed_are_replaced(checkpoint, tokenizer, number, seen):
+    """No request fails, whether or not their ends were noticed before it came."""
+
     async def ask():
-        async with pool(checkpoint, tokenizer, text_processes=1) as there:
-            before = {child.pid for child in psutil.Process().children()}
+        before = children()
+        async with pool(checkpoint, tokenizer, text_processes=2) as there:
             await there.check()
-            (mine,) = {child.pid for child in psutil.Process().children()} - before
-            os.kill(mine, signal.SIGTERM)
-            with pytest.raises(CapacityError):
-                await there.prepare(BodyKind.CHAT, chat("x"))
+            await there.check()
+            for mine in children() - before:
+                os.kill(mine, number)
+            while seen and children() != before:
+                await asyncio.sleep(0.01)
             assert (await there.prepare(BodyKind.CHAT, chat("x"))).prompts
-        assert {child.pid for child in psutil.Process().children()} <= before
+        assert children() <= before
+
+    asyncio.run(ask())
+
+
+def test_a_process_that_is_killed_over_a_request_is_replaced_once(folder_with, tokenizer):
+    folder = folder_with(WHEN_ASKED.replace("%s", NESTED))
+
+    async def ask():
+        async with pool(folder, tokenizer, text_processes=1, text_seconds=60) as there:
+            before = children()
+            asked = asyncio.create_task(there.prepare(BodyKind.CHAT, chat("bomb")))
+            for _ in range(2):
+                while not (mine := children() - before):
+                    await asyncio.sleep(0.01)
+                before |= mine
+                os.kill(mine.pop(), signal.SIGKILL)
+            with pytest.raises(CapacityError, match="send this one again"):
+                await asked
 
     asyncio.run(ask())
 

@@ -10,14 +10,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
 from afserve.control.node.heartbeat import HeartbeatThread, Stats, heartbeat_seconds
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
@@ -35,14 +33,16 @@ Serve = Callable[[ControlStream, Assigned, HeartbeatThread], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Where to join and as what. `index` None takes any free place of the role; `verify` "full" overrules the run.
+    """Where to join and as what, with the run's token. `index` None takes any free place of the role.
+
+    `verify` "full" overrules the run.
 
     `certs` is a folder of certificates, empty for none. Without one nothing leaves this host unless `insecure`.
     """
 
     role: str
     join: str
-    token_file: str
+    token: str
     index: int | None = None
     verify: str = SAMPLES
     certs: str = ""
@@ -62,9 +62,8 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
     certificates = opened(settings.certs)
     if not settings.insecure:
         check_exposed("--join", settings.join.rpartition(":")[0], certificates, insecure=False)
-    token = channel.read_token(Path(settings.token_file))
     roles = roles or default_roles()  # a cold import takes long, and who has joined must not be silent
-    with ControlStream(settings.join, token, certificates) as stream:
+    with ControlStream(settings.join, settings.token, certificates) as stream:
         stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)

@@ -11,7 +11,7 @@ from afserve.server.access.key_file import Key, KeyRole, digest_of, read_key_fil
 
 LOOK_SECONDS = 1.0  # between two looks at the file: so late does a revocation reach a gateway
 log = logging.getLogger("afserve.server")
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 
 
 class Keyring:
@@ -85,4 +85,4 @@ def _stamp(path: str) -> Stamp | None:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode

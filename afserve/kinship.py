@@ -1,0 +1,46 @@
+"""What Linux is asked about parents and children of this process, and its name. Elsewhere these do nothing.
+
+A parent's end is told to its child by the kernel, also where nobody else is left to tell it. It starts no process.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel for a signal when the parent goes. Where it cannot (not Linux), the broken stream tells.
+
+    The parent is a thread, for the kernel: that which started this process, or the first one of who adopted it.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            sys.exit(0)
+
+
+def wake_with_parent() -> None:
+    """When the parent goes this process is continued, should it be stopped: it has to see that it is alone."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parents end become children of this one, if they descend from it."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """What `top` and `ps -o comm` show: at most 15 characters."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_NAME, name.replace("attention", "attn").encode()[:15])
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
