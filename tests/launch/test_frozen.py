@@ -13,7 +13,7 @@ def watched(monkeypatch):
     """(supervisor over a child that serves and beats, its clock, signals that the child was sent)"""
     clock, sent = FakeClock(), []
     supervisor = Supervisor(lambda term: None, recovers=True, _awake=AwakeClock(2 * BEAT_SECONDS, clock))
-    monkeypatch.setattr(Supervisor, "_forward", lambda self, number: sent.append(number))
+    monkeypatch.setattr(Supervisor, "_send", lambda self, number: sent.append(number))
     for said in ("serves", "beats"):
         supervisor._note({said: True})
     return supervisor, clock, sent
