@@ -87,6 +87,7 @@ class Asked:
             span,
             origin,
             watched,
+            asked.format_field,
         )
 
     def watched(self, owner: str) -> Watched:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_schema, of_tags, of_thought
+from afserve.grammar import of_tags, of_thought
 from afserve.server.openai import BUDGET, ChatRequest
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.reasoning import CLOSE, OPEN
@@ -59,7 +59,7 @@ class Conversation:
             reading = replace(reading, name=asked.tools.named)
         elif asked.tools.used:
             calls = "list" if asked.tools.choice == "required" else self._calls
-            most = 0 if asked.tools.parallel else 1
+            most = 1 if asked.tools.parallel is False else 0
             reading = replace(reading, calls=calls, most_calls=most, types=asked.tools.types())
         return reading if reading.thinks or reading.calls or reading.name else None
 
@@ -69,8 +69,7 @@ class Conversation:
 
     def format(self, asked: ChatRequest, prompt: str) -> WantedGrammar | None:
         """What the answer must follow, from its first token on."""
-        schema = asked.tools.schema()
-        found = asked.wanted if schema is None else WantedGrammar("tools", of_schema(schema, "tools"))
+        found = asked.tools.wanted() or asked.wanted
         strict = asked.tools.strict if found is None and asked.tools.used else ""
         if strict:
             found = self._strict(asked)

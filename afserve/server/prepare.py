@@ -33,9 +33,9 @@ from afserve.server.prepared import Answer, ContextLengthError, EchoText, Prepar
 from afserve.server.reading.table import Reading
 from afserve.server.sampling import sampling_params
 from afserve.server.scheduling import scheduling_of
-from afserve.server.structured import Formats, asks_format
+from afserve.server.structured import Formats, WantedGrammar, asks_format
 from afserve.server.surfaces import anthropic, ollama, responses
-from afserve.server.surfaces.translate import Translated, named, refuse_resume
+from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
 from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -146,6 +146,7 @@ class Preparer:
                 raise Elsewhere
             return self._completion(completion_request(fields))
         if kind is BodyKind.EMBEDDING:
+            self._check_sequences(prompt_count(fields, "input"), Fields({}), "input")
             return self._embedding(embedding_request(fields), fields)
         if kind is BodyKind.CHAT:
             return self._chat(chat_request(fields))
@@ -174,11 +175,10 @@ class Preparer:
             grammar=self._formats.checked(asked.wanted),
         )
         echo = self._echo(asked, prompts) if asked.echo else None
-        return self._prepared(prompts, params, asked, echo)
+        return self._prepared(prompts, params, asked, echo, wanted=asked.wanted)
 
     def _embedding(self, asked: EmbeddingRequest, fields: Fields) -> Prepared:
         """Each input with room for one token, which nobody reads."""
-        self._check_sequences(len(asked.inputs), Fields({}), "input")
         prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
             self._room(len(ids), None, None, "input")
@@ -192,7 +192,8 @@ class Preparer:
         self._check_sequences(1, asked.sampling)
         conversation, prompt = self._render(asked)
         ids = self._ids(prompt, False, "messages")
-        grammar = self._formats.checked(conversation.format(asked, prompt))
+        wanted = conversation.format(asked, prompt)
+        grammar = self._formats.checked(wanted)
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
@@ -201,7 +202,7 @@ class Preparer:
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
         skips = not conversation.shows_special(reading)
-        return self._prepared([ids], params, asked, None, reading, skips=skips)
+        return self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
 
     def _translated(self, kind: BodyKind, fields: Fields) -> Answer:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
@@ -212,12 +213,14 @@ class Preparer:
         translate, names = TRANSLATED[kind]
         with named(names):
             found = translate(fields)
-        with named({**names, **found.names}):
+        names = {**names, **found.names}
+        with named(names):
             prepared = self._chat(chat_request(Fields(found.chat)))
         if kind is BodyKind.MESSAGE_COUNT:
             return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
         kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
-        return replace(prepared, facts=found.facts, kept=kept)
+        field = own_name(prepared.format_field, names)
+        return replace(prepared, facts=found.facts, kept=kept, format_field=field)
 
     def _prepared(
         self,
@@ -228,6 +231,7 @@ class Preparer:
         reading: Reading | None = None,
         *,
         skips: bool = True,
+        wanted: WantedGrammar | None = None,
     ) -> Prepared:
         self._check_ids(params)
         return Prepared(
@@ -241,6 +245,7 @@ class Preparer:
             reading,
             resume=asked.resume,
             model=self._model.name,
+            format_field="" if wanted is None else wanted.param,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:

@@ -46,7 +46,7 @@ class Prepared:
     """One request for text to `model`: every prompt `params.n` times.
 
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
-    request, `kept` is JSON that is stored with it.
+    request, `kept` is JSON that is stored with it. `format_field` is what asked for `params.grammar`.
     """
 
     prompts: tuple["array[int]", ...]
@@ -61,6 +61,7 @@ class Prepared:
     kept: bytes = b""
     resume: ResumeOptions | None = None
     model: str = ""
+    format_field: str = ""
 
 
 Answer = Prepared | bytes
@@ -104,6 +105,7 @@ def from_bytes(data: bytes) -> Answer:
         data[len(data) - words["kept"] :],
         words["resume"] and ResumeOptions(**words["resume"]),
         words["model"],
+        words["format_field"],
     )
 
 
