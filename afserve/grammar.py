@@ -5,13 +5,14 @@ the first grammar is used.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afserve.errors import RequestError, shown
-from afserve.grammar_trial import engine_limits, find_trouble, in_words, trial_limits
+from afserve.grammar_trial import Trial, engine_limits, in_words, trial_limits
 from afserve.json_file import LIST_BYTES, read_text
 from afserve.json_schema import Schema
 from afserve.regex_length import MAX_FORCED, shortest_length, too_long
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17
 MAX_CHOICES = 4096
+MAX_RULES = 1000  # of Lark or GBNF: each may stand in the one before it, and the compiler recurs
+_RULE = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n\"/]*:", re.MULTILINE)
 # A space, or a new line with its indentation: with more, a model could write nothing else for ever.
 _WHITE_SPACE = r"\x20|\x0A(\x20{0,20}|\x09{0,6})"
 
@@ -134,6 +137,8 @@ def of_lark(grammar: str, param: str = "grammar") -> str:
     check_text(grammar, param)
     if grammar.lstrip().startswith("{"):
         return grammar
+    if (rules := len(_RULE.findall(grammar))) > MAX_RULES:
+        raise _refused(param, f"it has {rules} rules, at most {MAX_RULES} are taken; write it with fewer")
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar))
     except RecursionError as error:
@@ -203,6 +208,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._tokenizer: LLTokenizer | None = None
+        self._trial: Trial | None = None
 
     def compile(self, grammar: str, param: str = "grammar") -> Matcher:
         """Raises RequestError that names `param` where it is none, or takes too much to follow."""
@@ -211,7 +217,9 @@ class Compiler:
     def check(self, grammar: str, param: str) -> None:
         """Raises RequestError as `compile`, and for one that is likely to take too much later on."""
         matcher = self._matcher(grammar, param, trial_limits())
-        if trouble := find_trouble(matcher, self._open(), self._eos_ids):
+        if self._trial is None:
+            self._trial = Trial(self._open(), self._eos_ids)
+        if trouble := self._trial.find_trouble(matcher):
             raise _refused(param, in_words(trouble))
 
     def _matcher(self, grammar: str, param: str, limits: "LLParserLimits") -> "LLMatcher":

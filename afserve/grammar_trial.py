@@ -6,7 +6,6 @@ compiler's own units of work, so that a busy machine refuses nothing that an idl
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from numpy.typing import NDArray
 
-WALKS, STEPS = 4, 64
+STEPS = 64
+WALKS = (0, STEPS, 1, STEPS, 3)  # for each the step behind which it repeats itself
 _MOST_WORDS = 300
 _TOO_LARGE = (
     "too many", "Too many", "too big", "too large", "too deeply", "max is", "exhausted", "exceed", "stack level",
@@ -79,55 +79,56 @@ def in_words(error: str) -> str:
     return first[:_MOST_WORDS]
 
 
-def find_trouble(matcher: "LLMatcher", tokenizer: "LLTokenizer", ends: Sequence[int]) -> str:
-    """What goes wrong with one of the answers that are begun, "" for nothing. `matcher` has taken no token."""
-    for number in range(WALKS):
-        walk = _Walk(matcher.deep_copy(), tokenizer, list(ends), random.Random(number))
-        if trouble := walk.run(repeats=number % 2 == 0):
-            return trouble
-    return ""
+class Trial:
+    """Of one tokenizer. `ends` are the tokens that end a text."""
 
+    def __init__(self, tokenizer: "LLTokenizer", ends: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        texts = (tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size))
+        self._words_V = np.array([text.isalnum() for text in texts])
+        self._going_on_V = np.ones(tokenizer.vocab_size, np.bool_)
+        self._going_on_V[list(ends)] = False
 
-@dataclass(slots=True)
-class _Walk:
-    """One answer, begun by chance."""
-
-    matcher: "LLMatcher"
-    tokenizer: "LLTokenizer"
-    ends: list[int]
-    draws: random.Random
-    last: int = -1
-
-    def run(self, *, repeats: bool) -> str:
-        """`repeats`: the token before is taken again where it can be, for repetitions go wrong late."""
-        for _ in range(STEPS):
-            if trouble := self.skip_forced():
+    def find_trouble(self, matcher: "LLMatcher") -> str:
+        """What goes wrong with one of the answers that are begun, "" for nothing. `matcher` has taken no token."""
+        for number, repeats_from in enumerate(WALKS):
+            if trouble := self._walk(matcher.deep_copy(), random.Random(number), repeats_from):
                 return trouble
-            ids = self.allowed()
+        return ""
+
+    def _walk(self, matcher: "LLMatcher", draws: random.Random, repeats_from: int) -> str:
+        """One that repeats itself, since repetitions go wrong late, takes letters before what would end them."""
+        last = -1
+        for step in range(STEPS):
+            if trouble := self._skip_forced(matcher):
+                return trouble
+            allowed_V = self._allowed_V(matcher)
+            if repeats_from < STEPS and (allowed_V & self._words_V).any():
+                allowed_V &= self._words_V
+            ids = np.flatnonzero(allowed_V)
             if not len(ids):
                 break
-            if not (repeats and self.last in ids):
-                self.last = int(ids[self.draws.randrange(len(ids))])
-            if not self.matcher.consume_token(self.last):
+            if step <= repeats_from or not allowed_V[last]:
+                last = int(ids[draws.randrange(len(ids))])
+            if not matcher.consume_token(last):
                 break
-        return self.matcher.get_error()
+        return matcher.get_error()
 
-    def allowed(self) -> "NDArray[np.intp]":
+    def _allowed_V(self, matcher: "LLMatcher") -> "NDArray[np.bool_]":
         """The tokens that may come next, without those that end a text; none where nothing can be followed."""
-        bits = self.matcher.compute_bitmask()
-        if self.matcher.is_error() or self.matcher.is_stopped():
-            return np.empty(0, np.intp)
-        allowed_V: NDArray[np.uint8] = np.unpackbits(
-            np.frombuffer(bits, np.uint8), count=self.tokenizer.vocab_size, bitorder="little"
-        )
-        allowed_V[self.ends] = 0
-        return np.flatnonzero(allowed_V)
+        bits = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            return np.zeros(len(self._going_on_V), np.bool_)
+        allowed_V: NDArray[np.bool_] = np.unpackbits(
+            np.frombuffer(bits, np.uint8), count=len(self._going_on_V), bitorder="little"
+        ).view(np.bool_)
+        return allowed_V & self._going_on_V
 
-    def skip_forced(self) -> str:
+    def _skip_forced(self, matcher: "LLMatcher") -> str:
         """What can be written in one way only is not walked through step by step: each step looks at all of it."""
-        forced = self.matcher.compute_ff_bytes()
+        forced = matcher.compute_ff_bytes()
         if len(forced) > MAX_FORCED:
             return f"{_LONG} {len(forced)}"
         if len(forced) > _SKIPPED:
-            self.matcher.consume_tokens(self.tokenizer.tokenize_bytes(forced)[:-1])
+            matcher.consume_tokens(self._tokenizer.tokenize_bytes(forced)[:-1])
         return ""

@@ -19,6 +19,7 @@ from afserve.json_schema import (
     Schema,
     below,
     check_size,
+    parts,
     refuse_schema,
 )
 from afserve.regex_length import MAX_FORCED, shortest_length, too_long
@@ -28,6 +29,7 @@ from afserve.schema_refs import References
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
+MAX_CHAIN = 512
 MAX_PATTERNS = 32  # patternProperties of one object
 MAX_MULTIPLE = 10_000  # a number's remainder is followed digit by digit, in so many states
 # Notes for readers, and what has been resolved: none of them is followed.
@@ -85,7 +87,28 @@ class _Reader:
         while self.waiting:
             name, where, target, part = self.waiting.pop()
             definitions[name] = self.schema(target, where, part=part)
+        self.check_chain(made, definitions)
         return {**made, "$defs": definitions} if definitions else made
+
+    def check_chain(self, root: Mapping[str, object], definitions: Mapping[str, object]) -> None:
+        """The compiler recurs into what a reference names when it meets it first, in this order."""
+        waiting: list[tuple[object, int]] = [(root, 1)]
+        seen: set[object] = set()
+        while waiting:
+            node, depth = waiting.pop()
+            if depth > MAX_CHAIN:
+                refuse_schema(
+                    self.param,
+                    "",
+                    f"its references lead through more than {MAX_CHAIN} schemas, one within the other; use fewer",
+                )
+            if not isinstance(node, Mapping):
+                continue
+            inner = [part for _, part in parts(node, "")]
+            if isinstance(name := node.get("$ref"), str) and name not in seen:
+                seen.add(name)
+                inner.append(definitions[name.removeprefix("#/$defs/")])
+            waiting += [(part, depth + 1) for part in reversed(inner)]
 
     def schema(self, node: object, where: str, *, part: bool = False) -> object:
         """`part`: an object around it, of the same place, has closed itself for both."""

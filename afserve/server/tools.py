@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
 from afserve.grammar import Tag, of_plain_schema
+from afserve.json_schema import check_size
 from afserve.schema_reader import plain_schema
 from afserve.server.fields import Fields
 from afserve.server.reading.calls import HERMES
@@ -161,7 +162,8 @@ def _tool(tool: Fields) -> Tool:
             f"{function.name('name')}: {shown(called)} is not 1 to 128 letters, digits, or any of _ . : -",
             param=function.name("name"),
         )
-    function.section("parameters")
+    if function.section("parameters") is not None:
+        check_size(function.get("parameters"), function.name("parameters"))
     function.flag("strict")
     return tool.raw()
 
