@@ -32,9 +32,16 @@ INNER = (
 EXPLOSIVE = [
     ".*" * 200, ".*" * 400, "(a?){3000}a{3000}", "(a?){500}a{500}", "a{1000}{1000}", "a{1000}{997}", "(ab){1000}{1000}",
     "a{1,1000}{1,1000}", "(a{0,100}){0,100}", "(((a{1,20}){1,20}){1,20}){1,20}", "(a|aa){500}", "(a|aa|aaa){300}",
-    "a{1000000}", r"\p{L}{1000}{100}", "(.{0,50}x){50}", r"\d{0,300}\d{0,300}\d{0,300}", "(x{0,40}){40}y",
-    "[^\"]*" * 200, r"(\w{0,30} ?){200}", ".{0,1000}{0,1000}", "(.*){1,32000}[bc]", "(" * 300 + "a" + ")" * 300,
+    "a{1000000}", r"\p{L}{1000}{100}", "(.{0,50}x){50}",
+    "[^\"]*" * 200, r"(\w{0,30} ?){200}", ".{0,1000}{0,1000}", "(" * 300 + "a" + ")" * 300,
     "a?" * 600 + "a" * 600,
+]  # fmt: skip
+# Some of these are taken and some are not; what is taken must be followed.
+BETWEEN = [
+    r"\d{0,300}\d{0,300}\d{0,300}", "(x{0,40}){40}y", "(.*){1,32000}[bc]", ".*" * 60, ".*" * 100, ".*" * 150,
+    "(.{0,50}x){10}", "(.{0,50}x){25}", r"(\w{0,9} ?){20}", r"(\w{0,20} ?){60}", "(a?){100}a{100}", "(a|aa){100}",
+    "(a|aa){300}", "((a{0,9}){0,9}){0,9}", "(a?b?c?d?){500}", "([a-z]+ ?){500}", "(.?){1000}", "(a.{0,20}){30}",
+    r"(\p{L}{0,20}\p{N}{0,20}){20}", "(foo|foobar|bar){1,400}", "((a|b)?){2000}", "(a*){1000}b", "(.{1,100}\n){100}",
 ]  # fmt: skip
 ORDINARY = [
     "a", "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[\w.+-]+@[\w-]+\.[\w.-]+", r"https?://[^\s]{1,2048}", "[a-f0-9]{64}",
@@ -86,9 +93,9 @@ def test_so_are_those_inside_a_schema_or_a_grammar(compiler, pattern):
 
 
 def follows_to_its_end(compiler, grammar, seed):
-    """A random answer of 200 tokens, as an engine follows it."""
+    """A random answer of 120 tokens, as an engine follows it."""
     matcher, draws, last = compiler.compile(grammar), random.Random(seed), -1
-    for _ in range(200):
+    for _ in range(120):
         ids = np.flatnonzero(~forbidden_of([matcher.allowed_B()], VOCABULARY)[0])
         ids = ids[ids != END]
         if matcher.complete or not len(ids):
@@ -105,6 +112,18 @@ def test_ordinary_patterns_are_taken_and_followed(compiler, pattern):
     if len(pattern) < 10_000:
         for seed in range(3):
             follows_to_its_end(compiler, grammar, seed)
+
+
+@pytest.mark.parametrize("pattern", BETWEEN, ids=range(len(BETWEEN)))
+def test_what_is_taken_is_followed(compiler, pattern):
+    for made in (
+        of_regex,
+        lambda text, param: of_schema({"type": "string", "pattern": f"^({text})$"}, param),
+    ):
+        error = check(compiler, lambda param, made=made: made(pattern, param))
+        assert error is None or told_well(error)
+        for seed in range(0 if error else 2):
+            follows_to_its_end(compiler, made(pattern, "the_field"), seed)
 
 
 @pytest.mark.parametrize("grammar", NOT_FOLLOWED, ids=range(len(NOT_FOLLOWED)))
