@@ -8,11 +8,10 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from afserve.regex_length import MAX_FORCED
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from numpy.typing import NDArray
 
@@ -89,6 +88,8 @@ class Trial:
     """Of one tokenizer. `ends` are the tokens that end a text."""
 
     def __init__(self, tokenizer: "LLTokenizer", ends: Sequence[int]) -> None:
+        import numpy as np
+
         self._tokenizer = tokenizer
         texts = (tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size))
         self._words_V = np.array([text.isalnum() for text in texts])
@@ -111,7 +112,7 @@ class Trial:
             allowed_V = self._allowed_V(matcher)
             if repeats_from < STEPS and (allowed_V & self._words_V).any():
                 allowed_V &= self._words_V
-            ids = np.flatnonzero(allowed_V)
+            ids = allowed_V.nonzero()[0]
             if not len(ids):
                 break
             if step <= repeats_from or not allowed_V[last]:
@@ -122,6 +123,8 @@ class Trial:
 
     def _allowed_V(self, matcher: "LLMatcher") -> "NDArray[np.bool_]":
         """The tokens that may come next, without those that end a text; none where nothing can be followed."""
+        import numpy as np
+
         bits = matcher.compute_bitmask()
         if matcher.is_error() or matcher.is_stopped():
             return np.zeros(len(self._going_on_V), np.bool_)

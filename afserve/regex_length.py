@@ -6,11 +6,12 @@ says what is wrong with it.
 
 import re
 
+# What is not closed reaches to the end, so that no place is looked at twice.
 _TOKEN = re.compile(
-    r"\\[pPxuU]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\p.|\\."  # an escape
-    r"|\[\^?\]?(?:\\.|\[:[^\]]*:\]|[^\]\\])*\]"  # a set of characters
-    r"|\(\?P?<[^>]*>|\(\?[a-zA-Z-]*[:)]?|\("  # a group begins, or a flag is set
-    r"|\{\d*(?:,\d*)?\}[?]?|[*+?][?]?"  # how often
+    r"\\[pPxuU]\{[^}]*+\}?|\\x[0-9a-fA-F]{2}|\\p.|\\."  # an escape
+    r"|\[\^?\]?(?:\\.|\[:\^?\w{1,16}:\]|[^\]\\])*+\]?"  # a set of characters
+    r"|\(\?P?<[^>]*+>?|\(\?[a-zA-Z-]*+[:)]?|\("  # a group begins, or a flag is set
+    r"|\{\d*+(?:,\d*+)?\}\??|[*+?]\??"  # how often
     r"|.",
     re.DOTALL,
 )

@@ -62,6 +62,14 @@ def test_the_limit():
     assert refused.value.param == "guided_regex"
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["[", "[[:", "[a", "\\p{", "\\x{", "(?P<", "(?<", "(?i", "{1", "(", "(?:", "[^]", "\\", "{1,", "[[:x"],
+)
+def test_what_is_never_closed_is_read_once(part):
+    assert shortest_length(part * 40_000) >= 0
+
+
 @given(st.text(alphabet="()[]{}|*+?\\^$,0123456789ab.:-<>P", max_size=30))
 def test_whatever_is_sent_has_a_length(text):
     assert shortest_length(text) >= 0

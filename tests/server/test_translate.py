@@ -64,6 +64,12 @@ def test_a_refusal_among_many_names_costs_a_few_look_ups():
     assert Counted.asked <= 8
 
 
+def test_a_field_whose_name_a_client_made_up_costs_no_more():
+    Counted.asked = 0
+    assert own_name("options" + ".a[" * 100_000, Counted(options="config")) == "config" + ".a[" * 100_000
+    assert Counted.asked <= 1024
+
+
 @pytest.mark.parametrize(
     "chat, own",
     [

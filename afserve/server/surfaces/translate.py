@@ -9,6 +9,7 @@ from afserve.errors import RequestError
 from afserve.server.fields import Fields
 
 Body = dict[str, object]
+_LONGEST_NAME = 256
 _INDEX = re.compile(r"\[\d+\]")
 # What other servers take beside their API's own fields, and every API here takes too.
 SAMPLING = (
@@ -64,8 +65,9 @@ def own_name(param: str, names: Mapping[str, str]) -> str:
 
 def _longest(param: str, names: Mapping[str, str]) -> tuple[str, str]:
     """The beginning of `param` that has a name, and that name with the indices that stand there; two "" for none."""
-    ends = [at for at, letter in enumerate(param) if letter in ".["]
-    for end in (len(param), *reversed(ends)):
+    whole = param[:_LONGEST_NAME]  # a field's own name may be whatever a client has sent
+    ends = [at for at, letter in enumerate(whole) if letter in ".["]
+    for end in (len(whole), *reversed(ends)):
         chat = param[:end]
         if chat in names:
             return chat, names[chat]
