@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_tags, of_thought
+from afserve.grammar import of_thought
 from afserve.server.openai import BUDGET, ChatRequest
+from afserve.server.reading.calls import HERMES
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
@@ -108,8 +109,7 @@ class Conversation:
                 "tool_choice required, or leave strict out",
                 param="tools",
             )
-        tags = asked.tools.tags()
-        return WantedGrammar("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
+        return asked.tools.wanted_tags(special=self._tokenizer.is_special(HERMES.opens[0]))
 
     def _begins_inside(self, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already."""

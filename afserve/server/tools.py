@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
-from afserve.grammar import Tag, of_plain_schema
+from afserve.grammar import Tag, of_plain_schema, of_tags
 from afserve.json_schema import check_size
 from afserve.schema_reader import plain_schema
 from afserve.server.fields import Fields
@@ -50,16 +50,20 @@ class Tools:
         if not self.forced:
             return None
         asked = [i for i, tool in enumerate(self.shown) if self.named in ("", _function(tool)["name"])]
-        schemas = [self._closed(i) for i in asked]
-        parts = tuple(
-            WantedGrammar(_field(i), of_plain_schema(schema, _field(i)))
-            for i, schema in zip(asked, schemas, strict=True)
-        )
+        parts = self._parts(asked)
         if self.named:
             return parts[0]
         names = [str(_function(self.shown[i])["name"]) for i in asked]
-        whole = _list_of(names, schemas, most=None if self.parallel else 1)
+        whole = _list_of(names, [self._closed(i) for i in asked], most=None if self.parallel else 1)
         return WantedGrammar("tools", of_plain_schema(whole, "tools"), parts)
+
+    def wanted_tags(self, *, special: bool) -> WantedGrammar:
+        """Of text with calls in it, those of strict functions held to their schemas; `special` as `of_tags` has it."""
+        strict = [i for i, tool in enumerate(self.shown) if _function(tool).get("strict") is True]
+        return WantedGrammar("tools", of_tags(self.tags(), special=special), self._parts(strict))
+
+    def _parts(self, asked: Sequence[int]) -> tuple[WantedGrammar, ...]:
+        return tuple(WantedGrammar(_field(i), of_plain_schema(self._closed(i), _field(i))) for i in asked)
 
     def _closed(self, index: int) -> dict[str, object]:
         """The arguments of one function, as the compiler takes them."""

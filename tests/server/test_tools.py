@@ -184,6 +184,17 @@ def test_a_response_format_is_not_closed(client, server):
         assert matcher.allows(tokenizer.encode(",")[0]) == more
 
 
+@pytest.mark.parametrize("schema", [{"pattern": "^(a?){600}a{600}$"}, {"$ref": "#/no"}, {"not": {}}])
+@pytest.mark.parametrize("given", [{}, {"tool_choice": "required"}])
+def test_the_tool_whose_schema_cannot_be_followed_is_named(client, server, schema, given):
+    odd = {"type": "object", "properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, tools=[*TOOLS, tool], **given)
+    assert refused.value.body["param"] == "tools[2].function.parameters"
+    assert server.backend.requests == []
+
+
 def test_no_parallel_calls(client, server):
     server.backend.reply = CALLS
     assert len(ask(client, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
