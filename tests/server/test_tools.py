@@ -184,7 +184,7 @@ def test_a_response_format_is_not_closed(client, server):
         assert matcher.allows(tokenizer.encode(",")[0]) == more
 
 
-@pytest.mark.parametrize("schema", [{"pattern": "^(a?){600}a{600}$"}, {"$ref": "#/no"}, {"not": {}}])
+@pytest.mark.parametrize("schema", [{"pattern": "(?=a)b"}, {"$ref": "#/no"}, {"not": {}}])
 @pytest.mark.parametrize("given", [{}, {"tool_choice": "required"}])
 def test_the_tool_whose_schema_cannot_be_followed_is_named(client, server, schema, given):
     odd = {"type": "object", "properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
