@@ -5,38 +5,49 @@ the first grammar is used.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
+from afserve.grammar_trial import Trial, engine_limits, in_words, trial_limits
 from afserve.json_file import LIST_BYTES, read_text
+from afserve.json_schema import Schema
+from afserve.regex_length import MAX_FORCED, shortest_length, too_long
+from afserve.schema_reader import plain_schema
 
 if TYPE_CHECKING:
     import numpy as np
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from numpy.typing import NDArray
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17
 MAX_CHOICES = 4096
-_MOST_WORDS = 300  # of a grammar's own error
+MAX_RULES = 1000  # of Lark or GBNF: each may stand in the one before it, and the compiler recurs
+_RULE = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n\"/]*:", re.MULTILINE)
 # A space, or a new line with its indentation: with more, a model could write nothing else for ever.
 _WHITE_SPACE = r"\x20|\x0A(\x20{0,20}|\x09{0,6})"
 
 
-def of_schema(schema: Mapping[str, object] | bool, param: str = "grammar") -> str:
-    """JSON that a JSON schema allows. Keywords that cannot be enforced are refused when it is compiled."""
+def of_schema(schema: Schema, param: str = "grammar") -> str:
+    """JSON that a JSON schema allows. Raises RequestError for one that is too large or cannot be held."""
+    return of_plain_schema(plain_schema(schema, param), param)
+
+
+def of_plain_schema(schema: Mapping[str, object], param: str = "grammar") -> str:
+    """The same of a schema, or several put together, that `plain_schema` has made."""
     from llguidance import LLMatcher
 
-    whole: Mapping[str, object] = schema if isinstance(schema, Mapping) else ({} if schema else {"enum": []})
+    text = json.dumps(schema, ensure_ascii=False)
+    check_text(text, param)
     try:
-        text: str = LLMatcher.grammar_from_json_schema(
-            json.dumps(whole), overrides={"whitespace_pattern": _WHITE_SPACE, "lenient": False}
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": _WHITE_SPACE, "lenient": False}
         )
     except ValueError as error:
         raise _refused(param, str(error)) from error
-    return text
 
 
 def of_object() -> str:
@@ -48,15 +59,40 @@ def of_regex(pattern: str, param: str = "regex") -> str:
     """Raises RequestError for half a character, which no text has."""
     from llguidance import LLMatcher
 
-    try:
-        return LLMatcher.grammar_from_regex(pattern)
-    except UnicodeEncodeError as error:
-        raise _refused(param, str(error)) from error
+    check_text(pattern, param)
+    if (shortest := shortest_length(pattern)) > MAX_FORCED:
+        raise _refused(param, too_long(shortest))
+    return LLMatcher.grammar_from_regex(pattern)
 
 
-def of_choice(choices: Sequence[str]) -> str:
+def of_choice(choices: Sequence[str], param: str = "choice") -> str:
     """One of some texts, exactly."""
-    return of_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+    for choice in choices:
+        check_text(choice, param)
+    return of_lark("start: " + " | ".join(map(_quoted, choices)), param)
+
+
+def _quoted(text: str) -> str:
+    """As Lark reads it: like JSON, which leaves DEL as it is, and Lark does not."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def check_text(text: str, param: str) -> None:
+    """Raises RequestError for one that no grammar is made of: too long, or with half a character."""
+    check_length(text, param)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _refused(param, f"{shown(text[error.start])} is half a character (a lone surrogate)") from error
+
+
+def check_length(text: str, param: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f"{param}: has {len(text)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled; send a "
+            "shorter one",
+            param=param,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +134,21 @@ def of_lark(grammar: str, param: str = "grammar") -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    check_text(grammar, param)
     if grammar.lstrip().startswith("{"):
         return grammar
+    if (rules := len(_RULE.findall(grammar))) > MAX_RULES:
+        raise _refused(param, f"it has {rules} rules, at most {MAX_RULES} are taken; write it with fewer")
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar))
+    except RecursionError as error:
+        raise _refused(param, "it is nested too deeply; write it with more rules") from error
     except Exception as error:
-        raise _refused(param, str(error)) from error
+        raise _refused(param, in_words(str(error))) from error
 
 
 def _refused(param: str, why: str) -> RequestError:
-    return RequestError(f"{param}: not a grammar that can be followed: {why[:_MOST_WORDS]}", param=param)
+    return RequestError(f"{param}: not a grammar that can be followed: {why}", param=param)
 
 
 class Matcher:
@@ -145,7 +186,7 @@ class Matcher:
         return self._matcher.is_stopped()
 
     def _raise(self, otherwise: str) -> None:
-        raise _refused("grammar", self._matcher.get_error() or otherwise)
+        raise _refused("grammar", in_words(self._matcher.get_error()) or otherwise)
 
 
 def forbidden_of(allowed_RB: "Sequence[NDArray[np.uint8]]", vocab_size: int) -> "NDArray[np.bool_]":
@@ -167,25 +208,30 @@ class Compiler:
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._tokenizer: LLTokenizer | None = None
+        self._trial: Trial | None = None
 
     def compile(self, grammar: str, param: str = "grammar") -> Matcher:
         """Raises RequestError that names `param` where it is none, or takes too much to follow."""
+        return Matcher(self._matcher(grammar, param, engine_limits()), self._vocab_size)
+
+    def check(self, grammar: str, param: str) -> None:
+        """Raises RequestError as `compile`, and for one that is likely to take too much later on."""
+        matcher = self._matcher(grammar, param, trial_limits())
+        if self._trial is None:
+            self._trial = Trial(self._open(), self._eos_ids)
+        if trouble := self._trial.find_trouble(matcher):
+            raise _refused(param, in_words(trouble))
+
+    def _matcher(self, grammar: str, param: str, limits: "LLParserLimits") -> "LLMatcher":
         from llguidance import LLMatcher
 
-        if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-            raise RequestError(
-                f"{param}: has {len(grammar)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled",
-                param=param,
-            )
-        try:
-            matcher = LLMatcher(self._open(), grammar, log_level=0)
-        except UnicodeEncodeError as error:
-            raise _refused(param, str(error)) from error
+        check_text(grammar, param)
+        matcher = LLMatcher(self._open(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise _refused(param, matcher.get_error())
-        return Matcher(matcher, self._vocab_size)
+            raise _refused(param, in_words(matcher.get_error()))
+        return matcher
 
     def _open(self) -> "LLTokenizer":
         from llguidance import LLTokenizer

@@ -242,10 +242,15 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+# Parameters that can turn out to be impossible while an answer is written.
+ASKED = ("grammar", "min_tokens")
+
+
 @dataclass(slots=True)
 class TokenEvent:
-    """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error". Nobody changes
-    one: it is not frozen because that takes 0.9 us more, for each token at both of its ends.
+    """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error": it begins with a
+    name of ASKED where what was asked cannot be done, and else tells of the model. Nobody changes one: it is not frozen
+    because that takes 0.9 us more, for each token at both of its ends.
 
     `pooled`, where it was asked for: the last hidden state of the prompt's last token, after the final norm, as so many
     little-endian float32 numbers, as a vector of length 1. Causal attention lets that token alone see the whole prompt.

@@ -88,6 +88,7 @@ class Asked:
             origin,
             watched,
             asked.echo is not None,
+            asked.format_field,
         )
 
     def watched(self, owner: str) -> Watched:

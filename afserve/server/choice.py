@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.detokenizer import StopStrings, detokenizer
-from afserve.engine.request import SamplingParams, TokenEvent, TokenLogprob
-from afserve.errors import CapacityError, ModelError
+from afserve.engine.request import ASKED, SamplingParams, TokenEvent, TokenLogprob
+from afserve.errors import CapacityError, ModelError, RequestError
 from afserve.tokenizer import Tokenizer
 
 
@@ -94,8 +94,12 @@ class ChoiceDecoder:
 
 
 def raise_failure(event: TokenEvent) -> None:
-    """What the engine says instead of tokens."""
+    """What the engine says instead of tokens: RequestError where the request asked for it, else ModelError."""
     if event.finish_reason == "error":
-        raise ModelError(event.error or "the engine gave up on this request without a reason; try again")
+        why = event.error or "the engine gave up on this request without a reason; try again"
+        param = why.partition(":")[0]
+        if param in ASKED:
+            raise RequestError(why, param=param)
+        raise ModelError(why)
     if event.finish_reason == "cancelled":
         raise CapacityError("the engine cancelled this request; try again")

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_schema, of_tags, of_thought
+from afserve.grammar import of_thought
 from afserve.server.openai import BUDGET, ChatRequest
 from afserve.server.reading.call_ids import as_templates_want, next_number
 from afserve.server.reading.channels import THOUGHT_MARKS
+from afserve.server.reading.json_calls import HERMES
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
 from afserve.server.roles import Roles
@@ -62,7 +63,7 @@ class Conversation:
             reading = replace(reading, name=asked.tools.named)
         elif asked.tools.used:
             calls = "list" if asked.tools.choice == "required" else self._calls
-            most = 0 if asked.tools.parallel else 1
+            most = 1 if asked.tools.parallel is False else 0
             reading = replace(reading, calls=calls, most_calls=most, types=asked.tools.types())
         if asked.tools.used:
             reading = replace(reading, ids=self._calls, earlier_calls=next_number(asked.messages))
@@ -74,8 +75,7 @@ class Conversation:
 
     def format(self, asked: ChatRequest, prompt: str) -> WantedGrammar | None:
         """What the answer must follow, from its first token on."""
-        schema = asked.tools.schema()
-        found = asked.wanted if schema is None else WantedGrammar("tools", of_schema(schema, "tools"))
+        found = asked.tools.wanted() or asked.wanted
         strict = asked.tools.strict if found is None and asked.tools.used else ""
         if strict:
             found = self._strict(asked)
@@ -118,8 +118,7 @@ class Conversation:
                 "tool_choice required, or leave strict out",
                 param="tools",
             )
-        tags = asked.tools.tags()
-        return WantedGrammar("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
+        return asked.tools.wanted_tags(special=self._tokenizer.is_special(HERMES.opens[0]))
 
     def _begins_inside(self, asked: ChatRequest, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already, or the words that are gone on with are within it."""

@@ -12,6 +12,7 @@ from afserve.errors import RequestError, shown
 T = TypeVar("T")
 # CPython reads no longer integers from text: reading them takes the square of their length.
 MOST_DIGITS = 4300
+MAX_SECTIONS = 8192  # objects of an array, such as messages or their parts, where nothing else is said
 _NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -172,7 +173,9 @@ class Fields:
             self.refuse(key, "an array")
         return value
 
-    def sections(self, key: str) -> tuple["Fields", ...]:
+    def sections(self, key: str, most: int = MAX_SECTIONS) -> tuple["Fields", ...]:
+        """An array of at most `most` objects; it is counted before any of them is looked at."""
+        self.entries(key, most)
         return tuple(
             Fields(item, f"{self.name(key)}[{i}]", self.passed)
             if isinstance(item, dict)

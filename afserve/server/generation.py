@@ -14,7 +14,7 @@ from typing import Protocol
 from afserve.control.backend import Backend
 from afserve.control.requests import Taker
 from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant, TokenEvent
-from afserve.errors import ModelError, ProtocolError
+from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, TextPiece
 from afserve.server.goodput import Times
@@ -36,7 +36,7 @@ class Task:
     """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p.
 
     `arrived` is when its request was read, on the metrics' clock: times to first token count from there. Its tokens are
-    spent by `account`.
+    spent by `account`. `format_field` is the field that asked for a grammar.
     """
 
     request_id: str
@@ -50,6 +50,7 @@ class Task:
     origin: Origin = NO_ORIGIN
     watched: Watched | None = None
     echoes: bool = False
+    format_field: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,6 +59,13 @@ class Task:
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.params.n
+
+    def named(self, error: RequestError) -> RequestError:
+        """The same in the words of the request, which knows no grammar but the field that it came from."""
+        if error.param != "grammar" or not self.format_field:
+            return error
+        message = error.message.replace("grammar", self.format_field, 1)
+        return RequestError(message, param=self.format_field)
 
     def request(self, choice: int) -> GenerationRequest:
         """Made when it begins: as Python's integers a prompt takes many times its size.
@@ -185,6 +193,9 @@ class Generator:
         except ModelError:
             reason = "error"
             raise
+        except RequestError as error:
+            reason = "error"
+            raise task.named(error) from error
         finally:
             timer.ended(reason)
             if task.span is not NOWHERE:

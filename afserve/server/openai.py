@@ -106,7 +106,7 @@ def chat_request(fields: Fields) -> ChatRequest:
     _refuse_best_of(fields)
     refuse_unsupported(fields, chat=True)
     tools, wanted = tools_of(fields), wanted_format(fields)
-    if wanted is not None and tools.schema() is not None:
+    if wanted is not None and tools.forced:
         raise RequestError(
             f"{wanted.param}: tool_choice makes the answer a call, so it cannot have another format",
             param=wanted.param,
@@ -141,9 +141,9 @@ def chat_request(fields: Fields) -> ChatRequest:
     )
 
 
-def prompt_count(fields: Fields) -> int:
+def prompt_count(fields: Fields, name: str = "prompt") -> int:
     """How many prompts there are, before any of them is looked at."""
-    value = fields.get("prompt")
+    value = fields.get(name)
     return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
 
 

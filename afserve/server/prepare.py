@@ -21,7 +21,7 @@ from afserve.grammar import Compiler
 from afserve.server.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.context import Context
 from afserve.server.conversation import Conversation, conversation_of
-from afserve.server.embedding_request import EmbeddingRequest, embedding_request
+from afserve.server.embedding_request import embedding_request
 from afserve.server.fields import Fields
 from afserve.server.openai import (
     ChatRequest,
@@ -35,9 +35,9 @@ from afserve.server.prepared import Answer, ContextLengthError, EchoText, Prepar
 from afserve.server.reading.table import Reading
 from afserve.server.sampling import sampling_params
 from afserve.server.scheduling import scheduling_of
-from afserve.server.structured import Formats, asks_format
+from afserve.server.structured import Formats, WantedGrammar, asks_format
 from afserve.server.surfaces import anthropic, ollama, responses
-from afserve.server.surfaces.translate import Translated, named, refuse_resume
+from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
 from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -159,9 +159,9 @@ class Preparer:
                 raise Elsewhere
             return self._completion(completion_request(fields))
         if kind is BodyKind.EMBEDDING:
-            return self._embedding(embedding_request(fields), fields)
+            return self._embedding(fields, fields)
         if kind is BodyKind.OLLAMA_EMBED:
-            return self._embedding(embedding_request(Fields(ollama.translate_embed(fields))), fields)
+            return self._embedding(Fields(ollama.translate_embed(fields)), fields)
         if kind is BodyKind.CHAT:
             return self._chat(chat_request(fields))
         if kind in TRANSLATED:
@@ -191,11 +191,12 @@ class Preparer:
             grammar=self._formats.checked(asked.wanted),
         )
         echo = self._echo(asked, prompts) if asked.echo else None
-        return self._prepared(prompts, params, asked, echo)
+        return self._prepared(prompts, params, asked, echo, wanted=asked.wanted)
 
-    def _embedding(self, asked: EmbeddingRequest, fields: Fields) -> Prepared:
-        """Each input with room for one token, which nobody reads."""
-        self._check_sequences(len(asked.inputs), Fields({}), "input")
+    def _embedding(self, body: Fields, fields: Fields) -> Prepared:
+        """Each input of an OpenAI body with room for one token, which nobody reads; `fields` is what was sent."""
+        self._check_sequences(prompt_count(body, "input"), Fields({}), "input")
+        asked = embedding_request(body)
         prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
             self._context.room(len(ids), None, None, "input")
@@ -209,7 +210,8 @@ class Preparer:
         self._check_sequences(1, asked.sampling)
         conversation, prompt = self._render(asked)
         ids = self._ids(prompt, False, "messages")
-        grammar = self._formats.checked(conversation.format(asked, prompt))
+        wanted = conversation.format(asked, prompt)
+        grammar = self._formats.checked(wanted)
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
@@ -218,7 +220,7 @@ class Preparer:
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
         skips = not conversation.shows_special(reading)
-        return self._prepared([ids], params, asked, None, reading, skips=skips)
+        return self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
 
     def _translated(self, kind: BodyKind, fields: Fields) -> Answer:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
@@ -244,7 +246,9 @@ class Preparer:
         if kind is BodyKind.MESSAGE_COUNT:
             return anthropic.count(len(prepared.prompts[0]))
         kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
-        return replace(prepared, facts={**found.facts, **_drawn_by(prepared, found)}, kept=kept)
+        field = own_name(prepared.format_field, names)
+        facts = {**found.facts, **_drawn_by(prepared, found)}
+        return replace(prepared, facts=facts, kept=kept, format_field=field)
 
     def _asked(self, found: Translated, fields: Fields, names: Mapping[str, str]) -> Prepared:
         """What the other API's request comes to here; wishes have that API's names."""
@@ -268,6 +272,7 @@ class Preparer:
         reading: Reading | None = None,
         *,
         skips: bool = True,
+        wanted: WantedGrammar | None = None,
     ) -> Prepared:
         self._check_ids(params)
         return Prepared(
@@ -281,6 +286,7 @@ class Preparer:
             reading,
             resume=asked.resume,
             model=self._model.name,
+            format_field="" if wanted is None else wanted.param,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:

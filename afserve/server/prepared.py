@@ -60,7 +60,8 @@ class Prepared:
     """One request for text to `model`: every prompt `params.n` times.
 
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
-    request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over.
+    request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
+    for `params.grammar`.
     """
 
     prompts: tuple["array[int]", ...]
@@ -76,6 +77,7 @@ class Prepared:
     resume: ResumeOptions | None = None
     model: str = ""
     ignored: tuple[str, ...] = ()
+    format_field: str = ""
 
 
 Answer = Prepared | bytes
@@ -120,6 +122,7 @@ def from_bytes(data: bytes) -> Answer:
         words["resume"] and ResumeOptions(**words["resume"]),
         words["model"],
         tuple(words["ignored"]),
+        words["format_field"],
     )
 
 

@@ -7,16 +7,17 @@ from afserve.errors import RequestError, shown
 from afserve.grammar import MAX_CHOICES, Compiler, of_choice, of_lark, of_object, of_regex, of_schema
 from afserve.server.fields import Fields
 
-MAX_SCHEMA_DEPTH = 64
+MAX_BLAMED = 64  # parts of a grammar that are compiled to find which one is at fault
 KEPT = 256  # grammars that are known to be good
 
 
 @dataclass(frozen=True, slots=True)
 class WantedGrammar:
-    """A grammar, and the field that asked for it."""
+    """A grammar, and the field that asked for it. `parts`: those that it was made of, to tell which one is at fault."""
 
     param: str
     grammar: str
+    parts: "tuple[WantedGrammar, ...]" = ()
 
 
 def asks_format(fields: Fields) -> bool:
@@ -38,11 +39,20 @@ class Formats:
             return ""
         assert self._compiler is not None, "a grammar is checked where one can be compiled"
         if wanted.grammar not in self._known:
-            self._compiler.compile(wanted.grammar, wanted.param)
+            self._check(self._compiler, wanted)
             self._known[wanted.grammar] = None
         while len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
         return wanted.grammar
+
+    @staticmethod
+    def _check(compiler: Compiler, wanted: WantedGrammar) -> None:
+        try:
+            compiler.check(wanted.grammar, wanted.param)
+        except RequestError:
+            for part in wanted.parts[:MAX_BLAMED]:
+                compiler.check(part.grammar, part.param)
+            raise
 
 
 def wanted_format(fields: Fields) -> WantedGrammar | None:
@@ -81,30 +91,14 @@ def schema_in(fields: Fields, key: str) -> WantedGrammar:
         value = Fields.parsed(value, name)
     if not isinstance(value, dict | bool):
         fields.refuse(key, "a JSON schema, an object")
-    if _deeper(value, MAX_SCHEMA_DEPTH):
-        raise RequestError(f"{name}: is nested more than {MAX_SCHEMA_DEPTH} deep", param=name)
     return WantedGrammar(name, of_schema(value, name))
-
-
-def _deeper(value: object, most: int) -> bool:
-    level: list[object] = [value]
-    for _ in range(most):
-        level = [
-            item
-            for each in level
-            if isinstance(each, dict | list)
-            for item in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _choice(fields: Fields, key: str) -> WantedGrammar:
     choices = fields.texts(key, MAX_CHOICES)
     if not choices or not isinstance(fields.get(key), list):
         fields.refuse(key, "an array of at least one string")
-    return WantedGrammar(fields.name(key), of_choice(choices))
+    return WantedGrammar(fields.name(key), of_choice(choices, fields.name(key)))
 
 
 def _regex(fields: Fields, key: str) -> WantedGrammar:

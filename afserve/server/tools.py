@@ -2,14 +2,18 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
-from afserve.grammar import Tag
+from afserve.grammar import Tag, of_plain_schema, of_tags
+from afserve.json_schema import check_size
+from afserve.schema_reader import plain_schema
 from afserve.server.fields import Fields
 from afserve.server.reading.json_calls import HERMES
 from afserve.server.reading.kinds import parameter_types
+from afserve.server.structured import WantedGrammar
 from afserve.server.unsupported import passes_hosted
 
 MAX_TOOLS = 1024
@@ -22,25 +26,51 @@ Tool = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`choice`: auto, none or required; `named` is the one function that is called, whatever the model thinks."""
+    """`choice`: auto, none or required; `named` is the one function that is called, whatever the model thinks.
+    `parallel`: whether there may be several calls, None where nothing was said."""
 
     shown: tuple[Tool, ...] = ()
     choice: str = "none"
     named: str = ""
-    parallel: bool = True
+    parallel: bool | None = None
 
     @property
     def used(self) -> bool:
         return bool(self.shown) and self.choice != "none"
 
-    def schema(self) -> Mapping[str, object] | None:
-        """Of an answer that must be calls: a list of them, or the arguments of the named one. None: text."""
-        functions = [_function(tool) for tool in self.shown]
-        if self.named:
-            return next(_parameters(f) for f in functions if f["name"] == self.named)
-        if self.choice != "required":
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return bool(self.named) or self.choice == "required"
+
+    def wanted(self) -> WantedGrammar | None:
+        """Of an answer that must be calls: a list of them, or the arguments of the named one. None: text.
+
+        It is one call unless several were asked for: a small model begins a second one rather than to end.
+        Raises RequestError that names the function whose parameters are no schema that can be held.
+        """
+        if not self.forced:
             return None
-        return _list_of(functions, most=None if self.parallel else 1)
+        asked = [i for i, tool in enumerate(self.shown) if self.named in ("", _function(tool)["name"])]
+        parts = self._parts(asked)
+        if self.named:
+            return parts[0]
+        names = [str(_function(self.shown[i])["name"]) for i in asked]
+        whole = _list_of(names, [self._closed(i) for i in asked], most=None if self.parallel else 1)
+        return WantedGrammar("tools", of_plain_schema(whole, "tools"), parts)
+
+    def wanted_tags(self, *, special: bool) -> WantedGrammar:
+        """Of text with calls in it, those of strict functions held to their schemas; `special` as `of_tags` has it."""
+        strict = [i for i, tool in enumerate(self.shown) if _function(tool).get("strict") is True]
+        return WantedGrammar("tools", of_tags(self.tags(), special=special), self._parts(strict))
+
+    def _parts(self, asked: Sequence[int]) -> tuple[WantedGrammar, ...]:
+        return tuple(WantedGrammar(_field(i), of_plain_schema(self._closed(i), _field(i))) for i in asked)
+
+    def _closed(self, index: int) -> dict[str, object]:
+        """The arguments of one function, as the compiler takes them."""
+        function = _function(self.shown[index])
+        return plain_schema(_parameters(function), _field(index), closed=True, prefix=f"{function['name']}.")
 
     @property
     def strict(self) -> str:
@@ -49,15 +79,14 @@ class Tools:
 
     def tags(self) -> tuple[Tag, ...]:
         """Calls in Hermes' form in running text; a function that is not strict takes any object."""
-        functions = [_function(tool) for tool in self.shown]
         return tuple(
             Tag(
                 HERMES.opens[0],
-                f'{HERMES.opens[0]}\n{{"name": {json.dumps(f["name"])}, "arguments": ',
-                _parameters(f) if f.get("strict") is True else _ANY,
+                f'{HERMES.opens[0]}\n{{"name": {json.dumps(function["name"])}, "arguments": ',
+                self._closed(i) if function.get("strict") is True else _ANY,
                 "}\n",
             )
-            for f in functions
+            for i, function in enumerate(map(_function, self.shown))
         )
 
     def types(self) -> dict[str, dict[str, str]]:
@@ -77,22 +106,24 @@ def _parameters(function: Mapping[str, object]) -> Mapping[str, object]:
     return given if isinstance(given, Mapping) and given else _NONE
 
 
-def _list_of(functions: Sequence[Mapping[str, object]], most: int | None) -> Mapping[str, object]:
-    """Each function's own definitions move to the front, where their references find them."""
+def _field(index: int) -> str:
+    return f"tools[{index}].function.parameters"
+
+
+def _list_of(
+    names: Sequence[str], schemas: Sequence[Mapping[str, object]], most: int | None
+) -> Mapping[str, object]:
+    """Calls of these functions. Their definitions, whose names differ, move to the front."""
     definitions: dict[str, object] = {}
     calls = []
-    for function in functions:
-        parameters = dict(_parameters(function))
-        for key in ("$defs", "definitions"):
-            own = parameters.pop(key, None)
-            if isinstance(own, Mapping):
-                prefix = f"{function['name']}."
-                definitions |= {prefix + name: _moved(value, prefix) for name, value in own.items()}
-                parameters = {name: _moved(value, prefix) for name, value in parameters.items()}
+    for name, schema in zip(names, schemas, strict=True):
+        own = schema.get("$defs")
+        definitions |= own if isinstance(own, Mapping) else {}
+        parameters = {key: value for key, value in schema.items() if key != "$defs"}
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": function["name"]}, "parameters": parameters},
+                "properties": {"name": {"const": name}, "parameters": parameters},
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
@@ -103,26 +134,16 @@ def _list_of(functions: Sequence[Mapping[str, object]], most: int | None) -> Map
     return {**whole, "$defs": definitions} if definitions else whole
 
 
-def _moved(value: object, prefix: str) -> object:
-    if isinstance(value, Mapping):
-        moved = {key: _moved(item, prefix) for key, item in value.items()}
-        target = value.get("$ref")
-        if isinstance(target, str):
-            moved["$ref"] = re.sub(r"^#/(\$defs|definitions)/", f"#/$defs/{prefix}", target)
-        return moved
-    return [_moved(item, prefix) for item in value] if isinstance(value, list) else value
-
-
 def tools_of(fields: Fields) -> Tools:
     """Raises RequestError naming what is wrong with a tool or with the choice."""
-    fields.entries("tools", MAX_TOOLS)
-    tools = tuple(_tool(tool) for tool in fields.sections("tools") if not passes_hosted(tool))
+    tools = tuple(_tool(tool) for tool in fields.sections("tools", MAX_TOOLS) if not passes_hosted(tool))
     names = [str(_function(tool)["name"]) for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise RequestError(f"tools: {shown(twice)} is there twice", param="tools")
     choice, named = _choice(fields, names)
-    return Tools(tools, choice, named, fields.flag("parallel_tool_calls", True))
+    sent = fields.get("parallel_tool_calls") is not None
+    return Tools(tools, choice, named, fields.flag("parallel_tool_calls") if sent else None)
 
 
 def _tool(tool: Fields) -> Tool:
@@ -139,7 +160,8 @@ def _tool(tool: Fields) -> Tool:
             f"{function.name('name')}: {shown(called)} is not 1 to 128 letters, digits, or any of _ . : -",
             param=function.name("name"),
         )
-    function.section("parameters")
+    if function.section("parameters") is not None:
+        check_size(function.get("parameters"), function.name("parameters"))
     function.flag("strict")
     return tool.raw()
 

@@ -231,23 +231,25 @@ def test_what_is_allowed(compiler, tokenizer, grammar, text):
 @pytest.mark.parametrize(
     "grammar, words",
     [
-        (of_regex("("), "unclosed group"),
-        (of_regex("(?=x)y"), "look-around"),
-        (of_schema({"$ref": "#/nowhere"}), "nowhere"),
-        (of_schema({"uniqueItems": True, "type": "array"}), "uniqueItems"),
-        (of_lark("start: nothing"), "nothing"),
-        (of_choice(["x" * 200_000]), "characters"),
+        (lambda param: of_regex("(", param), "unclosed group"),
+        (lambda param: of_regex("(?=x)y", param), "look-around"),
+        (lambda param: of_schema({"$ref": "#/nowhere"}, param), "nowhere"),
+        (lambda param: of_schema({"uniqueItems": True, "type": "array"}, param), "uniqueItems"),
+        (lambda param: of_lark("start: nothing", param), "nothing"),
+        (lambda param: of_choice(["x" * 200_000], param), "characters"),
     ],
 )
 def test_what_is_refused(compiler, grammar, words):
     with pytest.raises(RequestError, match=words) as refused:
-        compiler.compile(grammar, "response_format")
+        compiler.compile(grammar("response_format"), "response_format")
     assert refused.value.param == "response_format"
 
 
 def test_half_a_character_is_refused(compiler):
-    with pytest.raises(RequestError, match=r"guided_regex: .*surrogates"):
-        of_regex("\ud800", "guided_regex")
+    for made in (of_regex, of_lark, lambda text, param: of_choice(["a", text], param)):
+        with pytest.raises(RequestError, match=r"guided_regex: .*surrogate") as refused:
+            made("\ud800", "guided_regex")
+        assert refused.value.param == "guided_regex"
     with pytest.raises(RequestError, match="not a grammar that can be followed"):
         compiler.compile('{"grammars": "\ud800"}')
 

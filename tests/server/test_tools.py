@@ -96,6 +96,105 @@ def test_a_strict_function_is_held_to_its_schema(client, server):
     assert not follows(CALLS.replace("forecast", "weather"))[0]
 
 
+NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["v", "child"],
+}
+ROUTE = {
+    "type": "object",
+    "properties": {
+        "start": {"type": "object", "properties": {"n/s": {"enum": ["a", "b"]}}, "required": ["n/s"]},
+        "end": {"$ref": "#/properties/start"},
+        "via": {"type": "array", "items": {"$ref": "#/properties/start/properties/n~1s"}},
+    },
+    "required": ["start", "end", "via"],
+}
+TREES = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in (("node", NODE), ("route", ROUTE), ("forecast", FORECAST))
+]
+GOOD = {
+    "node": {"v": 1, "child": {"v": 2, "child": None}},
+    "route": {"start": {"n/s": "a"}, "end": {"n/s": "b"}, "via": ["a"]},
+    "forecast": {"city": "Bern", "days": 2},
+}
+BAD = {
+    "node": [{"v": 1, "child": []}, {"v": 1, "child": {"v": 2}}, {"v": 1, "child": None, "z": 1}],
+    "route": [
+        {**GOOD["route"], "end": {"n/s": "c"}},
+        {**GOOD["route"], "via": ["c"]},
+        {**GOOD["route"], "z": 1},
+    ],
+    "forecast": [{"city": "Rome", "days": 2}, {"city": "Bern", "days": "x"}],
+}
+
+
+@pytest.mark.parametrize("tools", [TREES, TREES[::-1]])
+def test_each_function_is_held_to_its_own_schema_wherever_its_references_lead(client, server, tools):
+    """Whether any function may be called, or one is named."""
+    model, tokenizer = server.backend.model, server.backend.tokenizer
+    compiler = Compiler(model.path, model.vocab_size, (1,))
+
+    def follows(compiled, text):
+        matcher = compiled.copy()
+        for token in tokenizer.encode(text):
+            if not matcher.allows(token):
+                return False
+            matcher.consume([token])
+        return matcher.complete or matcher.allows(1)
+
+    for name, good in GOOD.items():
+        for choice in ("required", {"type": "function", "function": {"name": name}}):
+            ask(client, tools=tools, tool_choice=choice)
+            compiled = compiler.compile(server.backend.requests[-1].params.grammar)
+
+            def told(arguments, name=name, forced=choice == "required"):
+                return json.dumps([{"name": name, "parameters": arguments}] if forced else arguments)
+
+            assert follows(compiled, told(good)), name
+            assert not any(follows(compiled, told(bad)) for bad in BAD[name]), name
+
+
+@pytest.mark.parametrize("parallel, calls", [(None, 1), (False, 1), (True, 2)])
+def test_how_many_calls_a_required_answer_may_have(client, server, parallel, calls):
+    said = {} if parallel is None else {"parallel_tool_calls": parallel}
+    ask(client, tool_choice="required", **said)
+    model, tokenizer = server.backend.model, server.backend.tokenizer
+    matcher = Compiler(model.path, model.vocab_size, (1,)).compile(server.backend.requests[-1].params.grammar)
+    call = '{"name": "time", "parameters": {}}'
+    matcher.consume(tokenizer.encode(f"[{call}"))
+    assert matcher.allows(tokenizer.encode("]")[0])
+    assert matcher.allows(tokenizer.encode(",")[0]) == (calls > 1)
+
+
+def test_a_response_format_is_not_closed(client, server):
+    """There, what a schema does not say is allowed, as JSON Schema has it."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    ask(client, tools=None, response_format=form)
+    open_grammar = server.backend.requests[-1].params.grammar
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    ask(client, tools=[tool], tool_choice={"type": "function", "function": {"name": "f"}})
+    model, tokenizer = server.backend.model, server.backend.tokenizer
+    compiler = Compiler(model.path, model.vocab_size, (1,))
+    for grammar, more in ((open_grammar, True), (server.backend.requests[-1].params.grammar, False)):
+        matcher = compiler.compile(grammar)
+        matcher.consume(tokenizer.encode('{"n": 1'))
+        assert matcher.allows(tokenizer.encode(",")[0]) == more
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "(?=a)b"}, {"$ref": "#/no"}, {"not": {}}])
+@pytest.mark.parametrize("given", [{}, {"tool_choice": "required"}])
+def test_the_tool_whose_schema_cannot_be_followed_is_named(client, server, schema, given):
+    odd = {"type": "object", "properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, tools=[*TOOLS, tool], **given)
+    assert refused.value.body["param"] == "tools[2].function.parameters"
+    assert server.backend.requests == []
+
+
 def test_no_parallel_calls(client, server):
     server.backend.reply = CALLS
     assert len(ask(client, parallel_tool_calls=False).choices[0].message.tool_calls) == 1

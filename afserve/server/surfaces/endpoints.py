@@ -93,6 +93,7 @@ class Spoken:
             span_of(scope),
             origin_of(scope),
             watched,
+            format_field=asked.format_field,
         )
         surface = self._make(asked, watched.id, service.http.clock)
         return SurfaceAnswer(

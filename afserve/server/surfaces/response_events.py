@@ -65,7 +65,10 @@ class ResponseSurface:
     def failed(self, error: AfserveError | None) -> bytes:
         self._status = "failed"
         message = told(error)
-        code = (code_of(error) if error is not None else None) or "server_error"
+        asked = error is not None and error.status < 500  # of the codes that this API has, for what was asked
+        code = (code_of(error) if error is not None else None) or (
+            "invalid_prompt" if asked else "server_error"
+        )
         response = {**self._response(None), "error": {"code": code, "message": message}}
         return self._event(
             "error", code=code, message=message, param=error.param if error else None

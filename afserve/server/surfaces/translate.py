@@ -9,6 +9,8 @@ from afserve.errors import RequestError
 from afserve.server.fields import Fields
 
 Body = dict[str, object]
+_LONGEST_NAME = 256
+_INDEX = re.compile(r"\[\d+\]")
 # What other servers take beside their API's own fields, and every API here takes too.
 SAMPLING = (
     "model", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "repetition_penalty",
@@ -55,25 +57,35 @@ def append_words(message: Body, words: str) -> None:
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """A refusal inside that names a chat field names the API's own, by the longest name that fits. "[]" is any index:
-    with "tools[].function.name" called "tools[].name", tools[3].function.name is tools[3].name."""
+    """A refusal inside that names a chat field names the API's own."""
     try:
         yield
     except RequestError as error:
-        param = error.param or ""
-        found = [beginning for name in names if (beginning := _beginning(param, name, names[name]))]
-        if not found:
+        chat, own = _longest(error.param or "", names)
+        if not chat:
             raise
-        chat, own = max(found, key=lambda pair: len(pair[0]))
         message = error.message.replace(chat, own, 1) if error.message.startswith(chat) else error.message
-        raise type(error)(message, param=own + param[len(chat) :]) from error
+        raise type(error)(message, param=own_name(error.param or "", names)) from error
 
 
-def _beginning(param: str, chat: str, own: str) -> tuple[str, str] | None:
-    """The beginning of `param` that `chat` names, and `own` with the indices that stand there."""
-    found = re.match(re.escape(chat).replace(r"\[\]", r"\[(\d+)\]") + r"(?=[.\[]|$)", param)
-    if found is None:
-        return None
-    for index in found.groups():
-        own = own.replace("[]", f"[{index}]", 1)
-    return found[0], own
+def own_name(param: str, names: Mapping[str, str]) -> str:
+    """What a chat field is called in another API, by the longest name that fits. "[]" is any index: with
+    "tools[].function.name" called "tools[].name", tools[3].function.name is tools[3].name."""
+    chat, own = _longest(param, names)
+    return own + param[len(chat) :]
+
+
+def _longest(param: str, names: Mapping[str, str]) -> tuple[str, str]:
+    """The beginning of `param` that has a name, and that name with the indices that stand there; two "" for none."""
+    whole = param[:_LONGEST_NAME]  # a field's own name may be whatever a client has sent
+    ends = [at for at, letter in enumerate(whole) if letter in ".["]
+    for end in (len(whole), *reversed(ends)):
+        chat = param[:end]
+        if chat in names:
+            return chat, names[chat]
+        own = names.get(_INDEX.sub("[]", chat))
+        if own is not None:
+            for index in _INDEX.findall(chat):
+                own = own.replace("[]", index, 1)
+            return chat, own
+    return "", ""
