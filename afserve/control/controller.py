@@ -328,7 +328,8 @@ class Controller:
         now, balancing = self._clock.now(), self.balancing
         try:
             if asked.lost:
-                place = await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now)
+                lost, nodes, barred = asked.lost, asked.nodes, asked.barred
+                place = await asyncio.to_thread(balancing.without, lost, nodes, now, barred)
             else:
                 place = await asyncio.to_thread(balancing.over, asked.nodes, now)
             if place is not None:

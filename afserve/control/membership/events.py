@@ -5,10 +5,11 @@ and nothing is ever sent to one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from afserve.control.membership.unreadable import Barred
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId, Role
@@ -242,11 +243,12 @@ class Dismiss:
 class Replan:
     """Think out where experts stand when these expert nodes hold them; the answer is `Place` with the same `nodes`.
 
-    `lost` are those that hold experts by the placement in force and are gone.
+    `lost` are those that hold experts by the placement in force and are gone. `barred`: who cannot read an expert.
     """
 
     nodes: frozenset[int]
     lost: frozenset[int] = frozenset()
+    barred: Barred = field(default_factory=dict)
 
 
 class Happening(StrEnum):
@@ -257,6 +259,7 @@ class Happening(StrEnum):
     RETURNED = "returned"
     RELOADED = "loaded experts"
     COVERED = "made up for"
+    UNREAD = "cannot read experts"
 
 
 class Cause(StrEnum):

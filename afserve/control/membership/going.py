@@ -161,6 +161,7 @@ class Going(Placing):
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
+        self._read_again(now)
         effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
             if why := self._recovery.silent(member, now):
@@ -187,8 +188,18 @@ class Going(Placing):
         try:
             self.migration.check(now)
         except DeadlineError as error:
+            if not self.migration.adopting:
+                return self._too_late(error, now)
             late = [
                 m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
             ]
             return [e for member in late for e in self._give_up(member, error, now)]
         return []
+
+    def _too_late(self, error: DeadlineError, now: float) -> list[Effect]:
+        """A disk that does not answer costs the fill, as one that fails does."""
+        told, late = self.migration.give_up_late()
+        return [
+            *self._tell(told),
+            *(self._unread(n, experts, error.message, now) for n, experts in late.items()),
+        ]

@@ -18,6 +18,7 @@ from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
+from afserve.control.membership.unreadable import UnreadableExperts
 from afserve.control.wire.values import AttentionNodes, Drain
 from afserve.member import AttentionPhase, NodeId, Role
 
@@ -69,6 +70,7 @@ class Tables:
         self.renewals = Renewals()
         self.role_changes = RoleChanges()
         self._coverage = Coverage()
+        self._unreadable = UnreadableExperts()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
