@@ -101,6 +101,7 @@ def build_attention_node(
         config.max_model_len,
         progress,
         config.dense_dtype,
+        config.lm_head,
     )
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)

@@ -47,6 +47,10 @@ class TensorSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def stores(self, name: str) -> bool:
+        """Whether there is such a weight, in whatever form, without being asked for it."""
+        ...
+
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; it is the caller's own."""
         ...
@@ -116,6 +120,9 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         return name in self._file_of
+
+    def stores(self, name: str) -> bool:
+        return self.has(name) or self._quantised.holds(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if len(shape) == 2 and self._quantised.holds(name):
@@ -239,6 +246,9 @@ class DummyCheckpoint:
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
+
+    def stores(self, name: str) -> bool:
+        return False
 
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None

@@ -278,7 +278,7 @@ def test_between_two_tries_is_twice_the_time_up_to_a_limit(fails):
         while not unreadable.due(now):
             now += 0.25
         waits.append(now - began)
-    assert waits == [min(0.5 * 2**i, 30.0) for i in range(fails)]
+    assert waits == [min(0.5 * 2**i, 10.0) for i in range(fails)]
     unreadable.read()
     unreadable.note(0, [(0, 1)], now)
     assert unreadable.due(now + 0.5)

@@ -61,13 +61,14 @@ class Placing(Tables):
         else:
             effects = self._tell(self.migration.unfilled(member.node, said.epoch, now))
         why = f"{len(said.experts)} for epoch {said.epoch}, such as: {said.why}"
-        return [*effects, self._unread(member.node, said.experts, why, now)]
+        return [*effects, *self._unread(member.node, said.experts, why, now)]
 
-    def _unread(self, node: NodeId, experts: Collection[LayerExpert], why: str, now: float) -> Incident:
-        self._unreadable.note(node.index, experts, now)
+    def _unread(self, node: NodeId, experts: Collection[LayerExpert], why: str, now: float) -> list[Incident]:
         self._asked = None
+        if not self._unreadable.note(node.index, experts, now):
+            return []
         did = "it keeps what it has; other nodes take them where they can, else they are tried again"
-        return Incident(Happening.UNREAD, node, why, did=did)
+        return [Incident(Happening.UNREAD, node, why, did=did)]
 
     def _read_again(self, now: float) -> None:
         """What could not be read is asked for once more."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from afserve.placement.recovery import LayerExpert
 
 TRIED = 3  # nodes: where so many could not read an expert, no other is asked
-_LONGEST = 30.0  # seconds
+_LONGEST = 10.0  # seconds
 Barred = Mapping[LayerExpert, frozenset[int]]  # expert nodes that cannot hold it now
 
 
@@ -19,19 +19,23 @@ class UnreadableExperts:
 
     pause: float = 0.5
     _nodes: dict[LayerExpert, set[int]] = field(default_factory=dict)
+    _told: set[int] = field(default_factory=set)
     _tries: int = 0
     _until: float = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
-    def note(self, node: int, experts: Iterable[LayerExpert], now: float) -> None:
-        """This expert node could not read them."""
+    def note(self, node: int, experts: Iterable[LayerExpert], now: float) -> bool:
+        """This expert node could not read them. Whether that is new since all could be read: tries go on for hours."""
         if not self._nodes:
             self._until = now + min(self.pause * 2.0 ** min(self._tries, 30), _LONGEST)
             self._tries += 1
         for expert in experts:
             self._nodes.setdefault(expert, set()).add(node)
+        new = node not in self._told
+        self._told.add(node)
+        return new
 
     def of(self, node: int) -> bool:
         """Whether this node has something to wait for."""
@@ -56,3 +60,4 @@ class UnreadableExperts:
         """Experts were loaded, and none is left out: the next that cannot be read is a first one."""
         if not self._nodes:
             self._tries = 0
+            self._told.clear()
