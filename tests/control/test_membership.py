@@ -279,8 +279,10 @@ def test_between_two_tries_is_twice_the_time_up_to_a_limit(fails):
             now += 0.25
         waits.append(now - began)
     assert waits == [min(0.5 * 2**i, 10.0) for i in range(fails)]
+    assert not unreadable.note(0, [(0, 1)], now), "it was told of"
+    assert not unreadable.due(now) and unreadable.due(now + 10.0)
     unreadable.read()
-    unreadable.note(0, [(0, 1)], now)
+    assert unreadable.note(0, [(0, 1)], now)
     assert unreadable.due(now + 0.5)
 
 

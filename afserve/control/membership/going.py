@@ -199,7 +199,5 @@ class Going(Placing):
     def _too_late(self, error: DeadlineError, now: float) -> list[Effect]:
         """A disk that does not answer costs the fill, as one that fails does."""
         told, late = self.migration.give_up_late()
-        return [
-            *self._tell(told),
-            *(self._unread(n, experts, error.message, now) for n, experts in late.items()),
-        ]
+        said = [e for n, experts in late.items() for e in self._unread(n, experts, error.message, now)]
+        return [*self._tell(told), *said]
