@@ -1,4 +1,4 @@
-"""A checkpoint that is cut while it is served: whoever has its weights lives on, and what is lost comes back with it."""
+"""A checkpoint that is cut while it is served: who has its weights lives on, and what is lost comes back with it."""
 
 import os
 import shutil
