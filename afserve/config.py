@@ -19,6 +19,7 @@ from afserve.settings import check, flag_of, in_range, setting
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/identity.py
+LM_HEADS = ("auto", "checkpoint", "embedding")
 EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
 SOCKETS = "sockets"
@@ -81,6 +82,11 @@ class EngineSettings:
         "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head.",
         EXPERT_DTYPES,
         topic="model",
+    )
+    lm_head: str = setting(
+        "auto",
+        "Where config.json ties the LM head to the embedding and the checkpoint has another one: which of both.",
+        LM_HEADS,
     )
     wire_dtype: str = setting(
         "auto",

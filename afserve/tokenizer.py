@@ -4,14 +4,17 @@ Wraps `tokenizer.json` through the `tokenizers` library. Incremental decoding is
 templates in `chat_template`; this file knows neither requests nor stop strings.
 """
 
+import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders
 
+from afserve import split_patterns
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import MOST_VOCABULARY, VOCABULARY
 from afserve.errors import CheckpointError, RequestError, shown
@@ -50,9 +53,16 @@ class Tokenizer:
         vocabulary.no_padding()
         return cls(vocabulary, special_tokens(folder))
 
+    @cached_property
+    def is_quick(self) -> bool:
+        """Whether the time that a text takes surely grows no faster than the square of its length."""
+        return all(map(split_patterns.is_quick, _expressions(self._vocabulary)))
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises RequestError for a text that cannot be encoded."""
         try:
-            ids: list[int] = self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
+            with _told("encode"):
+                ids: list[int] = self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "the text holds a lone surrogate, which is not valid Unicode", param="prompt"
@@ -74,7 +84,8 @@ class Tokenizer:
         return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        text: str = self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with _told("decode"):
+            text: str = self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token(self, token_id: int) -> str:
@@ -162,6 +173,41 @@ def bytes_of_byte_level(token: str) -> bytes:
         return token.encode()
 
 
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A panic of the library, which is no Exception, is said of the text that it is about: its expressions give up
+    after millions of steps."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise RequestError(
+            f"the model's tokenizer cannot {what} this: its own rules take too many steps for it; send another text",
+            param="prompt",
+        ) from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
+
+
+def _expressions(vocabulary: Vocabulary) -> Iterator[str]:
+    """All regular expressions that it tries at texts."""
+    for part in (vocabulary.normalizer, vocabulary.pre_tokenizer, vocabulary.decoder):
+        if part is not None:
+            yield from _regexes(json.loads(part.__getstate__()))
+
+
+def _regexes(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        expression = value.get("Regex")
+        if isinstance(expression, str):
+            yield expression
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _regexes(item)
+
+
 def _vocabulary(path: Path) -> Vocabulary:
     """Tried on a few words: rules that name tokens which are not there only fail when they are used."""
     text = read_text(path, LIST_BYTES)
@@ -171,7 +217,7 @@ def _vocabulary(path: Path) -> Vocabulary:
     except (
         BaseException
     ) as error:  # the library raises nothing narrower, and its panics are not even Exceptions
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
     return vocabulary

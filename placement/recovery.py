@@ -6,6 +6,7 @@ possible is loaded before serving goes on; the rebalancer may improve on it late
 Shapes in names: L layers, E experts, N nodes, S slots per node.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,14 +44,19 @@ def homeless(placement: Placement, serving: frozenset[int]) -> tuple[LayerExpert
 
 
 def recovered(
-    placement: Placement, lost: frozenset[int], slots: int, load_LE: Floats | None = None
+    placement: Placement,
+    lost: frozenset[int],
+    slots: int,
+    load_LE: Floats | None = None,
+    barred: Mapping[LayerExpert, frozenset[int]] | None = None,
 ) -> Recovered:
     """The placement without the nodes `lost`: each expert that lived only there gets a slot of a survivor.
 
     `slots` are the physical ones per node and layer, spare ones included. `load_LE` are rows per expert; None, or a
     layer without rows, counts all experts alike. Experts are placed by falling load, each on the survivor with the
     least load among those with a free slot in that layer. Where no slot is free, the replica with the fewest rows gives
-    way whose expert has another copy on a survivor. Shares of an expert's remaining replicas keep their ratio.
+    way whose expert has another copy on a survivor. Shares of an expert's remaining replicas keep their ratio. `barred`
+    nodes get no slot of that expert.
     """
     load_LE = _loads(placement, load_LE)
     slot_LNS, share_LNS = _survivors(placement, lost, slots)
@@ -63,7 +69,8 @@ def recovered(
     ):
         table = _Layer(slot_LNS[number], share_LNS[number], usable_NS, load_LE[number])
         for expert in table.orphans():
-            (order if table.place(expert) else homeless).append((number, expert))
+            apart = (barred or {}).get((number, expert), frozenset())
+            (order if table.place(expert, apart) else homeless).append((number, expert))
         layers.append(table.finish(layer, *was))
     return Recovered(
         replace(placement, epoch=placement.epoch + 1, layers=tuple(layers)),
@@ -153,9 +160,13 @@ class _Layer:
         missing = np.flatnonzero(self._copies == 0)
         return [int(e) for e in missing[np.argsort(-self._load[missing], kind="stable")]]
 
-    def place(self, expert: int) -> bool:
-        """Whether a slot was found. It never holds another expert's only copy."""
-        found = self._free() or self._give_way()
+    def place(self, expert: int, barred: frozenset[int] = frozenset()) -> bool:
+        """Whether a slot was found, on a node that is not `barred`. It never holds another expert's only copy."""
+        usable = self._usable
+        if barred:
+            usable = usable.copy()
+            usable[[node for node in barred if node < len(usable)]] = False
+        found = self._free(usable) or self._give_way(usable)
         if found is None:
             self._kept.add(expert)
             return False
@@ -178,9 +189,9 @@ class _Layer:
             share_N[node] = tuple(self._share[node].tolist())
         return LayerPlacement(tuple(slot_N), tuple(share_N))
 
-    def _free(self) -> tuple[int, int] | None:
+    def _free(self, usable: NDArray[np.bool_]) -> tuple[int, int] | None:
         """A free slot of the survivor with the least load, then with the fewest experts, then the first."""
-        free = (self._slot == FREE) & self._usable
+        free = (self._slot == FREE) & usable
         open_N = np.flatnonzero(free.any(1))
         if not len(open_N):
             return None
@@ -188,9 +199,9 @@ class _Layer:
         node = int(open_N[np.lexsort((held, self._level[open_N]))[0]])
         return node, int(free[node].argmax())
 
-    def _give_way(self) -> tuple[int, int] | None:
+    def _give_way(self, usable: NDArray[np.bool_]) -> tuple[int, int] | None:
         """The slot of the replica with the fewest rows that can be spared; its rows go to the other copies."""
-        spared = self._usable & (self._slot != FREE) & (self._copies[self._slot] > 1)
+        spared = usable & (self._slot != FREE) & (self._copies[self._slot] > 1)
         if not spared.any():
             return None
         rows = np.where(spared, self._rows(), np.inf)

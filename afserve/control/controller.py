@@ -375,7 +375,8 @@ class Controller:
         balancing = self.balancing
         try:
             if asked.lost:
-                return await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now)
+                lost, nodes, barred = asked.lost, asked.nodes, asked.barred
+                return await asyncio.to_thread(balancing.without, lost, nodes, now, barred)
             return await asyncio.to_thread(balancing.over, asked.nodes, now)
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)

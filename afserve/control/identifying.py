@@ -52,6 +52,17 @@ def reading(
     return found
 
 
+def unchanged(source: ModelSource, role: str, began: "Future[Identity]", *, full: bool) -> Callable[[], bool]:
+    """Whether this host's copy of a role's weights is still what `began` found; read anew at every call. It raises
+    CheckpointError where the copy cannot be read."""
+    cache = DigestCache(user_folder())
+
+    def same() -> bool:
+        return began.done() and identify(source, (role,), cache, full=full) == began.result()
+
+    return same
+
+
 class OwnCopy:
     """The controller's own copy: read once by samples, and once in all bytes if this run or any node compares those.
 

@@ -22,7 +22,11 @@ CAUSES = (
     "resend",
     "homeless",
 )  # of waits for a lost expert node: AttentionStats has their seconds
-_LEVEL = {Happening.LOST: logging.WARNING, Happening.FAILING: logging.ERROR}
+_LEVEL = {
+    Happening.LOST: logging.WARNING,
+    Happening.UNREAD: logging.WARNING,
+    Happening.FAILING: logging.ERROR,
+}
 
 
 class Incidents:

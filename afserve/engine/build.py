@@ -48,13 +48,11 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
     return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
 
 
-def tensors_of(
-    source: ModelSource, spec: ModelSpec, device: torch.device, reads: bool = False
-) -> TensorSource:
-    """`reads` as of `Checkpoint`. Raises CheckpointError."""
+def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
+    """Raises CheckpointError."""
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, reads, spec.coverage)
+    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, spec.coverage)
     check_no_more_layers(Path(source.path), made.names, spec.layers, naming_of(spec))
     return made
 
@@ -103,6 +101,7 @@ def build_attention_node(
         config.max_model_len,
         progress,
         config.dense_dtype,
+        config.lm_head,
     )
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
@@ -129,12 +128,15 @@ def build_expert_bank(
     expert_dtype: str = "auto",
     progress: Progress = silent,
     ops: Ops | None = None,
+    recheck: Callable[[], bool] | None = None,
 ) -> ExpertBank:
     """Reads the routed experts of `held` (MoE layer number, slot, expert), kept as `expert_dtype` says. Raises
-    CheckpointError, or ConfigError where the kernels cannot keep them so."""
+    CheckpointError, or ConfigError where the kernels cannot keep them so. `recheck`: see `Checkpoint.check_changes`."""
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
-    tensors = tensors_of(source, spec, ops.device, reads=True)
+    tensors = tensors_of(source, spec, ops.device)
+    if recheck is not None and isinstance(tensors, Checkpoint):
+        tensors.check_changes(recheck)
     bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), expert_dtype)
     bank.load(list(held), progress)
     return bank

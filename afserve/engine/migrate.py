@@ -62,7 +62,7 @@ class SlotUse:
         return tuple(found)
 
     def forget(self, fills: Sequence[Fill]) -> None:
-        """These were given up before they were begun: their slots hold what they held."""
+        """These were given up before they were done: their slots hold what `replaced` says."""
         for fill in fills:
             self._slots[fill.layer, fill.slot] = fill.replaced
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import afserve
 from afserve.errors import ConfigError, shown
 from afserve.families.table import spec_from_config
+from afserve.json_file import LIST_BYTES, read_text
 from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
 from afserve.tokenizer import listed_eos_ids
 
@@ -40,9 +41,12 @@ class FoundModel:
     hub: str = ""
 
     def warn_of_tokenizer(self) -> None:
-        """Says that texts go through a tokenizer that the model was not trained with, where they do."""
+        """Says that texts go through a tokenizer that the model was not trained with, where they do. Raises
+        CheckpointError where there is something by the name of its own that cannot be read."""
         if not self.weights or self.tokenizer == self.folder:
             return
+        if os.path.lexists(own := self.folder / "tokenizer.json"):
+            read_text(own, LIST_BYTES)
         others = [name for name in _OTHER_TOKENIZERS if (self.folder / name).is_file()]
         log.warning(
             "%s has no tokenizer.json%s: texts are read and written with that of %s, which is noise unless weights are "
@@ -100,7 +104,8 @@ def _folder(folder: Path, name: str) -> FoundModel:
 
 def _tokenizer(folder: Path) -> Path:
     """A model with random weights may lack one; the bundled one then makes its noise readable."""
-    return folder if (folder / "tokenizer.json").is_file() else CONFIGS / "nano"
+    own = folder / "tokenizer.json"
+    return folder if own.is_file() and os.access(own, os.R_OK) else CONFIGS / "nano"
 
 
 def _shape_file(model: str) -> Path | None:

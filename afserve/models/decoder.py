@@ -19,6 +19,7 @@ from afserve.kernels.stack import Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
 from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
+from afserve.models.heads import load_ends
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
@@ -103,16 +104,18 @@ class AttentionModel:
         max_positions: int,
         progress: Callable[[float], None] = lambda done: None,
         dense_dtype: str = "auto",
+        lm_head: str = "auto",
     ) -> None:
-        """`dense_dtype`: what linear maps are kept in; see `Dense`."""
+        """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
         self._dense = Dense(ops, dtype, dense_dtype)
-        shape = (spec.vocab_size, spec.hidden)
-        self._embed_VH = source.tensor(naming.embedding, shape, dtype)
-        head = self._embed_VH if spec.tied else source.tensor(naming.head, shape, dtype)
+        ends = load_ends(spec, source, naming, dtype, lm_head)
+        self._embed_VH = ends.embed_VH
         around, hidden = spec.around, (spec.hidden,)
-        head_bias = source.tensor(bias_of(naming.head), shape[:1], dtype) if around.head_bias else None
-        self._head = self._dense.linear(head, head_bias)
+        head_bias = (
+            source.tensor(bias_of(naming.head), (spec.vocab_size,), dtype) if around.head_bias else None
+        )
+        self._head = self._dense.linear(ends.head_VH, head_bias)
         less_one = around.norm_less_one
         self._norm = norm_weights(source, naming.final_norm, spec.hidden, dtype, less_one)
         self._norm_bias = (

@@ -23,12 +23,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeights:
-    """`raw` reads a stored tensor, `has` says whether there is one, `where` names the file that has it."""
+    """`raw` reads a stored tensor, `has` says whether there is one, `where` names the file that has it. `part` reads of
+    one that has to be of a shape, from a row on, so many rows."""
 
     how: Quantization | None
     raw: Callable[[str], Tensor]
     has: Callable[[str], bool]
     where: Callable[[str], str]
+    part: Callable[[str, Shape, int, int], Tensor]
 
     def holds(self, name: str) -> bool:
         """Whether `name` is stored in words of several codes rather than as itself."""
@@ -61,22 +63,23 @@ class QuantisedWeights:
     def rows(self, name: str, shape: Shape, first: int, count: int) -> Tensor:
         """Some of the E matrices of an MXFP4 tensor, (E, I, O) as gpt-oss names it: float32, (count, I, O)."""
         experts, inputs, outputs = shape
-        blocks, scales = self._mx(name, experts, outputs, inputs)
-        part = slice(first, first + count)
-        return mx_values(blocks[part], scales[part])[..., :inputs].transpose(1, 2)
+        blocks, scales = self._mx(name, (experts, outputs, inputs), first, count)
+        return mx_values(blocks, scales)[..., :inputs].transpose(1, 2)
 
-    def _mx(self, name: str, experts: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
-        """(E, O, G, 16) pairs of codes and (E, O, G) exponents."""
-        groups = groups_of(inputs, MX_GROUP)
-        blocks, scales = self.raw(f"{name}_blocks"), self.raw(f"{name}_scales")
-        self._fits(f"{name}_blocks", blocks, (experts, outputs, groups, MX_GROUP // 2), torch.uint8)
-        self._fits(f"{name}_scales", scales, (experts, outputs, groups), torch.uint8)
+    def _mx(self, name: str, shape: Shape, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """(E, O, G, 16) pairs of codes and (E, O, G) exponents, of some of the experts."""
+        experts, outputs, inputs = shape
+        scale_shape = (experts, outputs, groups_of(inputs, MX_GROUP))
+        blocks = self.part(f"{name}_blocks", (*scale_shape, MX_GROUP // 2), first, count)
+        scales = self.part(f"{name}_scales", scale_shape, first, count)
+        self._fits(f"{name}_blocks", blocks, tuple(blocks.shape), torch.uint8)
+        self._fits(f"{name}_scales", scales, tuple(scales.shape), torch.uint8)
         return blocks, scales
 
     def one_of(self, name: str, shape: Shape, expert: int) -> Grouped:
         """`grouped`, of one of the E matrices (E, O, I) of an MXFP4 tensor."""
-        blocks, scales = self._mx(name, *shape)
-        code_OI, scale_OG = mx_codes(blocks[expert], scales[expert])
+        blocks, scales = self._mx(name, shape, expert, 1)
+        code_OI, scale_OG = mx_codes(blocks[0], scales[0])
         return Grouped(code_OI[:, : shape[2]].contiguous(), scale_OG, MX_GROUP)
 
     def grouped(self, name: str, shape: tuple[int, int], size: int) -> Grouped:

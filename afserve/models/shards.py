@@ -6,7 +6,8 @@ says of itself is checked against its size before it is used. What the tensors a
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from afserve.json_file import LIST_BYTES, parse, read_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_HEADER = 100_000_000  # the safetensors library's own limit
+MOST_NAME = 255  # bytes, as Linux has it
 _LENGTH = 8
 _BITS = {  # of a number, by the names that the safetensors library has
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -50,11 +52,20 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
             f"{index}: not a safetensors index: weight_map: {shown(weight_map)} is not an object"
         )
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not is_plain_name(file):
             raise CheckpointError(
                 f"{index}: weight_map sends {shown(name)} to {shown(file)}, which is not a plain file name"
             )
     return weight_map
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether it names a file of the folder itself, as every file system takes it."""
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:  # half a pair of surrogates
+        return False
+    return 0 < len(encoded) <= MOST_NAME and name != ".." and "\0" not in name and Path(name).name == name
 
 
 class ShardFile:
@@ -64,6 +75,11 @@ class ShardFile:
         self.path = path
 
     def __enter__(self) -> "ShardFile":
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """A FIFO in its place keeps nobody waiting."""
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -74,9 +90,11 @@ class ShardFile:
         if not stat.S_ISREG(self.found.st_mode):
             os.close(self._descriptor)
             raise CheckpointError(f"{self.path}: is not a plain file")
-        return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self._descriptor)
 
     def tensors(self) -> list[StoredTensor]:
@@ -100,25 +118,49 @@ class ShardFile:
 
     def read(self, count: int, offset: int) -> bytes:
         """Exactly `count` bytes, or a refusal where the file ends before, also when it was cut meanwhile."""
-        data = b""
+        pieces, done = [], 0
+        with self._told():
+            while done < count and (more := os.pread(self._descriptor, count - done, offset + done)):
+                pieces.append(more)
+                done += len(more)
+        self._check_all(done, count, offset)
+        return b"".join(pieces)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """As `read`."""
+        done = 0
+        with self._told():
+            while done < len(buffer) and (
+                more := os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            ):
+                done += more
+        self._check_all(done, len(buffer), offset)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            while len(data) < count and (more := self._some(count - len(data), offset + len(data))):
-                data += more
+            yield
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if len(data) < count:
-            raise self._broken(f"it ends at byte {offset + len(data):,}, {offset + count:,} are needed")
-        return data
+
+    def _check_all(self, done: int, count: int, offset: int) -> None:
+        if done < count:
+            raise self._broken(f"it ends at byte {offset + done:,}, {offset + count:,} are needed")
+
+    @property
+    def changed(self) -> bool:
+        """Whether it was written to since it was opened; another file under its name is no matter."""
+        try:
+            now = os.fstat(self._descriptor)
+        except OSError:  # of a network's file that is gone
+            return True
+        return (now.st_size, now.st_mtime_ns) != (self.found.st_size, self.found.st_mtime_ns)
 
     def check_unchanged(self) -> None:
-        now = os.fstat(self._descriptor)
-        if (now.st_size, now.st_mtime_ns) != (self.found.st_size, self.found.st_mtime_ns):
+        if self.changed:
             raise CheckpointError(
                 f"{self.path}: was written to while it was read; start again when it is whole"
             )
-
-    def _some(self, count: int, offset: int) -> bytes:
-        return os.pread(self._descriptor, count, offset)
 
     def _stored(self, name: str, entry: object, first: int) -> StoredTensor:
         """Offsets in the header count from its end."""

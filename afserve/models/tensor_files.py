@@ -1,124 +1,137 @@
-"""Tensors as the safetensors files of a folder store them: mapped into memory, or read into memory of their own.
+"""Tensors as the safetensors files of a folder store them, each read into memory of its own.
 
-Mapped files are shared by all processes, and what is never looked at is never read. Reading with the calls of
-`comm/disk` is faster where the whole of a tensor is packed into something else at once, as experts are. Which file has
-which tensor is the caller's business.
+Nothing is mapped: a mapped file that is cut ends every process that looks at what is no longer there (SIGBUS). A file
+is read by the descriptor that it was opened with, so that its name may go. One that was written to since is opened
+anew, and read only where `recheck` says that the folder has what it had. Which file has which tensor is the caller's
+business.
 """
 
+import os
 import threading
 import weakref
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError
 from afserve.models.shards import ShardFile, StoredTensor
 
-MOST_MAPPED = 512 << 20  # bytes handed out before files are mapped anew
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 
 
-class MappedFiles:
-    """Views of mapped files. They are mapped anew now and then, so that what was read does not stay in the process; a
-    tensor that is still used keeps its own mapping."""
+class TensorFiles:
+    """Several threads may read at once. Each call raises CheckpointError for what cannot be read."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[str, safe_open] = {}
-        self._given = 0
-
-    def tensor(self, file: str, name: str) -> Tensor:
-        """Raises CheckpointError."""
-        try:
-            tensor: Tensor = self._shard(file).get_tensor(name)
-        except SafetensorError as error:
-            raise _unreadable(self._folder / file, name, error) from error
-        self._given += tensor.nbytes
-        return tensor
-
-    def _shard(self, file: str) -> safe_open:
-        if self._given > MOST_MAPPED:
-            self._open, self._given = {}, 0
-        opened = self._open  # another thread may begin a new one meanwhile
-        if file not in opened:
-            path = _there(self._folder / file)
-            try:
-                opened[file] = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{path}: not a whole safetensors file: {error}; download it again"
-                ) from error
-        return opened[file]
-
-
-class ReadFiles:
-    """Copies, read in one call each. Several threads may read at once."""
-
-    def __init__(self, folder: Path) -> None:
+        self.recheck: Callable[[], bool] = lambda: False  # whether the folder still has what was read first
         self._folder = folder
         self._open: dict[str, _Shard] = {}
+        self._refused: dict[
+            str, tuple[object, CheckpointError]
+        ] = {}  # what a file was when it was refused, and why
         self._guard = threading.Lock()
 
-    def reads(self, file: str, name: str) -> bool:
-        """Whether it is a vector or matrix of a known dtype; of a stack of matrices one is wanted at a time."""
-        stored = self._shard(file).stored.get(name)
-        return stored is not None and len(stored.shape) <= 2 and stored.dtype in _DTYPES
+    def names(self, file: str) -> Collection[str]:
+        return self._shard(file).stored.keys()
 
     def tensor(self, file: str, name: str) -> Tensor:
-        """One that `reads`. Raises CheckpointError."""
         shard = self._shard(file)
-        stored = shard.stored[name]
-        dtype, size = _DTYPES[stored.dtype], stored.end - stored.begin
-        bytes_B = torch.empty(size, dtype=torch.uint8)
-        try:
-            found = shard.file.read_into(bytes_B.numpy().data, stored.begin)
-        except OSError as error:
-            raise _unreadable(self._folder / file, name, error.strerror) from error
-        if found < size:
-            raise _unreadable(
-                self._folder / file, name, f"the file ends {size - found:,} bytes before the tensor does"
-            )
-        return bytes_B.view(dtype).view(stored.shape)
+        stored = shard.found(name)
+        return shard.read(stored, stored.begin, stored.end, stored.shape)
+
+    def shape(self, file: str, name: str) -> tuple[int, ...]:
+        return self._shard(file).found(name).shape
+
+    def rows(self, file: str, name: str, first: int, count: int) -> Tensor:
+        """A part of the first dimension; of the rest nothing is read."""
+        shard = self._shard(file)
+        stored = shard.found(name)
+        assert 0 <= first <= first + count <= stored.shape[0], f"{name}: rows {first} to {first + count}"
+        size = (stored.end - stored.begin) // max(1, stored.shape[0])
+        begin = stored.begin + first * size
+        return shard.read(stored, begin, begin + count * size, (count, *stored.shape[1:]))
 
     def _shard(self, file: str) -> "_Shard":
         with self._guard:
-            if file not in self._open:
-                self._open[file] = _Shard(_there(self._folder / file))
-            return self._open[file]
+            shard = self._open.get(file)
+            if shard is None or shard.file.changed:
+                shard = self._open[file] = self._opened(file, anew=shard is not None)
+            return shard
+
+    def _opened(self, file: str, *, anew: bool) -> "_Shard":
+        path = self._folder / file
+        if not anew:
+            return _Shard(_there(path))
+        state, refused = _state(path), self._refused.get(file)
+        if refused is not None and refused[0] == state:
+            raise refused[1]  # thousands of tensors may be asked for
+        try:
+            if not self.recheck():
+                raise CheckpointError(
+                    f"{path}: was written to since this process began to read it, and is another file now; put the "
+                    "file back that the run began with"
+                )
+            return _Shard(_there(path))
+        except CheckpointError as error:
+            self._refused[file] = state, error
+            raise
 
 
 class _Shard:
     """One open file and its header; it is closed with the last reference."""
 
     def __init__(self, path: Path) -> None:
-        with ShardFile(path) as header:
-            self.stored: dict[str, StoredTensor] = {row.name: row for row in header.tensors()}
-        try:
-            self.file = File(path, writes=False)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}; download it again") from error
+        self.file = ShardFile(path)
+        self.file.open()
         weakref.finalize(self, self.file.close)
+        self.stored: dict[str, StoredTensor] = {row.name: row for row in self.file.tensors()}
+
+    def found(self, name: str) -> StoredTensor:
+        stored = self.stored.get(name)
+        if stored is None:
+            raise CheckpointError(f"{self.file.path}: {name} cannot be read: the file has no such tensor")
+        return stored
+
+    def read(self, stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]) -> Tensor:
+        if stored.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{self.file.path}: {stored.name} has dtype {stored.dtype}, which afserve cannot serve"
+            )
+        bytes_B = torch.empty(end - begin, dtype=torch.uint8)
+        try:
+            self.file.read_into(bytes_B.numpy().data, begin)
+            self.file.check_unchanged()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error.message} ({stored.name})") from error
+        return bytes_B.view(_DTYPES[stored.dtype]).view(shape)
+
+
+def _state(path: Path) -> object:
+    """Another one for another file, or for one that was written to."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return error.errno
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _there(path: Path) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: the index names this shard, but it is not there; download it again")
     return path
-
-
-def _unreadable(path: Path, name: str, why: object) -> CheckpointError:
-    return CheckpointError(f"{path}: {name} cannot be read: {why}")

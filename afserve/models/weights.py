@@ -7,13 +7,12 @@ is stored in fewer bits, or as those blocks or codes where the caller can multip
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afserve.coverage import QuantCoverage
@@ -23,7 +22,7 @@ from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import INDEX, SINGLE, read_index
-from afserve.models.tensor_files import MappedFiles, ReadFiles
+from afserve.models.tensor_files import TensorFiles
 from afserve.quantization import Quantization
 
 SCALE_SUFFIX = "_scale_inv"
@@ -48,8 +47,12 @@ class TensorSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def stores(self, name: str) -> bool:
+        """Whether there is such a weight, in whatever form, without being asked for it."""
+        ...
+
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor `name` in `dtype`; may be a read-only view of a mapped file."""
+        """The tensor `name` in `dtype`; it is the caller's own."""
         ...
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -84,19 +87,21 @@ class Checkpoint:
         fp8_block: tuple[int, int] | None = None,
         device: torch.device = CPU,
         quantization: Quantization | None = None,
-        reads: bool = False,
         coverage: QuantCoverage | None = None,
     ) -> None:
-        """`reads`: vectors and matrices get memory of their own, which is faster where each is packed once. `coverage`:
-        which of them config.json says are quantised."""
+        """`coverage`: which weights config.json says are quantised."""
         self.folder = Path(folder)
         self._device = device
         self._fp8_block, self._coverage = fp8_block, coverage
-        self._file_of = _locate(self.folder)
+        self._files = TensorFiles(self.folder)
+        self._file_of = _locate(self.folder, self._files)
         self._read: set[str] = set()
-        self._mapped = MappedFiles(self.folder)
-        self._reading = ReadFiles(self.folder) if reads else None
-        self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
+        self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where, self._part)
+
+    def check_changes(self, recheck: Callable[[], bool]) -> None:
+        """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
+        has what it had. Without this it is not."""
+        self._files.recheck = recheck
 
     @property
     def names(self) -> Collection[str]:
@@ -110,11 +115,14 @@ class Checkpoint:
 
     def says(self, name: str) -> bool:
         """Whether any number of it is not zero."""
-        bytes_B = self._mapped.tensor(self._file_of[name], name).flatten().view(torch.uint8)
+        bytes_B = self._files.tensor(self._file_of[name], name).flatten().view(torch.uint8)
         return bool(bytes_B.any())
 
     def has(self, name: str) -> bool:
         return name in self._file_of
+
+    def stores(self, name: str) -> bool:
+        return self.has(name) or self._quantised.holds(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if len(shape) == 2 and self._quantised.holds(name):
@@ -129,8 +137,7 @@ class Checkpoint:
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         if self._quantised.holds(name):
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
-        raw = self._shaped(name, shape, part=True)
-        return self._plain(name, raw[first : first + count], dtype, stacked=True)
+        return self._plain(name, self._part(name, shape, first, count), dtype, stacked=True)
 
     def _plain(self, name: str, raw: Tensor, dtype: torch.dtype, stacked: bool = False) -> Tensor:
         if raw.dtype not in FLOATS:
@@ -167,24 +174,35 @@ class Checkpoint:
     def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
         return self._quantised.one_of(name, shape, expert)
 
-    def _shaped(self, name: str, shape: tuple[int, ...], part: bool = False) -> Tensor:
-        raw = self._raw(name, part)
-        if tuple(raw.shape) != shape:
-            raise CheckpointError(
-                f"{self._where(name)}: {name} has shape {tuple(raw.shape)}, config.json asks for {shape}"
-            )
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        raw = self._raw(name)
+        self._check_shape(name, tuple(raw.shape), shape)
         return raw
 
-    def _raw(self, name: str, part: bool = False) -> Tensor:
-        """As it is stored; `part`: only some of its rows will be looked at."""
+    def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} has shape {found}, config.json asks for {shape}"
+            )
+
+    def _raw(self, name: str) -> Tensor:
+        """As it is stored."""
+        file = self._file(name)
+        self._read.add(name)
+        return self._files.tensor(file, name)
+
+    def _part(self, name: str, shape: tuple[int, ...], first: int, count: int) -> Tensor:
+        """Some rows of a tensor of this shape, as they are stored."""
+        file = self._file(name)
+        self._check_shape(name, self._files.shape(file, name), shape)
+        self._read.add(name)
+        return self._files.rows(file, name, first, count)
+
+    def _file(self, name: str) -> str:
         if name not in self._file_of:
             hint = self._quantised.hint(name)
             raise CheckpointError(f"{self.folder}: tensor {name} is missing from the checkpoint{hint}")
-        file = self._file_of[name]
-        self._read.add(name)
-        if self._reading is not None and not part and self._reading.reads(file, name):
-            return self._reading.tensor(file, name)
-        return self._mapped.tensor(file, name)
+        return self._file_of[name]
 
     def _dequantised(self, name: str, raw: Tensor) -> Tensor:
         """DeepSeek's layout: float32 `weight_scale_inv` of ceil(out / b0) x ceil(in / b1); w = q * scale."""
@@ -228,6 +246,9 @@ class DummyCheckpoint:
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
+
+    def stores(self, name: str) -> bool:
+        return False
 
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
@@ -282,18 +303,13 @@ class DummyCheckpoint:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
-def _locate(folder: Path) -> Mapping[str, str]:
+def _locate(folder: Path, files: TensorFiles) -> Mapping[str, str]:
     """Tensor name -> file, from the index or from the one file."""
     listed = read_index(folder)
     if listed is not None:
         return listed
-    single = folder / SINGLE
-    if not single.is_file():
+    if not (folder / SINGLE).is_file():
         others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
         hint = f"; {others[0]} is not read, because afserve loads safetensors only" if others else ""
         raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}{hint}")
-    try:
-        with safe_open(str(single), framework="pt") as opened:
-            return dict.fromkeys(opened.keys(), SINGLE)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{single}: not a whole safetensors file: {error}") from error
+    return dict.fromkeys(files.names(SINGLE), SINGLE)

@@ -54,7 +54,8 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
     times = Times(settings.ttft or None, settings.tpot or None)
     hosted = Models([Hosted.over(backend, tokenizer, http.clock, times) for backend, tokenizer in models])
     database = Database(settings.state_dir)
-    accounts = Accounts(Keyring(settings.api_keys, settings.admin_keys, settings.keys_file), database)
+    ring = Keyring(settings.api_keys, settings.admin_keys, settings.keys_file)
+    accounts = Accounts(ring, database, shares_prefixes=settings.share_prefixes)
     service = Service(
         models=hosted,
         settings=settings,

@@ -323,6 +323,7 @@ class Preparer:
             fields.refuse("tokens", "an array of token ids")
         fields.entries("tokens", self._model.max_model_len)
         ids = fields.integers("tokens")
+        self._check_quick()
         top = self._model.vocab_size
         for i, token_id in enumerate(ids):
             if not 0 <= token_id < top:
@@ -366,6 +367,7 @@ class Preparer:
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
         if isinstance(prompt, str):
+            self._check_quick()
             self._context.screen(prompt, param)
             try:
                 return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
@@ -381,7 +383,13 @@ class Preparer:
             )
         return array("i", prompt)
 
+    def _check_quick(self) -> None:
+        """A tokenizer that may take without end is asked where there are limits."""
+        if self._elsewhere and not self._tokenizer.is_quick:
+            raise Elsewhere
+
     def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
+        self._check_quick()
         texts, added = [], []
         for prompt, ids in zip(asked.prompts, prompts, strict=True):
             if isinstance(prompt, str):

@@ -15,6 +15,7 @@ from afserve.control.claims import GivenAwayError
 from afserve.engine.request import NO_ORIGIN, Origin
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
 from afserve.server.access.accounts import Account, Accounts
+from afserve.server.access.fair_room import has_room
 from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
@@ -74,7 +75,7 @@ class Resumables:
         """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
         self._check(asked)
         keeps = asked.keeps()
-        self._make_room(size_of(asked))
+        self._make_room(asked.owner, size_of(asked))
         task = asked.task(arrived, account, origin=origin)
         backend = self._model(asked).backend
         opened = [backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
@@ -96,19 +97,35 @@ class Resumables:
         if asked.id in self._kept:
             raise RequestError("request_id: is in use; draw another", param="request_id")
 
-    def _make_room(self, size: int) -> None:
-        """Answers that have ended and that nobody reads go first, the oldest first."""
-        most = self._settings.resume_mib * MIB
-        for one in [one for one in self._kept.values() if one.record.finished and not one.readers]:
-            if len(self._kept) < self._settings.resume_requests and self._held + size <= most:
-                return
-            self.forget(one)
-        if len(self._kept) >= self._settings.resume_requests or self._held + size > most:
-            raise OverloadedError(
-                f"resume: {len(self._kept)} requests with {self._held // MIB} MiB are kept, at most "
-                f"{self._settings.resume_requests} (--resume-requests) with {self._settings.resume_mib} MiB "
-                "(--resume-mib) are; send this one later, or without resume"
-            )
+    def _make_room(self, owner: str, size: int) -> None:
+        """Where there are keys, this one's answers that have ended and that nobody reads go first, the oldest first;
+        another's never do. Else all are alike."""
+        whose = self._whose(owner)
+        own = [one for one in self._kept.values() if self._whose(one.asked.owner) == whose]
+        ended = [one for one in own if one.record.finished and not one.readers]
+        while not self._has_room(whose, own, size):
+            if not ended or not has_room(whose, 0, 0, size, self._settings.resume_mib * MIB):
+                raise self._full(whose, own)
+            own.remove(ended[0])
+            self.forget(ended.pop(0))
+
+    def _whose(self, owner: str) -> str:
+        """Without keys anybody may make up as many owners as there are headers."""
+        return owner if self._accounts.ring.has_users else ""
+
+    def _has_room(self, whose: str, own: Sequence[Resumable], size: int) -> bool:
+        most, held = self._settings, sum(one.size for one in own)
+        return has_room(whose, len(own), len(self._kept), 1, most.resume_requests) and has_room(
+            whose, held, self._held, size, most.resume_mib * MIB
+        )
+
+    def _full(self, whose: str, own: Sequence[Resumable]) -> OverloadedError:
+        share = f" ({len(own)} of them are this key's, which leaves as much to others)" if whose else ""
+        return OverloadedError(
+            f"resume: {len(self._kept)} requests with {self._held // MIB} MiB are kept{share}, at most "
+            f"{self._settings.resume_requests} (--resume-requests) with {self._settings.resume_mib} MiB "
+            "(--resume-mib) are; send this one later, or without resume"
+        )
 
     def _begin(
         self, one: Resumable, left: Sequence[float | None], charged: Sequence[int] | None = None
@@ -298,7 +315,7 @@ class Resumables:
     async def _adopt(self, id: str, owner: str, account: Account) -> Resumable:
         """Looked at before it is taken, so that nobody takes what is another's."""
         asked, _ = await self.elsewhere(id, owner)
-        self._make_room(size_of(asked))
+        self._make_room(asked.owner, size_of(asked))
         model = self._model(asked)
         kept = await model.backend.find(id, take=True)
         if not kept:

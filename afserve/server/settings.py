@@ -100,7 +100,9 @@ class ServerSettings:
     max_responses: int = _limit(1024, Range(0, 1 << 20), "Responses that are kept to be followed.")
     max_responses_bytes: int = _limit(64 * MIB, Range(KIB, 1 << 36), "The same in bytes.")
     response_seconds: float = _limit(86_400.0, Range(1, 1e8, whole=False), "Seconds that a response is kept.")
-    max_file_bytes: int = _limit(256 * MIB, Range(KIB, 1 << 40), "All files that are kept, in bytes.")
+    max_file_bytes: int = _limit(
+        256 * MIB, Range(KIB, 1 << 40), "All files that are kept, in bytes; a key has half at most."
+    )
     file_seconds: float = _limit(604_800.0, Range(1, 1e8, whole=False), "Seconds that a file is kept.")
     restart_seconds: float = _limit(
         30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams.", topic="losses"
@@ -143,6 +145,11 @@ class ServerSettings:
         "Refuse wishes that a model cannot follow (thinking, effort, hosted tools, ...); else they are passed over, "
         "and named in the header x-afserve-ignored.",
         topic="http",
+    )
+    share_prefixes: bool = setting(
+        False,
+        "With keys: cached beginnings of prompts are shared by all keys, each of which can tell so.",
+        topic="kv",
     )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.", topic="logs")
     api_keys: tuple[str, ...] = ()

@@ -25,14 +25,25 @@ from afserve.control.wire.request_values import (
 from afserve.control.wire.values import (
     Drain,
     Drained,
+    Filled,
+    FillSlots,
     Gateways,
     Serve,
     Shutdown,
+    Unfilled,
 )
+from afserve.engine.filler import Filler
 from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
-from afserve.errors import OverloadedError, PeerError, PeerLost, ProtocolError, RendezvousError
+from afserve.errors import (
+    CheckpointError,
+    OverloadedError,
+    PeerError,
+    PeerLost,
+    ProtocolError,
+    RendezvousError,
+)
 from afserve.member import attention_node
-from afserve.placement.placement import Placement
+from afserve.placement.placement import LayerPlacement, Placement
 
 GRACE = 5.0
 
@@ -471,3 +482,48 @@ def test_a_node_sleeps_where_it_is_told_and_what_is_delivered_rings_only_then():
     with pytest.raises(PeerLost):
         stream.receive(5.0)
     assert place.rung == 2
+
+
+class ScriptedBank:
+    """An engine that computes nothing; at every look at rows a fill is tried."""
+
+    trace = None
+    expert_bytes = 1
+
+    def __init__(self):
+        self.unreadable, self.accepted, self.filler = {2}, [], Filler(self)
+
+    def fill(self, layer, slot, expert):
+        if expert in self.unreadable:
+            raise CheckpointError("model.safetensors: cannot be read: Input/output error")
+
+    def poll(self):
+        self.filler.work()
+        return 1
+
+    def wait(self, timeout):
+        raise AssertionError("there is always something")
+
+    def accept(self, epoch):
+        self.accepted.append(epoch)
+
+    def retire(self, epoch):
+        pass
+
+
+def test_an_expert_node_that_cannot_read_says_so_and_goes_on():
+    """The epoch is given up here; the next one is filled anew, with all that is not known to be held."""
+    before = Placement.contiguous(layers=1, experts=2, nodes=1, slots_per_node=4)
+    rows = ((0, 1, 3, 2),)
+    wider = Placement(1, 1, 4, (LayerPlacement(rows, ((1.0,) * 4,)),))
+    experts = ScriptedBank()
+    idle = [[] for _ in range(4)]
+    stream = ScriptedStream([FillSlots(wider)], *idle, [FillSlots(wider.with_epoch(2))], *idle, [Shutdown()])
+    loop = ExpertLoop(experts, experts.filler, before, 0, stream)
+    while len(stream.script) > 6:
+        loop.turn()
+    assert stream.sent == [Unfilled(1, ((0, 2),), "model.safetensors: cannot be read: Input/output error")]
+    experts.unreadable.clear()
+    loop.run()
+    assert [type(said) for said in stream.sent] == [Unfilled, Filled] and experts.accepted == [2]
+    assert (stream.sent[1].epoch, stream.sent[1].experts) == (2, 1), "what was read is not read again"

@@ -10,10 +10,13 @@ from afserve.control.membership.events import (
     Dismiss,
     DrainNode,
     EndRun,
+    Happening,
     Incident,
     Joined,
     Known,
     Left,
+    Place,
+    Replan,
     Said,
     Scale,
     Settled,
@@ -21,22 +24,30 @@ from afserve.control.membership.events import (
     Tell,
     Ticked,
 )
+from afserve.control.membership.migration import Phase
 from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
 from afserve.control.membership.state import Membership
+from afserve.control.membership.unreadable import TRIED, UnreadableExperts
 from afserve.control.wire.values import (
+    Adopt,
     Drained,
     Endpoint,
+    Filled,
+    FillSlots,
     Gateways,
     Heartbeat,
     Identity,
     Ready,
     Register,
+    Retire,
     Shutdown,
+    Unfilled,
 )
 from afserve.engine.stats import ExpertStats
 from afserve.errors import ConfigError, RendezvousError
 from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import Placement
+from afserve.placement.recovery import recovered
 
 
 def run_of(attention=1, experts=1, most_attention=0, gateways=0, **rules):
@@ -162,3 +173,123 @@ def test_signs_of_life_are_not_a_reason_to_think_about_placements(monkeypatch):
     assert say(membership, members[1], *[Heartbeat(1, ExpertStats())] * 5) == [] and not looked
     membership.on(Ticked(), 1.0)
     assert looked
+
+
+def serving_run(experts=3, copies=1, **rules):
+    """One attention node, and expert nodes that serve: the members, and who is lost is not started by a test."""
+    membership = run_of(experts=experts, on_loss=OnLoss.RECOVER, **rules)
+    members = [
+        join(membership, attention_node(0)),
+        *(join(membership, expert_node(i)) for i in range(experts)),
+    ]
+    for member in members:
+        say(membership, member, Endpoint("a" if member.node.role is Role.EXPERT else "", {}), Ready(1))
+    assert membership.settled
+    return membership, members
+
+
+def placed_by(membership, effects, now=0.0):
+    """What a controller makes of `Replan`: with experts that cannot be read nowhere where they could not."""
+    (asked,) = [effect for effect in effects if isinstance(effect, Replan)]
+    placement = membership.migration.placement
+    found = recovered(placement, frozenset(range(placement.nodes)) - asked.nodes, 5, None, asked.barred)
+    if not found.order:
+        return asked, []
+    return asked, membership.on(Place(found.placement, asked.nodes, urgent=True), now)
+
+
+def fills_of(effects):
+    return {
+        e.member: e.value.placement for e in effects if isinstance(e, Tell) and isinstance(e.value, FillSlots)
+    }
+
+
+def test_experts_that_cannot_be_read_are_tried_elsewhere_then_later_and_nobody_leaves():
+    membership, (front, first, second, third) = serving_run()
+    asked, effects = placed_by(membership, membership.on(Left(third, "killed"), 1.0))
+    said = []
+    for _ in range(2):
+        fills = fills_of(effects)
+        (placement,) = set(fills.values())
+        (node,) = [n for n in (first, second) if any(e == 3 for _, _, e in placement.held(n.node.index))]
+        other = second if node is first else first
+        assert not asked.barred.get((0, 3), frozenset()) & {node.node.index}
+        effects = say(membership, other, Filled(placement.epoch))
+        effects += say(membership, node, Unfilled(placement.epoch, ((0, 3),), "model.safetensors: it ends"))
+        said += effects
+        assert [e.member for e in effects if isinstance(e, Tell) and e.value == Retire(placement.epoch)] == [
+            first,
+            second,
+        ]
+        asked, effects = placed_by(membership, effects)
+    assert asked.barred == {(0, 3): {0, 1}} and not effects, "it is nowhere to be had now"
+    assert not [e for e in said if isinstance(e, Dismiss | EndRun)]
+    incidents = [e for e in said if isinstance(e, Incident)]
+    assert [e.what for e in incidents] == [Happening.UNREAD] * 2 and "model.safetensors" in str(incidents[0])
+    assert not [e for e in membership.on(Ticked(), 0.4) if isinstance(e, Replan)]
+    for member in (first, second, front):
+        say(membership, member, Heartbeat(1, ExpertStats()))
+    asked, effects = placed_by(membership, membership.on(Ticked(), 0.6))
+    assert asked.barred == {}
+    for node, placement in fills_of(effects).items():
+        effects = say(membership, node, Filled(placement.epoch, 1))
+    (adopt,) = [e.value for e in effects if isinstance(e, Tell) and isinstance(e.value, Adopt)]
+    assert any(e == 3 for n in (0, 1) for _, _, e in adopt.placement.held(n))
+
+
+def test_a_fill_that_never_ends_costs_the_fill_and_its_answer_is_no_offence_later():
+    membership, (_, first, second, third) = serving_run(patience=1e9, register=1e9, gateway=1e9)
+    _, effects = placed_by(membership, membership.on(Left(third, "killed"), 1.0))
+    (placement,) = set(fills_of(effects).values())
+    say(membership, first, Filled(placement.epoch))
+    effects = membership.on(Ticked(), 601.0)
+    assert [e.what for e in effects if isinstance(e, Incident)] == [Happening.UNREAD]
+    assert not [e for e in effects if isinstance(e, Dismiss)] and membership.migration.phase is Phase.STEADY
+    late = say(membership, second, Filled(placement.epoch))
+    assert not [e for e in late if isinstance(e, Dismiss)] and membership.members.get(second).serving
+
+
+def test_who_cannot_read_what_it_comes_back_to_waits_and_is_asked_again():
+    membership, (*_, third) = serving_run()
+    membership.on(Left(third, "killed"), 1.0)
+    back = join(membership, expert_node(2))
+    target = membership.migration.placement.with_epoch(1)
+    membership.migration.placement = target  # the others have gone on meanwhile
+    (told,) = [
+        e.value
+        for e in say(membership, back, Endpoint("a", {}), Ready(1))
+        if isinstance(e, Tell) and isinstance(e.value, FillSlots)
+    ]
+    assert told.placement.epoch == 1
+    effects = say(membership, back, Unfilled(1, ((0, 3),), "EIO"))
+    assert not fills_of(effects) and membership.members.get(back).alive
+    assert not fills_of(membership.on(Ticked(), 0.3))
+    assert fills_of(membership.on(Ticked(), 0.6)) == {back: target}
+    say(membership, back, Filled(1))
+    assert membership.members.get(back).serving
+
+
+@pytest.mark.parametrize("fails", [1, 2, 5, 20])
+def test_between_two_tries_is_twice_the_time_up_to_a_limit(fails):
+    unreadable, now, waits = UnreadableExperts(), 0.0, []
+    for _ in range(fails):
+        unreadable.note(0, [(0, 1)], now)
+        began = now
+        while not unreadable.due(now):
+            now += 0.25
+        waits.append(now - began)
+    assert waits == [min(0.5 * 2**i, 10.0) for i in range(fails)]
+    assert not unreadable.note(0, [(0, 1)], now), "it was told of"
+    assert not unreadable.due(now) and unreadable.due(now + 10.0)
+    unreadable.read()
+    assert unreadable.note(0, [(0, 1)], now)
+    assert unreadable.due(now + 0.5)
+
+
+def test_an_expert_that_many_nodes_could_not_read_is_asked_of_none():
+    unreadable = UnreadableExperts()
+    for node in range(TRIED):
+        unreadable.note(node, [(0, 1)], 0.0)
+    unreadable.note(0, [(0, 2)], 0.0)
+    assert unreadable.barred(range(9)) == {(0, 1): frozenset(range(9)), (0, 2): {0}}
+    assert unreadable.of(0) and not unreadable.of(8)

@@ -7,6 +7,7 @@ Every answer may come from a life that is over already, and every event may come
 
 import contextlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ from afserve.control.wire.values import (
     Retire,
     Shutdown,
     Stuck,
+    Unfilled,
 )
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.migrate import SlotUse
@@ -126,6 +128,8 @@ class World:
         self.depth = 0
         self.zombies = []  # were given up while they were stopped, and do not know it
         self.rng = random.Random(seed)
+        self.disk = random.Random(seed + 1)
+        self.unreadable = 0.0  # the part of experts that cannot be read just now
         counts = {Role.ATTENTION: self.rng.randint(1, 3), Role.EXPERT: self.rng.randint(2, 4)}
         start = placed(self.rng, counts[Role.EXPERT], range(counts[Role.EXPERT]))
         deployment = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", start)
@@ -344,9 +348,17 @@ class World:
         if placement.epoch not in process.filling:
             return
         process.filling.discard(placement.epoch)
-        for fill in process.slots.fills(placement):
+        fills = process.slots.fills(placement)
+        unread = [replace(fill, replaced=FREE) for fill in fills if self.disk.random() < self.unreadable]
+        process.slots.forget(unread)
+        if unread:
+            process.slots.retire(placement.epoch)
+        for fill in fills:
             process.held[fill.layer, fill.slot] = fill.expert
-        self.say(process, Filled(placement.epoch))
+        for fill in unread:
+            process.held[fill.layer, fill.slot] = "garbage"
+        experts = tuple((fill.layer, fill.expert) for fill in unread)
+        self.say(process, Unfilled(placement.epoch, experts, "EIO") if unread else Filled(placement.epoch))
 
     def adopted(self, process, placement):
         if process.silent:
@@ -489,7 +501,7 @@ class World:
         return None
 
 
-def run(seed, controllers=1, balanced=False):
+def run(seed, controllers=1, balanced=False, unreadable=()):
     world = World(seed, balanced=balanced)
     world.lives_left = controllers - 1
     world.on(Begun())
@@ -497,7 +509,9 @@ def run(seed, controllers=1, balanced=False):
         world.pass_time()
         if world.rng.random() < 0.3:
             world.mishap()
-    world.lives_left, world.rows_come = 0, False
+        if unreadable and world.disk.random() < 0.2:
+            world.unreadable = world.disk.choice(unreadable)
+    world.lives_left, world.rows_come, world.unreadable = 0, False, 0.0
     for process in world.processes.values():
         process.silent = False
     since = world.now
@@ -529,6 +543,12 @@ def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
 def test_what_is_wanted_is_reached_with_a_balancer_while_nodes_and_controllers_come_and_go(first):
     worlds = [run(seed, controllers=4, balanced=True) for seed in range(first, first + 16)]
     assert sum(world.thoughts for world in worlds) > 50 and sum(world.life for world in worlds) > 3
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_what_is_wanted_is_reached_when_files_can_be_read_again(first):
+    for seed in range(first, first + 50):
+        run(seed, controllers=1 + seed % 2, unreadable=(0.0, 0.3, 1.0))
 
 
 @pytest.mark.parametrize(("seed", "controllers"), [(9857, 2)])

@@ -57,3 +57,21 @@ def test_gateways_share_keys_and_state_over_lives(up, tmp_path):
             time.sleep(0.1)
         assert api.batches.retrieve(batch).request_counts.completed == 6
     assert server.stop()[0] == 0
+
+
+def test_no_key_is_told_what_another_has_sent(up, tmp_path):
+    keys = tmp_path / "keys"
+    secrets = {name: add_key(keys, name, KeyRole.USER, KeyLimits()) for name in ("alice", "bob")}
+    server = up("--experts", "1", "--api-keys", str(keys))
+
+    def cached(name, **fields):
+        reply = httpx.post(
+            f"{server.url}/v1/completions",
+            json={"prompt": "the password is " + "swordfish " * 40, "max_tokens": 1, **fields},
+            headers={"authorization": f"Bearer {secrets[name]}"},
+        )
+        return reply.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("alice") == 0 and cached("alice") > 0
+    assert cached("bob") == 0 == cached("alice", cache_salt="another")
+    assert cached("bob") > 0

@@ -7,7 +7,7 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.filler import Filler
 from afserve.engine.local import LocalCluster
-from afserve.engine.migrate import fills, stages
+from afserve.engine.migrate import SlotUse, fills, stages
 from afserve.errors import CheckpointError
 from afserve.launch.models import CONFIGS
 from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
@@ -95,21 +95,29 @@ def test_bfloat16_tokens_do_not_depend_on_the_placement():
 class Bank:
     expert_bytes = 100
 
-    def __init__(self, fail=None):
+    def __init__(self, fail=None, why=None):
         self.filled, self.fail = [], fail
+        self.why = why or CheckpointError("expert 7 cannot be read")
 
     def fill(self, layer, slot, expert):
         if expert == self.fail:
-            raise CheckpointError("expert 7 cannot be read")
+            raise self.why
         self.filled.append((layer, slot, expert))
 
 
 def wait_for(filler, epoch):
     found = []
+    wait_loaded(filler, epoch, found)
+    return found
+
+
+def wait_loaded(filler, epoch, found=None):
+    found = [] if found is None else found
     for _ in range(2000):
-        found += [loaded.epoch for loaded in filler.finished()]
-        if epoch in found:
-            return found
+        for loaded in filler.finished():
+            found.append(loaded.epoch)
+            if loaded.epoch == epoch:
+                return loaded
         with filler._changed:
             filler._changed.wait(0.005)
     raise AssertionError(f"epoch {epoch} never finished")
@@ -127,11 +135,51 @@ def test_filler_loads_in_order_and_reports():
     assert not filler._thread.is_alive()
 
 
-def test_filler_reports_what_went_wrong():
-    filler = Filler(Bank(fail=7))
+@pytest.mark.parametrize("why", [CheckpointError("expert 7 cannot be read"), OSError("disk"), MemoryError()])
+def test_an_expert_that_cannot_be_read_costs_its_own_fill(why):
+    """The others are loaded, the thread lives, and the next set is as good as any."""
+    bank = Bank(fail=7, why=why)
+    filler = Filler(bank)
     filler.start()
-    filler.submit(1, [Fill(layer=0, node=0, slot=1, expert=7)])
-    filler._thread.join(10)
-    with pytest.raises(CheckpointError, match="expert 7"):
-        filler.finished()
+    filler.submit(
+        1,
+        [
+            Fill(layer=0, node=0, slot=slot, expert=expert, replaced=3)
+            for slot, expert in enumerate((6, 7, 8))
+        ],
+    )
+    loaded = wait_loaded(filler, 1)
+    assert (loaded.experts, [fill.expert for fill in loaded.unread]) == (2, [7])
+    assert loaded.unread[0].replaced == FREE, "what its slot holds is not known"
+    assert loaded.why == (
+        why.message if isinstance(why, CheckpointError) else f"{type(why).__name__} while it was loaded"
+    )
+    bank.fail = None
+    filler.submit(2, loaded.unread)
+    assert wait_loaded(filler, 2).unread == () and bank.filled == [(0, 0, 6), (0, 2, 8), (0, 1, 7)]
     filler.close()
+
+
+def test_of_an_epoch_that_is_given_up_nothing_is_taken_for_loaded():
+    """Neither what had failed nor what was begun: only what was not begun holds what it held."""
+    filler, slots = Filler(Bank(fail=7)), SlotUse(0, beside_all(0, (0, 1, 2, 3, FREE)))
+    target = beside_all(1, (0, 7, 8, 6, 5))
+    slots.retire(0)
+    filler.submit(1, slots.fills(target))
+    filler.work()
+    job, begun = filler._next()
+    assert (job.epoch, begun.expert) == (1, 8)
+    slots.forget(filler.abandon(1))
+    slots.retire(1)
+    again = {fill.expert: fill.replaced for fill in slots.fills(target)}
+    assert again == {7: FREE, 8: FREE, 6: 3, 5: FREE}
+
+
+def beside_all(epoch, experts):
+    """One layer: these on node 0, and all of nine experts on node 1."""
+    everything = tuple(range(9))
+    share = (
+        tuple(0.5 if expert != FREE else 0.0 for expert in experts),
+        tuple(0.5 if e in experts else 1.0 for e in everything),
+    )
+    return Placement(epoch, 2, 9, (LayerPlacement((experts, everything), share),))

@@ -1,7 +1,10 @@
 """What is found by a model's name: whose tokenizer reads its texts, and what is said of that."""
 
+import os
+
 import pytest
 
+from afserve.errors import CheckpointError
 from afserve.launch.models import CONFIGS, find_model
 
 CONFIG = (CONFIGS / "nano" / "config.json").read_text()
@@ -26,3 +29,39 @@ def test_a_tokenizer_that_is_not_the_models_is_no_secret(files, said, tmp_path, 
     find_model(str(tmp_path), tmp_path).warn_of_tokenizer()
     assert said in caplog.text and bool(said) == bool(caplog.records)
     assert "\n" not in caplog.text.rstrip("\n")
+
+
+def _fifo(path):
+    os.mkfifo(path)
+
+
+def _unreadable(path):
+    path.write_text("{}")
+    path.chmod(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_fifo, "is not a plain file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a plain file"),
+        (lambda path: path.symlink_to(path.parent / "nowhere"), "no such file"),
+        (lambda path: path.symlink_to(path.name), "cannot be read"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        pytest.param(
+            _unreadable,
+            "cannot be read: Permission denied",
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything"),
+        ),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(make, said, tmp_path, caplog):
+    """With random weights, of which nobody warns, the bundled one will do."""
+    (tmp_path / "config.json").write_text(CONFIG)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    make(tmp_path / "tokenizer.json")
+    found = find_model(str(tmp_path), tmp_path)
+    assert found.tokenizer == CONFIGS / "nano"
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: {said}"):
+        found.warn_of_tokenizer()
+    assert not caplog.records

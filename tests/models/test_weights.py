@@ -1,5 +1,6 @@
 """Checkpoint folders as they come: shards, FP8 blocks, and everything that can be wrong with them."""
 
+import errno
 import gc
 import json
 import os
@@ -15,10 +16,11 @@ from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
 from afserve.models import tensor_files
 from afserve.models.shards import INDEX, SINGLE
-from afserve.models.tensor_files import MappedFiles, ReadFiles
+from afserve.models.tensor_files import TensorFiles
 from afserve.models.weights import Checkpoint, DummyCheckpoint
 
 BLOCK = (128, 128)
+ODD_NAMES = ("a\0b", "\0", "", ".", "..", "/", "a/b", "./a", "a/", "\ud800", "n" * 256, "é" * 128)
 
 
 @pytest.fixture
@@ -44,40 +46,27 @@ def test_single_file(folder):
     assert checkpoint.tensor("b.weight", (3,), torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_shards_are_opened_only_when_asked(tmp_path, reads):
+def test_shards_are_opened_only_when_asked(tmp_path):
     shard(tmp_path, one={"x": torch.ones(2)}, two={"y": torch.zeros(2)})
     (tmp_path / "two.safetensors").unlink()
-    checkpoint = Checkpoint(tmp_path, reads=reads)
+    checkpoint = Checkpoint(tmp_path)
     assert checkpoint.tensor("x", (2,), torch.float32).tolist() == [1, 1]
     with pytest.raises(CheckpointError, match=r"two\.safetensors: the index names this shard"):
         checkpoint.tensor("y", (2,), torch.float32)
 
 
-def mapped_bytes(folder):
-    """Pages in this process of mapped files below `folder`."""
-    total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ", 1)[0]:
-            ours = str(folder) in line
-        elif ours and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="counts pages as Linux tells them")
-def test_what_was_read_does_not_stay_in_memory(tmp_path, monkeypatch):
-    """While a tensor that is still used stays as it was."""
-    monkeypatch.setattr(tensor_files, "MOST_MAPPED", 8 << 20)
-    shard(tmp_path, **{f"f{i}": {f"t{i}": torch.full((1 << 20,), float(i))} for i in range(16)})
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="looks at what Linux says is mapped")
+def test_nothing_of_a_checkpoint_is_mapped(tmp_path):
+    """Of a mapped file that is cut, a look at what is gone ends the process."""
+    save_file({"x": torch.ones(4096), "y": torch.ones(4, 1024)}, tmp_path / SINGLE)
     checkpoint = Checkpoint(tmp_path)
-    first = checkpoint.tensor("t0", (1 << 20,), torch.float32)
-    most = 0
-    for i in range(1, 16):
-        assert checkpoint.tensor(f"t{i}", (1 << 20,), torch.float32).sum() == i << 20
-        most = max(most, mapped_bytes(tmp_path))
-    assert 4 << 20 <= most <= 17 << 20, "of 64 MiB: 8 and one more, and the first"
-    assert not first.any()
+    held = (
+        checkpoint.tensor("x", (4096,), torch.float32),
+        checkpoint.rows("y", (4, 1024), 1, 2, torch.float32),
+    )
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    os.truncate(tmp_path / SINGLE, 0)
+    assert [float(one.sum()) for one in held] == [4096, 2048]
 
 
 def test_fp8_is_read_of_matrices_only(tmp_path):
@@ -121,8 +110,7 @@ def test_wrong_shape_and_dtype(folder):
         Checkpoint(folder).tensor("i", (2,), torch.float32)
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_corrupt_and_missing_files(tmp_path, reads):
+def test_corrupt_and_missing_files(tmp_path):
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
@@ -134,10 +122,10 @@ def test_corrupt_and_missing_files(tmp_path, reads):
     shard(tmp_path, one={"x": torch.ones(64)})
     (tmp_path / "one.safetensors").write_bytes((tmp_path / "one.safetensors").read_bytes()[:-8])
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        Checkpoint(tmp_path, reads=reads).tensor("x", (64,), torch.float32)
+        Checkpoint(tmp_path).tensor("x", (64,), torch.float32)
 
 
-def test_files_that_are_read_give_what_mapped_ones_give(tmp_path):
+def test_tensors_are_those_that_the_library_reads(tmp_path):
     """In every dtype that is stored, of every rank, by several threads; what is given is the caller's own."""
     drawn = torch.Generator().manual_seed(5)
     stored = {}
@@ -146,26 +134,90 @@ def test_files_that_are_read_give_what_mapped_ones_give(tmp_path):
             numbers = torch.randint(0, 100, shape, generator=drawn)
             stored[f"{dtype}{list(shape)}"] = numbers.to(dtype)
     save_file(stored, tmp_path / SINGLE)
-    mapped, read = MappedFiles(tmp_path), ReadFiles(tmp_path)
-    assert [name for name in stored if not read.reads(SINGLE, name)] == [n for n in stored if "[2, 3" in n]
-    names = [name for name in stored if read.reads(SINGLE, name)]
+    files, names, library = TensorFiles(tmp_path), list(stored), load_file(tmp_path / SINGLE)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda name: read.tensor(SINGLE, name), names * 3))
+        found = list(pool.map(lambda name: files.tensor(SINGLE, name), names * 3))
     for name, tensor in zip(names * 3, found, strict=True):
-        want = mapped.tensor(SINGLE, name)
-        assert tensor.dtype is want.dtype and tensor.shape == want.shape
+        want = library[name]
+        assert tensor.dtype is want.dtype and tensor.shape == want.shape == files.shape(SINGLE, name)
         assert torch.equal(tensor.float(), want.float())
+        for first, count in ((0, len(want)), (1, 1), (len(want), 0)) if want.dim() and len(want) else ():
+            part = files.rows(SINGLE, name, first, count)
+            assert torch.equal(part.float(), want[first : first + count].float())
         tensor.zero_()
-    assert torch.equal(read.tensor(SINGLE, names[2]).float(), stored[names[2]].float())
+    assert torch.equal(files.tensor(SINGLE, names[2]).float(), stored[names[2]].float())
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path):
-    save_file({"x": torch.ones(4096), "y": torch.ones(2)}, tmp_path / SINGLE)
-    checkpoint = Checkpoint(tmp_path, reads=True)
-    assert checkpoint.tensor("y", (2,), torch.float32).tolist() == [1, 1]
-    os.truncate(tmp_path / SINGLE, 4096)
-    with pytest.raises(CheckpointError, match="x cannot be read: the file ends"):
-        checkpoint.tensor("x", (4096,), torch.float32)
+def test_a_file_that_is_cut_while_it_is_served_from_is_refused_until_it_is_back(tmp_path):
+    """As it is put back: in its place or under its name."""
+    save_file({"x": torch.ones(4096), "y": torch.ones(2, 4096)}, tmp_path / SINGLE)
+    whole = (tmp_path / SINGLE).read_bytes()
+    checkpoint, asked = Checkpoint(tmp_path), []
+    checkpoint.check_changes(lambda: bool(asked.append(1)) or (tmp_path / SINGLE).read_bytes() == whole)
+    reads = (
+        lambda: checkpoint.tensor("x", (4096,), torch.float32),
+        lambda: checkpoint.rows("y", (2, 4096), 1, 1, torch.float32),
+    )
+    for _ in range(2):
+        assert [float(read().sum()) for read in reads] == [4096, 4096]
+        os.truncate(tmp_path / SINGLE, 4096)
+        before = len(asked)
+        for read in reads * 100:
+            with pytest.raises(CheckpointError, match=r"was written to since this process began to read it"):
+                read()
+        assert len(asked) == before + 1, "the same file is not looked at a thousand times"
+        (tmp_path / SINGLE).write_bytes(whole)
+        assert [float(read().sum()) for read in reads] == [4096, 4096]
+        os.truncate(tmp_path / SINGLE, 4096)
+        (tmp_path / "copy").write_bytes(whole)
+        (tmp_path / "copy").rename(tmp_path / SINGLE)
+
+
+def test_a_file_that_another_one_has_replaced_is_read_as_it_was(tmp_path):
+    save_file({"x": torch.ones(64)}, tmp_path / SINGLE)
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.tensor("x", (64,), torch.float32).sum() == 64
+    save_file({"x": torch.zeros(64)}, tmp_path / "other")
+    (tmp_path / "other").rename(tmp_path / SINGLE)
+    assert checkpoint.tensor("x", (64,), torch.float32).sum() == 64
+    (tmp_path / SINGLE).unlink()
+    os.mkfifo(tmp_path / SINGLE)
+    assert checkpoint.tensor("x", (64,), torch.float32).sum() == 64
+
+
+@pytest.mark.parametrize("change", ["other numbers", "nothing", "a FIFO", "a folder"])
+def test_what_is_put_in_the_place_of_a_cut_file_is_looked_at(tmp_path, change):
+    """By name, at once, and whatever it is."""
+    save_file({"x": torch.ones(64)}, tmp_path / SINGLE)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.check_changes(lambda: (tmp_path / SINGLE).is_file() and change == "nothing there")
+    checkpoint.tensor("x", (64,), torch.float32)
+    os.truncate(tmp_path / SINGLE, 100)
+    (tmp_path / SINGLE).unlink()
+    if change == "other numbers":
+        save_file({"x": torch.zeros(64)}, tmp_path / SINGLE)
+    elif change == "a FIFO":
+        os.mkfifo(tmp_path / SINGLE)
+    elif change == "a folder":
+        (tmp_path / SINGLE).mkdir()
+    with pytest.raises(CheckpointError, match=SINGLE):
+        checkpoint.tensor("x", (64,), torch.float32)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENXIO])
+def test_a_disk_that_cannot_read_is_named_and_asked_again(tmp_path, monkeypatch, number):
+    save_file({"x": torch.ones(64)}, tmp_path / SINGLE)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.tensor("x", (64,), torch.float32)
+    with monkeypatch.context() as broken:
+
+        def fails(*_):
+            raise OSError(number, "it is broken")
+
+        broken.setattr(os, "preadv", fails)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: it is broken \(x\)"):
+            checkpoint.tensor("x", (64,), torch.float32)
+    assert checkpoint.tensor("x", (64,), torch.float32).sum() == 64
 
 
 @pytest.mark.parametrize(
@@ -186,14 +238,14 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path):
 def test_a_header_that_contradicts_itself_is_refused_by_tensor(header, said, tmp_path):
     (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     with pytest.raises(CheckpointError, match=said):
-        ReadFiles(tmp_path).tensor(SINGLE, "x")
+        TensorFiles(tmp_path).tensor(SINGLE, "x")
 
 
 def test_no_descriptor_outlives_the_files_that_are_read(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / SINGLE)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
-        Checkpoint(tmp_path, reads=True).tensor("x", (2,), torch.float32)
+        Checkpoint(tmp_path).tensor("x", (2,), torch.float32)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
@@ -206,6 +258,7 @@ def test_no_descriptor_outlives_the_files_that_are_read(tmp_path):
         '{"weight_map": 3}',
         '{"weight_map": {"x": "../x.safetensors"}}',
         '{"weight_map": {"x": "a.safetensors", "x": "b.safetensors"}}',
+        *(json.dumps({"weight_map": {"x": name}}) for name in ODD_NAMES),
     ],
 )
 def test_bad_index(tmp_path, text):

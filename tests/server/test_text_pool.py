@@ -15,11 +15,12 @@ import pytest
 from afserve.chat_template import ChatTemplate
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
-from afserve.server.prepare import BodyKind, Preparer, TextModel
+from afserve.server.prepare import BodyKind, Elsewhere, Preparer, TextModel
 from afserve.server.prepared import from_bytes, to_bytes
 from afserve.server.preparers import Preparers
 from afserve.server.settings import ServerSettings
 from afserve.server.text_pool import INLINE_BYTES, TextPool
+from afserve.tokenizer import Tokenizer
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DEEP = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
@@ -73,6 +74,60 @@ async def pool(folder, tokenizer, **settings):
         yield made
     finally:
         await made.close()
+
+
+BOMBS = [r"(a+)+$|(x*x*x*)*y", r"(\w+\s?)*$"]
+
+
+@pytest.fixture
+def tokenizer_with(checkpoint, tmp_path):
+    """The tiny checkpoint, whose tokenizer splits by another expression first."""
+
+    def make(expression):
+        for file in checkpoint.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        body = json.loads((checkpoint / "tokenizer.json").read_text())
+        split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        rest = [body["pre_tokenizer"]] if body["pre_tokenizer"] else []
+        body["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, *rest]}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(body))
+        return tmp_path
+
+    return make
+
+
+def bodies_of(text):
+    """Everything that a text of a client is tokenised for."""
+    said = [{"role": "user", "content": text}]
+    yield BodyKind.COMPLETION, {"prompt": text}
+    yield BodyKind.COMPLETION, {"prompt": ["x", text]}
+    yield BodyKind.TOKENIZE, {"prompt": text}
+    yield BodyKind.EMBEDDING, {"input": [text]}
+    yield BodyKind.CHAT, {"messages": said}
+    yield BodyKind.MESSAGE_COUNT, {"messages": said}
+    yield BodyKind.MESSAGE, {"messages": said, "max_tokens": 1}
+    yield BodyKind.OLLAMA_GENERATE, {"model": "tiny", "prompt": text, "stream": False}
+
+
+@pytest.mark.parametrize("expression", BOMBS)
+def test_a_tokenizer_that_takes_without_end_is_asked_where_there_are_limits(expression, tokenizer_with):
+    """What it cannot do is refused in words, one text at a time; others are answered by that process or the next."""
+    folder = tokenizer_with(expression)
+    tokenizer = Tokenizer.from_folder(folder)
+    here = Preparers([Preparer(model_of(folder), tokenizer, SamplingParams(), elsewhere=True)])
+
+    async def all_of_them():
+        async with pool(folder, tokenizer, text_seconds=1.0, text_processes=1) as there:
+            for kind, body in bodies_of("a" * 100 + "x" * 100 + "!"):
+                data = json.dumps(body).encode()
+                with pytest.raises(Elsewhere):
+                    here.prepare(kind, data)
+                with pytest.raises(RequestError, match=r"its own rules take too many steps|of CPU time"):
+                    await there.prepare(kind, data)
+            assert await there.prepare(BodyKind.TOKENIZE, json.dumps({"prompt": "b"}).encode())
+
+    asyncio.run(all_of_them())
 
 
 def chat(content):

@@ -16,6 +16,7 @@ import numpy as np
 from afserve.control.membership.events import Place
 from afserve.control.membership.migration import Migration, PlacementRoute
 from afserve.control.membership.throttle import Throttle
+from afserve.control.membership.unreadable import Barred
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -195,15 +196,18 @@ class Balancing:
             )
         return self._place(decision.placement, holders)
 
-    def without(self, lost: frozenset[int], holders: frozenset[int], now: float) -> Place | None:
+    def without(
+        self, lost: frozenset[int], holders: frozenset[int], now: float, barred: Barred | None = None
+    ) -> Place | None:
         """Where experts go that lived on lost nodes only, in which parts; all others stay. None where nobody has room.
 
-        `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
+        `holders` are the expert nodes that serve, `barred` those that cannot read an expert. It thinks about lost
+        experts only, so it takes milliseconds.
         """
         count = max(self._migration.placement.nodes, max(holders, default=-1) + 1)
         current = self._migration.placement.with_nodes(count)
         others = frozenset(range(count)) - holders  # who has left, or leaves, takes nothing over either
-        found = recovered(current, lost | others, self._widest, self.stats.load(0))
+        found = recovered(current, lost | others, self._widest, self.stats.load(0), barred)
         if len(found.homeless) and not found.order:
             return None
         targets = in_parts(current, found, max(1, self._rules.at_once * len(holders)))

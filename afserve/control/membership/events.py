@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from afserve.control.membership.silence import HostLoad
+from afserve.control.membership.unreadable import Barred
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId, Role
@@ -245,11 +246,12 @@ class Dismiss:
 class Replan:
     """Think out where experts stand when these expert nodes hold them; the answer is `Place` with the same `nodes`.
 
-    `lost` are those that hold experts by the placement in force and are gone.
+    `lost` are those that hold experts by the placement in force and are gone. `barred`: who cannot read an expert.
     """
 
     nodes: frozenset[int]
     lost: frozenset[int] = frozenset()
+    barred: Barred = field(default_factory=dict)
 
 
 class Happening(StrEnum):
@@ -260,6 +262,7 @@ class Happening(StrEnum):
     RETURNED = "returned"
     RELOADED = "loaded experts"
     COVERED = "made up for"
+    UNREAD = "cannot read experts"
 
 
 class Cause(StrEnum):

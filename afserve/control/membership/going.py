@@ -183,6 +183,7 @@ class Going(Placing):
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
+        self._read_again(now)
         effects = self._recovery.due(now)
         self._since |= {effect.node: now for effect in effects if isinstance(effect, Start)}
         effects += self._check_places(now)
@@ -215,8 +216,16 @@ class Going(Placing):
         try:
             self.migration.check(now - ADOPT_SECONDS * (self._watch.stretch(now) - 1.0))
         except DeadlineError as error:
+            if not self.migration.adopting:
+                return self._too_late(error, now)
             late = [
                 m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
             ]
             return [e for member in late for e in self._give_up(member, error, now)]
         return []
+
+    def _too_late(self, error: DeadlineError, now: float) -> list[Effect]:
+        """A disk that does not answer costs the fill, as one that fails does."""
+        told, late = self.migration.give_up_late()
+        said = [e for n, experts in late.items() for e in self._unread(n, experts, error.message, now)]
+        return [*self._tell(told), *said]

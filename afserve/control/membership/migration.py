@@ -53,6 +53,7 @@ class Migration:
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
         self._urgent = False
+        self._short = False  # somebody cannot read all that it is to fill
         self._held_by: tuple[tuple[Placement, ...], frozenset[int]] = ((), frozenset())
         self._missing: set[NodeId] = set()
         self._given_up: set[tuple[NodeId, int]] = set()  # fills that somebody may still answer
@@ -147,6 +148,22 @@ class Migration:
         self._answered(Phase.FILLING, node, epoch)
         return self._go_on(now)
 
+    def unfilled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
+        """An expert node cannot hold all of it. Once everybody has answered, what they were to fill is given up."""
+        if self.forget(node, epoch):
+            return []
+        self._answered(Phase.FILLING, node, epoch)
+        self._short = True
+        return self._go_on(now)
+
+    def give_up_late(self) -> tuple[list[Outgoing], dict[NodeId, list[tuple[int, int]]]]:
+        """Nobody waits any longer for those who fill; with what (MoE layer, expert) each may not have read."""
+        following = self._following
+        assert following is not None and self.phase is Phase.FILLING
+        fills = self.placement.with_nodes(following.nodes).diff(following).fills
+        late = {node: [(f.layer, f.expert) for f in fills if f.node == node.index] for node in self._missing}
+        return self._give_up(), late
+
     def adopted(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An attention node routes by `epoch` and has nothing under way from before."""
         self._answered(Phase.ADOPTING, node, epoch)
@@ -165,10 +182,10 @@ class Migration:
         self._missing.discard(node)
         return self._go_on(now)
 
-    def _give_up(self, lost: NodeId) -> list[Outgoing]:
+    def _give_up(self, lost: NodeId | None = None) -> list[Outgoing]:
         following = self._following
         assert following is not None
-        self._given_up |= {(node, following.epoch) for node in self._missing - {lost}}
+        self._given_up |= {(node, following.epoch) for node in self._missing if node != lost}
         self._later.clear()
         self._following, self.phase, self._missing = None, Phase.STEADY, set()
         others = [node for node in self._serving(Role.EXPERT) if node != lost]
@@ -215,7 +232,7 @@ class Migration:
         following = self._following
         assert following is not None
         if self.phase is Phase.FILLING:
-            return self._ask(Phase.ADOPTING, following, now)
+            return self._give_up() if self._short else self._ask(Phase.ADOPTING, following, now)
         old, self.placement, self._following = self.placement, following, None
         self.phase = Phase.STEADY
         self.completed += 1
@@ -233,6 +250,7 @@ class Migration:
     def _ask(self, phase: Phase, following: Placement, now: float) -> list[Outgoing]:
         """Everyone of a role who serves. Whoever is away begins with the placement in force when it is back."""
         filling = phase is Phase.FILLING
+        self._short = False
         self.phase, self._deadline = phase, now + (FILL_SECONDS if filling else ADOPT_SECONDS)
         here = self._missing = set(self._serving(Role.EXPERT if filling else Role.ATTENTION))
         asked = asks(phase, following, urgent=self._urgent)

@@ -51,6 +51,7 @@ from afserve.control.wire.values import (
     Ready,
     Register,
     Stuck,
+    Unfilled,
     Unheard,
 )
 from afserve.control.wire.values import Drained as NodeDrained
@@ -185,7 +186,11 @@ class Membership(Returning):
                 return self._catch_up(member, now) if member.state is State.LOADING else []
             case Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)
+                if self.migration.adopting:
+                    self._unreadable.read()
                 return [*effects, _reloaded(member, value)] if value.experts else effects
+            case Unfilled():
+                return self._unfilled(member, value, now)
             case Adopted(epoch):
                 return self._answered(member, self.migration.adopted, epoch, now)
             case NodeDrained():
@@ -216,6 +221,12 @@ class Membership(Returning):
         member.epoch = epoch
         return effects
 
+    def _unfilled(self, member: Member, said: Unfilled, now: float) -> list[Effect]:
+        try:
+            return self._cannot_fill(member, said, now)
+        except ProtocolError as error:
+            return self._give_up(member, error, now)
+
     def _has_drained(self, member: Member) -> list[Effect]:
         if member.state is State.DRAINING:
             self.members.move(member, State.DRAINED)
@@ -226,7 +237,8 @@ class Membership(Returning):
         effects: list[Effect] = []
         if not self.migration.adopting:
             for member in self.members.view(Role.EXPERT).unready:
-                if member.loaded and member.state is State.LOADING:
+                waits = self._unreadable.of(member.node.index)
+                if member.loaded and member.state is State.LOADING and not waits:
                     effects += self._catch_up(member, now)
             waiting, self._waiting = self._waiting, []
             for event, node in waiting:

@@ -19,6 +19,7 @@ from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
+from afserve.control.membership.unreadable import UnreadableExperts
 from afserve.control.membership.watching import Watch
 from afserve.control.wire.values import AttentionNodes, Drain
 from afserve.member import AttentionPhase, NodeId, Role
@@ -72,6 +73,7 @@ class Tables:
         self.renewals = Renewals()
         self.role_changes = RoleChanges()
         self._coverage = Coverage()
+        self._unreadable = UnreadableExperts()
         # What only advises: an exception there must not end anything.
         self._shortage_advice = Adviser("telling what is lacking")
         self._slowness_advice = Adviser("finding slow expert nodes")

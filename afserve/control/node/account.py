@@ -25,6 +25,7 @@ from afserve.control.wire.values import (
     Shutdown,
     Standing,
     ToNode,
+    Unfilled,
 )
 from afserve.member import MODEL_ROLES, Role
 from afserve.placement.placement import Placement
@@ -64,6 +65,8 @@ class Account:
             case Filled(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held[epoch] = placement
+            case Unfilled(epoch):
+                self._asked.pop(epoch, None)
             case Adopted(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held = {epoch: placement}

@@ -27,6 +27,7 @@ from afserve.control.wire.values import (
     Retire,
     Shutdown,
     ToNode,
+    Unfilled,
 )
 from afserve.engine.filler import Filler
 from afserve.engine.migrate import SlotUse
@@ -141,13 +142,21 @@ class ExpertLoop:
                 raise ProtocolError(f"an expert node does not take {type(command).__name__}")
 
     def _fill(self, placement: Placement, urgent: bool) -> None:
+        self._report_filled()  # what could not be read is not held
         self._filling.add(placement.epoch)
         self._filler.submit(placement.epoch, self._slots.fills(placement), urgent=urgent)
 
     def _report_filled(self) -> None:
-        """But for those that were given up meanwhile."""
+        """But for those that were given up meanwhile. What cannot be read costs nothing else: the node serves on."""
         for loaded in self._filler.finished():
-            if loaded.epoch in self._filling:
-                self._filling.discard(loaded.epoch)
-                self._node.accept(loaded.epoch)
-                self._stream.send(Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))
+            self._slots.forget(loaded.unread)
+            if loaded.epoch not in self._filling:
+                continue
+            self._filling.discard(loaded.epoch)
+            if loaded.unread:
+                self._slots.retire(loaded.epoch)
+                experts = tuple((fill.layer, fill.expert) for fill in loaded.unread)
+                self._stream.send(Unfilled(loaded.epoch, experts, loaded.why))
+                continue
+            self._node.accept(loaded.epoch)
+            self._stream.send(Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))

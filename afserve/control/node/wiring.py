@@ -17,7 +17,7 @@ from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, SharingCores, Transport
 from afserve.config import FULL
-from afserve.control.identifying import Tell, reading
+from afserve.control.identifying import Tell, reading, unchanged
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire.values import Assigned, Peers
 from afserve.engine.attention_node import AttentionNode
@@ -176,6 +176,7 @@ def build_expert(
         expert_dtype=deployment.engine.expert_dtype,
         progress=progress,
         ops=ops,
+        recheck=unchanged(deployment.source, Role.EXPERT, identity, full=deployment.verify == FULL),
     )
     identity.result()
     filler = Filler(bank)

@@ -39,7 +39,7 @@ class ToAttention(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced", "unfilled")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class FromNode(_message.Message):
     NOTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
+    UNFILLED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     endpoint: Endpoint
     progress: Progress
@@ -74,7 +75,8 @@ class FromNode(_message.Message):
     noted: Noted
     recorded: Recorded
     traced: Traced
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ...) -> None: ...
+    unfilled: Unfilled
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ..., unfilled: _Optional[_Union[Unfilled, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "attention_nodes", "drain", "shutdown", "fill_slots", "adopt", "retire", "record")
@@ -1059,6 +1061,18 @@ class Filled(_message.Message):
     bytes: int
     seconds: float
     def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Unfilled(_message.Message):
+    __slots__ = ("epoch", "layer", "expert", "why")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layer: _containers.RepeatedScalarFieldContainer[int]
+    expert: _containers.RepeatedScalarFieldContainer[int]
+    why: str
+    def __init__(self, epoch: _Optional[int] = ..., layer: _Optional[_Iterable[int]] = ..., expert: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("placement",)

@@ -56,9 +56,11 @@ from afserve.control.wire.values import (
     Standing,
     Stuck,
     Traced,
+    Unfilled,
     Unheard,
 )
 from afserve.engine.stats import AttentionStats, ExpertStats, HostStats, KvStats, TierStats
+from afserve.errors import ProtocolError
 from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
@@ -294,6 +296,18 @@ def _take_fill(proto: Proto, last: SaidLast) -> FillSlots:
     return FillSlots(_take_said(proto, last), proto.urgent)
 
 
+def _put_unfilled(value: Unfilled, proto: Proto) -> None:
+    proto.epoch, proto.why = value.epoch, value.why
+    proto.layer.extend(layer for layer, _ in value.experts)
+    proto.expert.extend(expert for _, expert in value.experts)
+
+
+def _take_unfilled(proto: Proto) -> Unfilled:
+    if len(proto.layer) != len(proto.expert):
+        raise ProtocolError(f"{len(proto.layer)} layers for {len(proto.expert)} experts that cannot be read")
+    return Unfilled(proto.epoch, tuple(zip(proto.layer, proto.expert, strict=True)), proto.why)
+
+
 FROM_NODE: dict[type, Codec] = {
     Routed: ("routed", _put_routed, _take_routed),
     Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
@@ -304,6 +318,7 @@ FROM_NODE: dict[type, Codec] = {
     Ready: flat("ready", Ready),
     Drained: flat("drained", Drained),
     Filled: flat("filled", Filled),
+    Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
     Adopted: flat("adopted", Adopted),
     Failed: ("failed", _put_failed, lambda p: Failed(take_error(p.error))),
     Query: flat("query", Query),

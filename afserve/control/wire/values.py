@@ -206,6 +206,18 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfilled:
+    """An expert node cannot read these experts, as (MoE layer, expert), of the placement `epoch`.
+
+    It goes on with what it has, and gives that epoch up. `why` is of the first.
+    """
+
+    epoch: int
+    experts: tuple[tuple[int, int], ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """An attention node routes by `epoch` and has nothing under way that was routed before."""
 
@@ -339,6 +351,7 @@ FromNode = (
     | Drained
     | Failed
     | Filled
+    | Unfilled
     | Adopted
     | Query
     | Stuck

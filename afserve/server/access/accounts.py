@@ -5,6 +5,7 @@ ends; while requests run, their tokens are told every few seconds.
 """
 
 import asyncio
+import hashlib
 import logging
 import os
 import secrets
@@ -36,18 +37,29 @@ class Account:
     key: Key | None = None
     spent: int = 0
     running: int = 0
+    shares_prefixes: bool = False
 
     def spend(self, tokens: int) -> None:
         """Prompt tokens or generated ones."""
         self.spent += tokens
 
     def scheduled(self, asked: Scheduling) -> Scheduling:
-        """No earlier turn than the key's requests get, and the key's share."""
+        """No earlier turn than the key's requests get, the key's share, and cached prompts of its own."""
         if self.key is None:
             return asked
         earliest = self.key.limits.priority
         priority = asked.priority if earliest is None else max(asked.priority, earliest)
-        return replace(asked, priority=priority, tenant=self.key.name, share=self.key.limits.share or 1)
+        salt = asked.cache_salt if self.shares_prefixes else _salt(self.key.name, asked.cache_salt)
+        share = self.key.limits.share or 1
+        return replace(asked, priority=priority, cache_salt=salt, tenant=self.key.name, share=share)
+
+
+def _salt(name: str, asked: str) -> str:
+    """No other key's, whatever a client asks for: cached tokens, which usage tells, would tell who sent what."""
+    try:
+        return hashlib.sha256(f"{name}\0{asked}".encode()).hexdigest()
+    except UnicodeEncodeError:
+        return asked  # which is refused
 
 
 def account_of(scope: Scope) -> Account:
@@ -57,8 +69,16 @@ def account_of(scope: Scope) -> Account:
 
 
 class Accounts:
-    def __init__(self, ring: Keyring, database: Database, clock: Clock | None = None) -> None:
-        self.ring, self._database = ring, database
+    def __init__(
+        self,
+        ring: Keyring,
+        database: Database,
+        clock: Clock | None = None,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
+        """`shares_prefixes`: prompts of one key are found in the cache by those of the others."""
+        self.ring, self._database, self._shares_prefixes = ring, database, shares_prefixes
         self._clock = clock or WallClock()
         self._holder = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._of: dict[str, Account] = {}
@@ -69,7 +89,7 @@ class Accounts:
         """The one account of a key here; its limits are those that the key has now."""
         if key is None:
             return Account()
-        account = self._of.setdefault(key.name, Account(key.name))
+        account = self._of.setdefault(key.name, Account(key.name, shares_prefixes=self._shares_prefixes))
         account.key = key
         return account
 

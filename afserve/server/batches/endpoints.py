@@ -28,7 +28,9 @@ class Files:
     def __init__(self, service: Service) -> None:
         limits = service.settings
         self.bodies, self._deadline = service.bodies, limits.write_deadline
-        self.store = FileStore(service.database, WallClock(), limits.max_file_bytes, limits.file_seconds)
+        self.store = FileStore(
+            service.database, WallClock(), limits.max_file_bytes, limits.file_seconds, fair=True
+        )
 
     async def create(self, request: Request) -> Response:
         with await self.bodies.read(request) as body:

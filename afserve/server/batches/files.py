@@ -7,6 +7,7 @@ from typing import Any
 
 from afserve.clock import Clock
 from afserve.errors import CapacityError, NotFoundError, shown
+from afserve.server.access.fair_room import has_room
 from afserve.server.state.database import Database
 
 PURPOSES = ("batch", "batch_output", "user_data", "assistants", "fine-tune", "evals")
@@ -38,12 +39,14 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class FileStore:
-    """Each file is its owner's: to everybody else it is not there. `clock` has Unix seconds."""
+    """Each file is its owner's: to everybody else it is not there. `clock` has Unix seconds. `fair`: no key can keep
+    the others out."""
 
     database: Database
     clock: Clock
     most_bytes: int
     seconds: float
+    fair: bool = False
 
     async def put(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
         """Raises CapacityError where there is no room: a file is never lost before its time."""
@@ -53,18 +56,28 @@ class FileStore:
         """`put` within a transaction."""
         now = self.clock.now()
         self._forget_old(db)
-        (held,) = db.execute("SELECT coalesce(sum(size + ?), 0) FROM files", (FILE_BYTES,)).fetchone()
-        if held + len(data) + FILE_BYTES > self.most_bytes:
-            raise CapacityError(
-                f"files hold {held} bytes ({FILE_BYTES} each beside its own), at most {self.most_bytes} are kept; "
-                "delete some with DELETE /v1/files/ID"
-            )
+        self._check_room(db, owner, len(data) + FILE_BYTES)
         file = StoredFile(f"file-{uuid.uuid4().hex}", name, purpose, len(data), int(now))
         db.execute(
             "INSERT INTO files(id, owner, name, purpose, created, ends, size, data) VALUES(?,?,?,?,?,?,?,?)",
             (file.id, owner, _sound(name), purpose, file.created, now + self.seconds, file.size, data),
         )
         return file
+
+    def _check_room(self, db: sqlite3.Connection, owner: str, size: int) -> None:
+        (held,) = db.execute("SELECT coalesce(sum(size + ?), 0) FROM files", (FILE_BYTES,)).fetchone()
+        if held + size > self.most_bytes:
+            raise CapacityError(
+                f"files hold {held} bytes ({FILE_BYTES} each beside its own), at most {self.most_bytes} are kept; "
+                "delete some with DELETE /v1/files/ID"
+            )
+        mine = "SELECT coalesce(sum(size + ?), 0) FROM files WHERE owner=?"
+        (own,) = db.execute(mine, (FILE_BYTES, owner)).fetchone()
+        if self.fair and not has_room(owner, own, held, size, self.most_bytes):
+            raise CapacityError(
+                f"files of this key hold {own} bytes ({FILE_BYTES} each beside its own), and {self.most_bytes - held} "
+                "are free: a key may have as much as it leaves free for others; delete some with DELETE /v1/files/ID"
+            )
 
     async def get(self, owner: str, file_id: str) -> StoredFile:
         return StoredFile(*await self.database.run(lambda db: self._row(db, owner, file_id, _ABOUT)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from afserve.clock import Clock
 from afserve.errors import CapacityError, NotFoundError, shown
+from afserve.server.access.fair_room import has_room, most_held
 from afserve.server.batches.files import FileStore
 from afserve.server.state.database import Database
 
@@ -65,7 +66,7 @@ class BatchTable:
         """A batch that this gateway holds. Raises CapacityError where all that are kept run."""
 
         def create(db: sqlite3.Connection) -> BatchRow:
-            self._make_room(db)
+            self._make_room(db, owner)
             now, batch_id = self.clock.now(), f"batch_{uuid.uuid4().hex}"
             times = json.dumps({"created_at": int(now), "in_progress_at": int(now)})
             db.execute(
@@ -218,20 +219,27 @@ class BatchTable:
     def _held(self, now: float) -> tuple[str, float]:
         return self.holder, now + HELD_SECONDS
 
-    def _make_room(self, db: sqlite3.Connection) -> None:
-        """The oldest that has ended goes."""
-        (kept,) = db.execute("SELECT count(*) FROM batches").fetchone()
-        if kept < MAX_BATCHES:
+    def _make_room(self, db: sqlite3.Connection, owner: str) -> None:
+        """Of those who have most, the oldest that has ended goes. No key runs so many that none are left to others."""
+        rows = db.execute("SELECT id, owner, status FROM batches ORDER BY seq").fetchall()
+        running = [of for _, of, status in rows if status in (RUNS, CANCELLING)]
+        own = running.count(owner)
+        if self.files.fair and not has_room(owner, own, len(running), 1, MAX_BATCHES):
+            raise CapacityError(
+                f"{own} batches of this key are running, and {MAX_BATCHES - len(running)} more would be taken of all "
+                "keys: a key may have as many as it leaves for others; try again later"
+            )
+        if len(rows) < MAX_BATCHES:
             return
-        ended = db.execute(
-            "SELECT id FROM batches WHERE status NOT IN (?,?) ORDER BY seq LIMIT 1", (RUNS, CANCELLING)
-        ).fetchone()
-        if ended is None:
+        ended = [(batch_id, of) for batch_id, of, status in rows if status not in (RUNS, CANCELLING)]
+        if not ended:
             raise CapacityError(
                 f"{MAX_BATCHES} batches are running, the most that are taken; try again later"
             )
-        db.execute("DELETE FROM batches WHERE id=?", ended)
-        db.execute("DELETE FROM answers WHERE batch=?", ended)
+        fullest = most_held((of, 1) for _, of in ended)
+        gone = next(batch_id for batch_id, of in ended if of == fullest)
+        db.execute("DELETE FROM batches WHERE id=?", (gone,))
+        db.execute("DELETE FROM answers WHERE batch=?", (gone,))
 
 
 def _errors(said: list[tuple[str, str]]) -> dict[str, object]:

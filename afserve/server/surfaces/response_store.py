@@ -33,7 +33,7 @@ class ResponseStore:
     seconds: float
 
     async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
-        """The oldest make room for it; what alone is too large is not kept."""
+        """The oldest make room for it, of whoever has most; what alone is too large is not kept."""
 
         def put(db: sqlite3.Connection) -> None:
             ends = self.clock.now() + self.seconds
@@ -83,4 +83,9 @@ class ResponseStore:
             number, size = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM responses").fetchone()
             if number <= self.most and size <= self.most_bytes:
                 return
-            db.execute("DELETE FROM responses WHERE seq=(SELECT min(seq) FROM responses)")
+            measure = "count(*)" if number > self.most else "sum(size)"
+            (fullest,) = db.execute(
+                f"SELECT owner FROM responses GROUP BY owner ORDER BY {measure} DESC, owner LIMIT 1"  # noqa: S608
+            ).fetchone()
+            oldest = "DELETE FROM responses WHERE seq=(SELECT min(seq) FROM responses WHERE owner=?)"
+            db.execute(oldest, (fullest,))

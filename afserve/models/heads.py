@@ -1,0 +1,61 @@
+"""Embedding and LM head: two tensors, or one where config.json ties them, and what to do where a checkpoint has both.
+
+Fine-tunes are saved with both although config.json says that one is the other. Where they differ nobody knows which was
+meant: transformers from version 5 on takes the file's head, earlier versions and vLLM the embedding. So the user says.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afserve.errors import CheckpointError, ConfigError
+from afserve.families.naming import Naming
+from afserve.models.weights import TensorSource
+from afserve.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EndTensors:
+    """Both V x H; one object where they are tied."""
+
+    embed_VH: Tensor
+    head_VH: Tensor
+
+
+def load_ends(
+    spec: ModelSpec, source: TensorSource, naming: Naming, dtype: torch.dtype, asked: str = "auto"
+) -> EndTensors:
+    """`asked` is the setting lm_head. Raises CheckpointError where tied tensors differ and nothing was asked for,
+    ConfigError where there is nothing to choose."""
+    shape, names = (spec.vocab_size, spec.hidden), (naming.embedding, naming.head)
+    embedding, head = names
+    both = all(map(source.stores, names))
+    if asked != "auto" and not (spec.tied and both):
+        raise ConfigError(
+            f"--lm-head {asked}: only where config.json has tie_word_embeddings and the checkpoint both {embedding} "
+            f"and {head} is there something to choose; leave it out",
+            param="lm_head",
+        )
+    if spec.tied and not both:
+        one = source.tensor(head if source.stores(head) else embedding, shape, dtype)
+        return EndTensors(one, one)
+    embed_VH = source.tensor(embedding, shape, dtype)
+    if asked == "embedding":
+        return EndTensors(embed_VH, embed_VH)
+    head_VH = source.tensor(head, shape, dtype)
+    if not spec.tied or asked == "checkpoint":
+        return EndTensors(embed_VH, head_VH)
+    _check_equal(embed_VH, head_VH, embedding, head)
+    return EndTensors(embed_VH, embed_VH)
+
+
+def _check_equal(embed_VH: Tensor, head_VH: Tensor, embedding: str, head: str) -> None:
+    if torch.equal(embed_VH, head_VH):
+        return
+    rows = int((embed_VH != head_VH).any(1).sum())
+    raise CheckpointError(
+        f"config.json: tie_word_embeddings is true, but the checkpoint's {head} is another tensor than {embedding}: "
+        f"{rows:,} of {len(embed_VH):,} rows differ. --lm-head checkpoint takes {head}, as transformers 5 does; "
+        f"--lm-head embedding takes {embedding}, as transformers 4 and vLLM do"
+    )
