@@ -18,9 +18,9 @@ from afserve.comm.mailbox.segment import DialledSegment
 from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports import shm, tcp
 from afserve.comm.transports.shm import ShmTransport
-from afserve.comm.transports.tcp import TcpTransport
+from afserve.comm.transports.tcp import DialledStream, TcpTransport
+from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
-from afserve.tls import Certificates
 
 End = ShmTransport | TcpTransport
 # How long it parks on the connections before it looks at shared memory again: at first, while an answer is due within
@@ -45,9 +45,9 @@ class PairsTransport:
         attention: int | None,
         near: ShmTransport | None,
         far: TcpTransport | None,
-        certificates: Certificates | None = None,
+        credentials: Credentials,
     ) -> None:
-        self._layout, self._attention, self._certificates = layout, attention, certificates
+        self._layout, self._attention, self._credentials = layout, attention, credentials
         self._near, self._far = near, far
         self._limits: dict[int, int] = {}
         self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
@@ -142,7 +142,8 @@ class PairsTransport:
             if self._near is not None:
                 return self._near.dial(expert, one, timeout)
             return shm.dial(expert, one, self._attention, self._layout, timeout)
-        return tcp.dialled(one, expert, self._attention, self._layout, timeout, self._certificates)
+        joined = tcp.join(one, expert, self._attention, self._layout, timeout, self._credentials)
+        return DialledStream(*joined)
 
     def attach(self, dialled: Dialled) -> None:
         """A node that comes back may have moved to another host."""
@@ -156,7 +157,7 @@ class PairsTransport:
                 self._near.attach(dialled)
         else:
             if self._far is None:
-                self._far = TcpTransport([], self._attention, self._certificates, layout=self._layout)
+                self._far = TcpTransport([], self._attention, self._credentials, layout=self._layout)
             self._far.attach(dialled)
         for attention, rows in self._limits.items():
             self.limit(attention, rows)
@@ -203,16 +204,16 @@ def listen(
     attention_nodes: int,
     layout: Layout,
     host: str,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> tuple[PairsTransport, str]:
     """An expert node's end and its address."""
     near, memory = shm.listen(expert, attention_nodes, layout)
     try:
-        far, port = tcp.listen(expert, attention_nodes, layout, host, certificates)
+        far, port = tcp.listen(expert, attention_nodes, layout, host, credentials)
     except BaseException:
         near.close()
         raise
-    return PairsTransport(layout, None, near, far, certificates), f"pairs:{host_key()}|{memory}|{port}"
+    return PairsTransport(layout, None, near, far, credentials), f"pairs:{host_key()}|{memory}|{port}"
 
 
 def connect(
@@ -220,7 +221,7 @@ def connect(
     attention: int,
     layout: Layout,
     timeout: float,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> PairsTransport:
     """An attention node's end, over whichever way suits each expert node."""
     chosen = {expert: _choose(expert, address) for expert, address in addresses.items()}
@@ -228,12 +229,12 @@ def connect(
     ports = {expert: one for expert, one in chosen.items() if expert not in memory}
     near = shm.connect(memory, attention, layout, timeout) if memory else None
     try:
-        far = tcp.connect(ports, attention, layout, timeout, certificates) if ports else None
+        far = tcp.connect(ports, attention, layout, timeout, credentials) if ports else None
     except BaseException:
         if near is not None:
             near.close()
         raise
-    return PairsTransport(layout, attention, near, far, certificates)
+    return PairsTransport(layout, attention, near, far, credentials)
 
 
 def _choose(expert: int, address: str) -> str:

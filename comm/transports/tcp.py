@@ -7,7 +7,6 @@ and receives straight from the socket into the mailbox. Every byte is checked. I
 import queue
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,13 +21,12 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
-from afserve.comm.transports.encrypted import Connection
-from afserve.comm.transports.entrance import Entrance, dial
-from afserve.comm.transports.handshake import answer, ask, hear
+from afserve.comm.transports.entrance import Entrance, Newcomer, address_of, dial, listen_on
+from afserve.comm.transports.handshake import Places, ask
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
+from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ProtocolError
-from afserve.tls import Certificates
 
 AnySegment = TypeVar("AnySegment", bound=Segment)
 AnyStream = TypeVar("AnyStream", bound=MessageStream)
@@ -56,11 +54,11 @@ class TcpTransport:
         self,
         segments: Sequence[Segment],
         attention: int | None,
-        certificates: Certificates | None = None,
+        credentials: Credentials = NOBODYS,
         layout: Layout | None = None,
     ) -> None:
-        """`layout` where there is no segment yet. `certificates` are for expert nodes that are dialled later."""
-        self._certificates = certificates
+        """`layout` where there is no segment yet. `credentials` are for expert nodes that are dialled later."""
+        self._credentials = credentials
         self._layout = layout or segments[0].map.layout
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
@@ -144,7 +142,9 @@ class TcpTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return dialled(address, expert, self._attention, self._layout, timeout, self._certificates)
+        return DialledStream(
+            *join(address, expert, self._attention, self._layout, timeout, self._credentials)
+        )
 
     def has(self, expert: int) -> bool:
         """On an attention node: whether it is attached to this expert node."""
@@ -180,10 +180,6 @@ class TcpTransport:
         """From any thread: `stream` is the way to `peer` from now on."""
         self._newcomers.put((peer, stream))
         self._ringer.send(b"!")
-
-    def connected(self, peer: int) -> bool:
-        stream = self._streams.get(peer)
-        return stream is not None and stream.lost is None
 
     def _peer(self, box: Box) -> int:
         return box.attention if self._attention is None else box.expert
@@ -265,58 +261,47 @@ class TcpTransport:
 class _Listening(TcpTransport):
     """The expert node's end, which also owns the entrance."""
 
-    def __init__(self, entrance: Entrance, where: SegmentMap) -> None:
+    def __init__(self, listener: socket.socket, where: SegmentMap, credentials: Credentials) -> None:
         super().__init__([Segment.private(where)], None)
-        self._entrance, self._where = entrance, where
-        self._turns = [0] * where.attention_nodes
-        self._greeting = threading.Lock()
+        self._entrance = Entrance(listener, credentials.certificates)
+        self._places = Places(where, credentials.token)
 
     def start(self) -> None:
-        self._entrance.start(self._greet)
+        self._entrance.start(self._admit)
 
     def close(self) -> None:
         self._entrance.close()
         super().close()
 
-    def _greet(self, connection: Connection) -> bool:
-        """By a newcomer's own thread. What it says may take seconds; who it is, is decided for one at a time."""
-        greeting = hear(connection)
-        with self._greeting:
-            attention = answer(connection, greeting, self._where, self._turns, self.connected)
-            if attention is None:
-                return False
-            self.welcome(attention, MessageStream(connection))
-        return True
+    def _admit(self, newcomer: Newcomer) -> None:
+        def welcome(attention: int, name: str) -> MessageStream:
+            stream = MessageStream(newcomer.connection)
+            self.welcome(attention, stream)
+            return stream
+
+        self._places.admit(newcomer, welcome)
 
 
 def listen(
-    expert: int,
-    attention_nodes: int,
-    layout: Layout,
-    host: str,
-    certificates: Certificates | None = None,
+    expert: int, attention_nodes: int, layout: Layout, host: str, credentials: Credentials
 ) -> tuple[TcpTransport, str]:
     """An expert node's end and its address. Nothing listens but on `host`."""
     check_layout(layout)
-    entrance = Entrance(host, certificates)
-    end = _Listening(entrance, SegmentMap(layout, expert, attention_nodes))
+    listener = listen_on(host)
+    end = _Listening(listener, SegmentMap(layout, expert, attention_nodes), credentials)
     end.start()
-    return end, entrance.address
+    return end, address_of(listener, credentials.certificates)
 
 
 def connect(
-    addresses: Mapping[int, str],
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None = None,
+    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, credentials: Credentials
 ) -> TcpTransport:
     """An attention node's end, with one connection per expert node."""
     check_layout(layout)
     segments, streams = join_all(
-        addresses, lambda address, expert: _join(address, expert, attention, layout, timeout, certificates)
+        addresses, lambda address, expert: join(address, expert, attention, layout, timeout, credentials)
     )
-    end = TcpTransport(segments, attention, certificates)
+    end = TcpTransport(segments, attention, credentials)
     end.welcome_all(addresses, streams)
     return end
 
@@ -336,30 +321,18 @@ def join_all(
     return segments, streams
 
 
-def dialled(
-    address: str,
-    expert: int,
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None,
-) -> DialledStream:
-    """A connection for `attach` of whichever end."""
-    return DialledStream(*_join(address, expert, attention, layout, timeout, certificates))
-
-
-def _join(
-    address: str,
-    expert: int,
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None,
+def join(
+    address: str, expert: int, attention: int, layout: Layout, timeout: float, credentials: Credentials
 ) -> tuple[Segment, MessageStream]:
-    with ExitStack() as opened:
-        connection = dial(address, str(member.expert_node(expert)), timeout, certificates)
-        opened.callback(connection.close)
-        turn = ask(connection, attention, expert, layout)
-        opened.pop_all()
-        own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
-        return Segment.private(own, attention, turn), MessageStream(connection)
+    """One of an attention node's connections, within `timeout` seconds."""
+    peer, certificates = str(member.expert_node(expert)), credentials.certificates
+    joined = ask(
+        lambda seconds: dial(address, peer, seconds, certificates),
+        attention,
+        expert,
+        layout,
+        credentials,
+        timeout,
+    )
+    own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
+    return Segment.private(own, attention, joined.turn), MessageStream(joined.connection)
