@@ -5,7 +5,6 @@ passes messages on. The address is `dist:HOST:PORT`, where the expert node's sto
 travels.
 """
 
-import select
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -101,10 +100,7 @@ class DistTransport(TcpTransport):
         if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
             return
         cast(PairStream, stream).send_message(cast(RecordMailbox, self._lanes.outgoing(box)))
-        if stream.sending:
-            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
-        elif stream.lost is not None:
-            self._drop(peer, stream.lost)
+        self._sent(peer, stream)
 
     def _pair_streams(self) -> list[tuple[int, PairStream]]:
         return list(cast(dict[int, PairStream], self._streams).items())

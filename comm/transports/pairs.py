@@ -2,10 +2,12 @@
 
 An expert node opens both, and its address says both, with a key of its host: `pairs:KEY|shm:...|tcp:...`. An attention
 node takes shared memory where the key is its own. Each end is a transport of its own; this one knows which box belongs
-to which, and how to wait for both: it parks on the connections, and looks at shared memory in between.
+to which, and how to wait for both at once: a native wait spins on flags and connections, and then sleeps in the
+connections, where whoever writes into shared memory knocks (`door`).
 """
 
 import os
+import select
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,15 +19,14 @@ from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import DialledSegment
 from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports import shm, tcp
+from afserve.comm.transports.door import Door
 from afserve.comm.transports.shm import ShmTransport
 from afserve.comm.transports.tcp import DialledStream, TcpTransport
 from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
 
 End = ShmTransport | TcpTransport
-# How long it parks on the connections before it looks at shared memory again: at first, while an answer is due within
-# microseconds, and at most, which an idle node pays with the delay of its first message.
-_FIRST_PARK, _LONGEST_PARK = 50e-6, 1e-3
+_APART = 100e-6  # s between two looks at the connections while messages come through memory
 
 
 def host_key() -> str:
@@ -53,6 +54,9 @@ class PairsTransport:
         self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
         self._known: Sequence[Box] | None = None
         self._halves: tuple[Sequence[Box], Sequence[Box]] = ((), ())
+        self._looked = 0.0  # at the connections
+        self._door: Door | None = None
+        self._join()
 
     @property
     def layout(self) -> Layout:
@@ -110,20 +114,36 @@ class PairsTransport:
         return found
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        if self._near is None or self._far is None:
+            return self._ends()[0].wait(boxes, timeout)
         near, far = self._split(boxes)
-        if self._far is None or not far:
-            return [] if self._near is None else self._found(self._near, self._near.wait(near, timeout))
-        if self._near is None or not near:
-            return self._found(self._far, self._far.wait(far, timeout))
-        deadline, park = time.monotonic() + timeout, _FIRST_PARK
+        if not near:
+            return self._far.wait(far, timeout)
+        return self._wait_for_both(self._near, self._far, near, far, timeout)
+
+    def _wait_for_both(
+        self,
+        by_memory: ShmTransport,
+        by_tcp: TcpTransport,
+        near: Sequence[Box],
+        far: Sequence[Box],
+        timeout: float,
+    ) -> list[Box]:
+        """A wait for what comes by memory also ends when the connections have something."""
+        deadline = time.monotonic() + timeout
+        left = timeout
         while True:
-            found = self._found(self._near, self._near.wait(near, 0.0))
-            left = deadline - time.monotonic()
-            pause = 0.0 if found or left <= 0 else min(park, left)
-            found += self._found(self._far, self._far.wait(far, pause))
-            if found or left <= 0:
+            found = self._found(by_memory, by_memory.wait(near, min(left, by_memory.look_seconds)))
+            now = time.monotonic()
+            if not found or now - self._looked > _APART:
+                self._looked = now
+                found += self._found(by_tcp, by_tcp.ready(far))
+            left = deadline - now
+            if found:
                 return found
-            park = min(2 * park, _LONGEST_PARK)
+            by_tcp.raise_lost(far)
+            if left <= 0:
+                return []
 
     def take(self, box: Box) -> Parcel:
         return self._end(box).take(box)
@@ -134,6 +154,8 @@ class PairsTransport:
     def close(self) -> None:
         for end in self._ends():
             end.close()
+        if self._door is not None:
+            self._door.close()
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
         assert self._attention is not None, "an expert node attaches nobody"
@@ -159,6 +181,7 @@ class PairsTransport:
             if self._far is None:
                 self._far = TcpTransport([], self._attention, self._credentials, layout=self._layout)
             self._far.attach(dialled)
+        self._join()
         for attention, rows in self._limits.items():
             self.limit(attention, rows)
 
@@ -166,6 +189,14 @@ class PairsTransport:
         self._forget()
         for end in self._ends():
             end.detach(expert)
+
+    def _join(self) -> None:
+        """Once both ends are there, whoever sleeps for one of them is woken by the other."""
+        if self._near is None or self._far is None or self._door is not None:
+            return
+        self._door = Door()
+        self._far.files.register(self._door.socket, select.EPOLLIN)
+        self._near.watch(self._far.files.fileno(), self._door)
 
     def _ends(self) -> list[End]:
         return [end for end in (self._near, self._far) if end is not None]

@@ -67,14 +67,15 @@ class TcpTransport:
         self._lost = Lost(attention_side=attention is not None)
         self._streams: dict[int, MessageStream] = {}
         self._peer_of: dict[int, int] = {}  # by the number of its connection
+        self._crowded: set[int] = set()  # by the same: those that have bytes to send and no room
         self._taken_from: dict[Box, MessageStream | None] = {}
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._busy_poll = BusyPoll()
         self._newcomers: queue.SimpleQueue[tuple[int, MessageStream]] = queue.SimpleQueue()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._bell, select.EPOLLIN)
 
     @property
     def layout(self) -> Layout:
@@ -123,6 +124,16 @@ class TcpTransport:
         finally:
             self._busy_poll.end()
 
+    @property
+    def files(self) -> select.epoll:
+        """Where something is ready when `ready` has something to do. Others may be put there too."""
+        return self._poll
+
+    def raise_lost(self, boxes: Sequence[Box]) -> None:
+        """As `wait`."""
+        if self._lost:
+            self._lost.raise_for(boxes)
+
     def take(self, box: Box) -> Parcel:
         self._taken_from[box] = self._streams.get(self._peer(box))
         return self._lanes.take(box)
@@ -139,6 +150,7 @@ class TcpTransport:
             self._newcomers.get()[1].end("this end was closed")
         self._ringer.close()
         self._bell.close()
+        self._poll.close()
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
@@ -196,7 +208,7 @@ class TcpTransport:
         began = time.monotonic()
         events = self._busy_poll.look(self._look)
         left = began + seconds - time.monotonic()
-        return events if events or left <= 0 else self._poll.poll(1e3 * left)
+        return events if events or left <= 0 else self._poll.poll(left)
 
     def _look(self) -> list[tuple[int, int]]:
         return self._poll.poll(0)
@@ -208,7 +220,7 @@ class TcpTransport:
                 self._drop(peer, "another one has taken its place")
             self._streams[peer], self._peer_of[stream.fileno()] = stream, peer
             self._lost.clear(peer)
-            self._poll.register(stream, select.POLLIN)
+            self._poll.register(stream, select.EPOLLIN)
 
     def _move(self, peer: int, stream: MessageStream) -> None:
         try:
@@ -223,7 +235,7 @@ class TcpTransport:
         if stream.lost is not None:
             self._drop(peer, stream.lost)
         else:
-            self._poll.modify(stream, select.POLLIN | (select.POLLOUT if stream.sending else 0))
+            self._want_room(stream)
 
     def _box(self, peer: int, head: memoryview) -> Box:
         micro_batch = extent(head)[0]
@@ -245,15 +257,26 @@ class TcpTransport:
         if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
             return
         stream.send(self._lanes.outgoing(box).message().numpy().data)
-        if stream.sending:
-            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
-        elif stream.lost is not None:
+        self._sent(peer, stream)
+
+    def _sent(self, peer: int, stream: MessageStream) -> None:
+        if stream.lost is None:
+            self._want_room(stream)
+        else:
             self._drop(peer, stream.lost)
+
+    def _want_room(self, stream: MessageStream) -> None:
+        """Of the kernel, while bytes wait for it."""
+        if stream.sending is not (stream.fileno() in self._crowded):
+            self._crowded ^= {stream.fileno()}
+            self._poll.modify(stream, select.EPOLLIN | (select.EPOLLOUT if stream.sending else 0))
 
     def _drop(self, peer: int, why: str) -> None:
         stream = self._streams.pop(peer)
         del self._peer_of[stream.fileno()]
-        self._poll.unregister(stream)
+        self._crowded.discard(stream.fileno())
+        if stream.lost is None:  # the kernel forgets one that is closed
+            self._poll.unregister(stream)
         stream.end(why)
         self._lost.mark(peer, stream.lost or why)
 
