@@ -51,11 +51,12 @@ class PairsTransport:
         self._layout, self._attention, self._credentials = layout, attention, credentials
         self._near, self._far = near, far
         self._limits: dict[int, int] = {}
-        self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
+        self._by_tcp: set[Box] = set()  # on an expert node: those whose last dispatch came so
         self._known: Sequence[Box] | None = None
         self._halves: tuple[Sequence[Box], Sequence[Box]] = ((), ())
         self._looked = 0.0  # at the connections
         self._door: Door | None = None
+        self._all: End | None = None  # the end of all boxes, while they have the same
         self._join()
 
     @property
@@ -70,7 +71,7 @@ class PairsTransport:
         return sorted({box for end in self._ends() for box in end.boxes()})
 
     def next_sequence(self, box: Box) -> int:
-        return self._end(box).next_sequence(box)
+        return (self._all or self._end(box)).next_sequence(box)
 
     def limit(self, attention: int, rows: int) -> None:
         self._limits[attention] = rows
@@ -91,7 +92,7 @@ class PairsTransport:
         slot_RK: Tensor | None = None,
         weight_RK: Tensor | None = None,
     ) -> None:
-        end = self._end(box)
+        end = self._all or self._end(box)
         if isinstance(end, ShmTransport):
             end.send(box, header, x_RH, slot_RK, weight_RK)
         else:
@@ -99,7 +100,7 @@ class PairsTransport:
             end.post(box)
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
-        end = self._end(box)
+        end = self._all or self._end(box)
         if isinstance(end, ShmTransport):
             end.send_part(box, header, filler)
         else:
@@ -108,45 +109,40 @@ class PairsTransport:
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         near, far = self._split(boxes)
-        found = self._found(self._near, self._near.ready(near)) if self._near is not None and near else []
-        if self._far is not None:  # also where none of the boxes is its own: it moves bytes then
-            found += self._found(self._far, self._far.ready(far))
-        return found
+        found = self._near.ready(near) if self._near is not None and near else []
+        # also where none of the boxes is its own: it moves bytes then
+        return self._found(found, [] if self._far is None else self._far.ready(far))
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        """A wait for what comes by memory also ends when the connections have something."""
         if self._near is None or self._far is None:
             return self._ends()[0].wait(boxes, timeout)
         near, far = self._split(boxes)
         if not near:
             return self._far.wait(far, timeout)
-        return self._wait_for_both(self._near, self._far, near, far, timeout)
-
-    def _wait_for_both(
-        self,
-        by_memory: ShmTransport,
-        by_tcp: TcpTransport,
-        near: Sequence[Box],
-        far: Sequence[Box],
-        timeout: float,
-    ) -> list[Box]:
-        """A wait for what comes by memory also ends when the connections have something."""
-        deadline = time.monotonic() + timeout
-        left = timeout
+        left, deadline = timeout, time.monotonic() + timeout
         while True:
-            found = self._found(by_memory, by_memory.wait(near, min(left, by_memory.look_seconds)))
+            by_memory = self._near.wait(near, min(left, self._near.look_seconds))
             now = time.monotonic()
-            if not found or now - self._looked > _APART:
-                self._looked = now
-                found += self._found(by_tcp, by_tcp.ready(far))
-            left = deadline - now
+            if by_memory and not self._is_time_for_tcp(now):
+                return self._found(by_memory, [])
+            found = self._found(by_memory, self._far.ready(far))
             if found:
                 return found
-            by_tcp.raise_lost(far)
-            if left <= 0:
+            self._far.raise_lost(far)
+            if (left := deadline - now) <= 0:
                 return []
 
+    def _is_time_for_tcp(self, now: float) -> bool:
+        """Whether the connections have something that may have waited long, while messages come by memory."""
+        if now - self._looked < _APART:
+            return False
+        self._looked = now
+        assert self._far is not None
+        return bool(self._far.files.poll(0))
+
     def take(self, box: Box) -> Parcel:
-        return self._end(box).take(box)
+        return (self._all or self._end(box)).take(box)
 
     def refuse(self, box: Box, reason: str) -> None:
         self._end(box).refuse(box, reason)
@@ -192,7 +188,11 @@ class PairsTransport:
 
     def _join(self) -> None:
         """Once both ends are there, whoever sleeps for one of them is woken by the other."""
-        if self._near is None or self._far is None or self._door is not None:
+        if self._near is None or self._far is None:
+            self._all = self._near or self._far
+            return
+        self._all = self._near if self._attention is None else None
+        if self._door is not None:
             return
         self._door = Door()
         self._far.files.register(self._door.socket, select.EPOLLIN)
@@ -202,19 +202,19 @@ class PairsTransport:
         return [end for end in (self._near, self._far) if end is not None]
 
     def _end(self, box: Box) -> End:
-        if self._attention is None:
-            found = self._came_by.get(box)
-            return found or self._ends()[0]
-        if self._far is not None and self._far.has(box.expert):
-            return self._far
-        assert self._near is not None, f"{box} is of no expert node that is attached"
-        return self._near
+        if self._all is not None:
+            return self._all
+        assert self._near is not None and self._far is not None, "there is no end"
+        far = box in self._by_tcp if self._attention is None else self._far.has(box.expert)
+        return self._far if far else self._near
 
-    def _found(self, end: End, boxes: list[Box]) -> list[Box]:
-        if self._attention is None:
-            for box in boxes:
-                self._came_by[box] = end
-        return boxes
+    def _found(self, by_memory: list[Box], by_tcp: list[Box]) -> list[Box]:
+        """All of them; an expert node answers the way they came."""
+        if self._attention is None and (by_tcp or self._by_tcp):
+            self._by_tcp.difference_update(by_memory)
+            self._by_tcp.update(by_tcp)
+            self._all = None if self._by_tcp else self._near
+        return by_memory + by_tcp
 
     def _split(self, boxes: Sequence[Box]) -> tuple[Sequence[Box], Sequence[Box]]:
         """By end; on an expert node either may bring any of them. Kept for whoever asks again with the same."""

@@ -21,13 +21,12 @@ void Knocker::knock(uint32_t number) {
   sendto(socket_, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to), size);
 }
 
-void clear_door(int door) {
+bool take_knock(int door) {
   char knock;
-  while (recv(door, &knock, sizeof knock, MSG_DONTWAIT) >= 0) {
-  }
+  return recv(door, &knock, sizeof knock, MSG_DONTWAIT) >= 0;
 }
 #else
 Knocker::~Knocker() = default;
 void Knocker::knock(uint32_t) {}
-void clear_door(int) {}
+bool take_knock(int) { return false; }
 #endif

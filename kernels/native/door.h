@@ -16,5 +16,5 @@ class Knocker {
   int socket_ = -1;  // opened when it is first needed
 };
 
-// Takes all knocks that have come.
-void clear_door(int door);
+// Takes one knock; false where there is none.
+bool take_knock(int door);

@@ -10,6 +10,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -25,7 +26,7 @@ constexpr int64_t kShortestSpin = 2000;   // ns
 constexpr int64_t kBeforeYield = 4000;    // ns of pause instructions before the core is offered to others
 constexpr int64_t kTakenAway = 20000;     // ns that a yield may take before the cores count as contended
 constexpr uint32_t kLate = 1 << 16;       // dispatches that may have been given up since the one whose answer comes now
-constexpr int64_t kLook = 1000;           // ns between two looks at files while spinning: a system call takes some 300
+constexpr int64_t kLook = 2000;           // ns between two looks at files while spinning: a system call takes some 300
 constexpr int kDoorAt = 8;                // words behind the bell; see comm/mailbox/segment.py
 constexpr uint32_t kInFiles = 1 << 16;    // of a bell's sleepers: one that sleeps in files; below it are those on the bell
 constexpr int kShyWaits = 64;            // waits without a spin after that, at most: one at first, twice as many each time
@@ -96,9 +97,11 @@ bool sleep_on(const std::vector<Word*>& bells, const std::vector<uint32_t>& coun
     return true;
 }
 
-// Waits at most `ns`. False on a signal too.
+// Whether something is ready there; waits at most `ns` for it. False on a signal too.
 bool ready(int files, int64_t ns) {
 #if defined(__linux__)
+    epoll_event first;
+    if (ns == 0) return epoll_wait(files, &first, 1, 0) > 0;
     pollfd one{files, POLLIN, 0};
     timespec span{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
     return ppoll(&one, 1, &span, nullptr) > 0;
@@ -158,7 +161,12 @@ std::vector<size_t> FlagBoard::wait(const std::vector<size_t>& which, double tim
     if (!found.empty() || timeout <= 0) return found;
     auto start = Clock::now();
     auto limit = static_cast<int64_t>(std::min(timeout, 3600.0) * 1e9);
-    if (!spin(which, start, limit)) files_ < 0 ? park(which, start, limit) : park_in_files(which, start, limit);
+    if (!spin(which, start, limit)) {
+        if (files_ < 0)
+            park(which, start, limit);
+        else
+            park_in_files(which, start, limit);
+    }
     learn(since(start));
     return changed(which);
 }
@@ -253,7 +261,7 @@ bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, 
         --shy_;
         return false;
     }
-    int64_t budget = std::min(budget_, limit), quiet_since = 0, looked = -kLook;
+    int64_t budget = std::min(budget_, limit), quiet_since = 0, looked = 0;
     for (int64_t spent = 0; spent < budget; spent = since(start)) {
         if (any(which)) {
             shyness_ /= 2;
@@ -262,7 +270,7 @@ bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, 
         if (guest_waits()) return any(which);
         if (files_ >= 0 && spent - looked >= kLook) {
             looked = spent;
-            if (look_in_files(0) == Files::ready) return true;
+            if (ready(files_, 0) && !(take_knock(door_) && !ready(files_, 0))) return true;
         }
         if (pull(which)) quiet_since = spent;
         pause_briefly();
@@ -303,15 +311,11 @@ void FlagBoard::park_in_files(const std::vector<size_t>& which, Clock::time_poin
     while (true) {
         for (size_t i = 0; i < bells_.size(); ++i) counts_[i] = bells_[i]->load();  // who rings after this knocks
         int64_t left = limit - since(start);
-        if (any(which) || left <= 0 || look_in_files(left) != Files::knock) break;
+        if (any(which) || left <= 0 || !ready(files_, left)) break;
+        take_knock(door_);
+        if (any(which) || ready(files_, 0)) break;
     }
     for (Word* sleepers : sleepers_) sleepers->fetch_sub(kInFiles);
-}
-
-FlagBoard::Files FlagBoard::look_in_files(int64_t ns) const {
-    if (!ready(files_, ns)) return Files::quiet;
-    clear_door(door_);
-    return ready(files_, 0) ? Files::ready : Files::knock;
 }
 
 void FlagBoard::watch(int files, int door) {

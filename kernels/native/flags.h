@@ -98,8 +98,6 @@ class FlagBoard {
         float* own_weight = nullptr;
     };
 
-    enum class Files { quiet, knock, ready };
-
     bool fresh(size_t lane) const;
     bool any(const std::vector<size_t>& which) const;
     bool pull(const std::vector<size_t>& which);
@@ -108,8 +106,6 @@ class FlagBoard {
     bool guest_waits() const { return own_ && own_.is_wanted(); }
     void park(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
     void park_in_files(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
-    // Waits at most `ns`. A knock alone is nothing more than a reason to look at the flags.
-    Files look_in_files(int64_t ns) const;
     void learn(int64_t waited);
 
     std::vector<Lane> lanes_;
