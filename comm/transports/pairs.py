@@ -27,6 +27,7 @@ from afserve.errors import RendezvousError
 
 End = ShmTransport | TcpTransport
 _APART = 100e-6  # s between two looks at the connections while messages come through memory
+_REST = 100e-6  # s for which the rest of a message that comes by a connection is waited for there alone
 
 
 def host_key() -> str:
@@ -126,7 +127,10 @@ class PairsTransport:
             now = time.monotonic()
             if by_memory and not self._is_time_for_tcp(now):
                 return self._found(by_memory, [])
-            found = self._found(by_memory, self._far.ready(far))
+            by_tcp = self._far.ready(far)
+            if not by_memory and not by_tcp and self._far.arriving:
+                by_tcp = self._far.wait(far, min(max(left, 0.0), _REST))
+            found = self._found(by_memory, by_tcp)
             if found:
                 return found
             self._far.raise_lost(far)

@@ -129,6 +129,11 @@ class TcpTransport:
         """Where something is ready when `ready` has something to do. Others may be put there too."""
         return self._poll
 
+    @property
+    def arriving(self) -> bool:
+        """Whether a part of a message is here whose rest is on its way."""
+        return any(stream.arriving for stream in self._streams.values())
+
     def raise_lost(self, boxes: Sequence[Box]) -> None:
         """As `wait`."""
         if self._lost:
