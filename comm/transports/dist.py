@@ -56,7 +56,13 @@ class DistTransport(TcpTransport):
         )
 
     def _turn(self, seconds: float) -> None:
-        """Whoever may park waits first for what is on its way."""
+        """Whoever may park waits first for what is on its way. A stream whose payloads failed has closed its
+        connection, of which nothing is heard any more."""
+        ended = [(peer, stream.lost) for peer, stream in self._pair_streams() if stream.lost is not None]
+        for peer, why in ended:
+            self._drop(peer, why)
+        if ended:
+            return
         late = [(peer, stream) for peer, stream in self._pair_streams() if stream.due]
         if not late:
             super()._turn(seconds)
