@@ -278,7 +278,8 @@ class TcpTransport:
 
     def _drop(self, peer: int, why: str) -> None:
         stream = self._streams.pop(peer)
-        del self._peer_of[stream.fileno()]
+        if self._peer_of.get(stream.fileno()) == peer:  # else its number is already another one's
+            del self._peer_of[stream.fileno()]
         self._crowded.discard(stream.fileno())
         if stream.lost is None:  # the kernel forgets one that is closed
             self._poll.unregister(stream)
