@@ -33,8 +33,9 @@ from afserve.comm.disk.passes import CacheMemory
 from afserve.comm.kv.carried import CarriedWires, memory_for
 from afserve.comm.kv.carriers.table import CARRIERS, open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.reach import listen_here, listen_on
+from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.transports.entrance import listen_on
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.engine.kv_store import PooledBlocks
 from afserve.kernels.cache import LayerShape

@@ -42,6 +42,7 @@ PACE = {"shm": (30, 5000), "unix": (60, 2000), "memcpy": (2, 10000), "memcpy_col
 SLOW_PACE = (400, 500)
 BUSY_MICROSECONDS = 4000  # more, where every core is taken
 LONGEST = 60.0  # seconds that one measurement may take
+QUICK_ALL = 40.0  # seconds that all of a quick run may take; what is left then is not measured
 IDLE_SECONDS = 1.0
 
 
@@ -58,8 +59,13 @@ def run_side(side: Side, rank: int, case: Case, meet: Barrier, pipe: Connection)
     pipe.send((side(rank, case, meet), time.process_time()))
 
 
-def measure(case: Case) -> list[float]:
-    """Seconds of every round trip of every attention node, sorted."""
+class TooLong(Exception):
+    """A measurement took longer than it may."""
+
+
+def measure(case: Case, limit: float = LONGEST) -> list[float]:
+    """Seconds of every round trip of every attention node, sorted. Raises TooLong after `limit` seconds."""
+    until = time.monotonic() + limit
     attention, expert = WIRES[case.wire]
     meet = FORK.Barrier(case.attention + case.experts)
     jobs = [(attention, a) for a in range(case.attention)] + [(expert, f) for f in range(case.experts)]
@@ -73,12 +79,12 @@ def measure(case: Case) -> list[float]:
     found: list[float] = []
     try:
         for _, mine in running:
-            if not mine.poll(LONGEST):
-                raise SystemExit(f"bench.m2n: {case} took longer than {LONGEST:g} s")
+            if not mine.poll(max(0.0, until - time.monotonic())):
+                raise TooLong(f"it took longer than {limit:.1f} s")
             found += mine.recv()[0][case.warm :]
     finally:
         for process, mine in running:
-            process.join(1.0)
+            process.join(1.0 if len(found) else 0.0)
             process.kill()
             process.join()
             mine.close()
@@ -151,6 +157,17 @@ def idle_row(busy: bool) -> dict[str, object]:
     }
 
 
+def measured(case: Case, limit: float, busy: bool) -> dict[str, object]:
+    """A row, or one that says why there is none."""
+    try:
+        if limit <= 0:
+            raise TooLong(f"the {QUICK_ALL:g} s of a quick run are over")
+        return row(case, measure(case, limit), busy)
+    except TooLong as why:
+        pairs = f"{case.attention}x{case.experts}"
+        return {"transport": case.wire, "bytes": case.bytes, "pairs": pairs, "not_measured": str(why)}
+
+
 def rows(quick: bool, busy: bool, wires: list[str]) -> Iterator[dict[str, object]]:
     burners = [
         FORK.Process(target=burn, daemon=True) for _ in range(len(os.sched_getaffinity(0)) if busy else 0)
@@ -158,10 +175,11 @@ def rows(quick: bool, busy: bool, wires: list[str]) -> Iterator[dict[str, object
     for burner in burners:
         burner.start()
     try:
+        until = time.monotonic() + (QUICK_ALL if quick else float("inf"))
         for case in cases(quick, busy, wires):
+            limit = min(LONGEST, until - time.monotonic())
             with tempfile.TemporaryDirectory() as folder:
-                placed = replace(case, folder=folder)
-                yield row(placed, measure(placed), busy)
+                yield measured(replace(case, folder=folder), limit, busy)
         yield idle_row(busy)
     finally:
         for burner in burners:
@@ -181,16 +199,18 @@ def main() -> None:
     path, known = ROOT / "bench" / "results" / "m2n.jsonl", origin()
     for found in rows(options.quick, options.busy, options.wires.split(",")):
         print(json.dumps(found) if options.json else line(found), flush=True)
-        if options.save:
+        if options.save and "not_measured" not in found:
             save(path, {**found, **known})
 
 
 def line(found: dict[str, object]) -> str:
     if "idle_cpu_percent" in found:
         return f"{found['transport']:16} idle: {found['idle_cpu_percent']} % of one core"
+    what = f"{found['transport']:16} {found['pairs']:4} {int(str(found['bytes'])) // KIB:6} KiB  "
+    if "not_measured" in found:
+        return f"{what}not measured: {found['not_measured']}"
     return (
-        f"{found['transport']:16} {found['pairs']:4} {int(str(found['bytes'])) // KIB:6} KiB  "
-        f"p50 {found['p50_us']:>9} us  p99 {found['p99_us']:>9} us  p99.9 {found['p99_9_us']:>9} us  "
+        f"{what}p50 {found['p50_us']:>9} us  p99 {found['p99_us']:>9} us  p99.9 {found['p99_9_us']:>9} us  "
         f"{found['gb_s']:>7} GB/s"
     )
 

@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a virtual cable, as two hosts: `dist` and `tcp` against plain gloo send/recv.
+"""Two network namespaces joined by a virtual cable, as two hosts: our transports against plain gloo send/recv.
 
 python -m bench.m2n_hosts --json        one object a line; needs root and ip(8), says "not measured" without
 
@@ -37,7 +37,10 @@ SIZES = (2 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 1024 * KIB, 8192 * KIB)
 ADDRESSES = ("10.213.8.1", "10.213.8.2")  # the expert nodes' host, then the attention nodes'
 PEERS: dict[str, tuple[Side, Side]] = {
     "gloo": (gloo_attention, gloo_expert),
-    **{kind: (mailbox_attention(kind), mailbox_expert_on(kind, ADDRESSES[0])) for kind in ("dist", "tcp")},
+    **{
+        kind: (mailbox_attention(kind), mailbox_expert_on(kind, ADDRESSES[0]))
+        for kind in ("dist", "tcp", "pairs")
+    },
 }
 LONGEST = 60.0
 _NETWORK = 0x40000000  # CLONE_NEWNET

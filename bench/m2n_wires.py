@@ -16,13 +16,11 @@ import torch
 import torch.distributed as dist
 
 from afserve.comm import connect
-from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
-from afserve.comm.transports.shm import ShmTransport
+from afserve.comm.transport import Box, Header, Kind, Layout, Sender, Transport, WireType
 
 NO_WIRES = ("local", "symm")  # one thread; GPUs (bench.m2n_cuda)
 ROW_BYTES = 2048
 PATIENCE = 30.0
-SENDERS = (ShmTransport,)
 COLD_BYTES = 256 << 20  # more than a core's own caches
 
 
@@ -44,6 +42,7 @@ class Case:
 
 
 Side = Callable[[int, Case, Barrier], list[float]]
+Send = Callable[..., None]  # (box, header, rows, slots, weights)
 
 
 def _layout(case: Case) -> Layout:
@@ -51,17 +50,20 @@ def _layout(case: Case) -> Layout:
     return Layout(ROW_BYTES // 4, 1, rows, 1, 1, 1, WireType.FLOAT32, WireType.FLOAT32)
 
 
-def send(end: Transport, box: Box, header: Header, x_RH, slot_RK=None, weight_RK=None) -> None:
+def sender(end: Transport) -> Send:
     """As links and ports do: in one call where the transport has it."""
-    if isinstance(end, SENDERS):
-        end.send(box, header, x_RH, slot_RK, weight_RK)
-        return
-    parcel = end.stage(box, header)
-    parcel.x_RH.copy_(x_RH)
-    if slot_RK is not None:
-        parcel.slot_RK.copy_(slot_RK)
-        parcel.weight_RK.copy_(weight_RK)
-    end.post(box)
+    if isinstance(end, Sender):
+        return end.send
+
+    def send(box: Box, header: Header, x_RH, slot_RK=None, weight_RK=None) -> None:
+        parcel = end.stage(box, header)
+        parcel.x_RH.copy_(x_RH)
+        if slot_RK is not None:
+            parcel.slot_RK.copy_(slot_RK)
+            parcel.weight_RK.copy_(weight_RK)
+        end.post(box)
+
+    return send
 
 
 def mailbox_expert(kind: str) -> Side:
@@ -75,12 +77,12 @@ def mailbox_expert_on(kind: str, host: str) -> Side:
         )
         Path(case.folder, f"address-{rank}").write_text(address)
         meet.wait()
-        boxes, left = end.boxes(), case.total * case.attention
+        send, boxes, left = sender(end), end.boxes(), case.total * case.attention
         while left:
             for box in end.wait(boxes, PATIENCE):
                 parcel = end.take(box)
                 _, epoch, sequence, layer, rows, wire = parcel.header
-                send(end, box, Header(Kind.COMBINE, epoch, sequence, layer, rows, wire), parcel.x_RH)
+                send(box, Header(Kind.COMBINE, epoch, sequence, layer, rows, wire), parcel.x_RH)
                 left -= 1
         while (
             meet.n_waiting < case.attention
@@ -99,14 +101,14 @@ def mailbox_attention(_: str) -> Side:
         addresses = [Path(case.folder, f"address-{f}").read_text() for f in range(case.experts)]
         layout = _layout(case)
         end = connect.connect(addresses, attention=rank, layout=layout, timeout=PATIENCE)
-        boxes, rows, seconds = end.boxes(), layout.max_rows, []
+        send, boxes, rows, seconds = sender(end), end.boxes(), layout.max_rows, []
         last = {box: torch.ones(rows, layout.hidden) for box in boxes}
         slot_RK, weight_RK = torch.zeros(rows, 1, dtype=torch.int32), torch.ones(rows, 1)
         for _ in range(case.total):
             began = time.perf_counter()
             for box in boxes:
                 header = Header(Kind.DISPATCH, 0, end.next_sequence(box), 0, rows, WireType.FLOAT32)
-                send(end, box, header, last[box], slot_RK, weight_RK)
+                send(box, header, last[box], slot_RK, weight_RK)
             missing = set(boxes)
             while missing:
                 for box in end.wait(list(missing), PATIENCE):

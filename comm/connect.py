@@ -14,8 +14,8 @@ import torch
 from afserve import member
 from afserve.comm.transport import HOST, Connecting, Layout, ListenSpec, Transport
 from afserve.comm.transports import local, pairs, shm, tcp
+from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ConfigError, RendezvousError
-from afserve.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,28 @@ def _listen_dist(at: ListenSpec) -> tuple[Transport, str]:
     from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
     from afserve.comm.transports.pair_stream import Carriage
 
-    return dist.listen(at.expert, at.attention_nodes, at.layout, at.host, Carriage(at.device))
+    return dist.listen(at.expert, at.attention_nodes, at.layout, at.host, Carriage(at.device), at.credentials)
 
 
 def _connect_dist(to: Connecting) -> Transport:
     from afserve.comm.transports import dist
     from afserve.comm.transports.pair_stream import Carriage
 
-    return dist.connect(to.addresses, to.attention, to.layout, to.timeout, Carriage(to.device))
+    return dist.connect(
+        to.addresses, to.attention, to.layout, to.timeout, Carriage(to.device), to.credentials
+    )
 
 
 def _listen_symm(at: ListenSpec) -> tuple[Transport, str]:
     from afserve.comm.transports import symm
 
-    return symm.listen(at.expert, at.attention_nodes, at.layout, at.host, at.device)
+    return symm.listen(at.expert, at.attention_nodes, at.layout, at.host, at.device, at.credentials)
 
 
 def _connect_symm(to: Connecting) -> Transport:
     from afserve.comm.transports import symm
 
-    return symm.connect(to.addresses, to.attention, to.layout, to.timeout, to.device)
+    return symm.connect(to.addresses, to.attention, to.layout, to.timeout, to.device, to.credentials)
 
 
 TRANSPORTS: dict[str, Opening] = {
@@ -68,12 +70,12 @@ TRANSPORTS: dict[str, Opening] = {
         lambda: sys.platform == "linux",
     ),
     "tcp": Opening(
-        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host, at.certificates),
-        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout, to.certificates),
+        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host, at.credentials),
+        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout, to.credentials),
     ),
     "pairs": Opening(
-        lambda at: pairs.listen(at.expert, at.attention_nodes, at.layout, at.host, at.certificates),
-        lambda to: pairs.connect(to.addresses, to.attention, to.layout, to.timeout, to.certificates),
+        lambda at: pairs.listen(at.expert, at.attention_nodes, at.layout, at.host, at.credentials),
+        lambda to: pairs.connect(to.addresses, to.attention, to.layout, to.timeout, to.credentials),
         lambda: sys.platform == "linux",
     ),
     "dist": Opening(_listen_dist, _connect_dist, _has_gloo),
@@ -94,14 +96,15 @@ def listen(
     layout: Layout,
     host: str = "127.0.0.1",
     device: torch.device = HOST,
-    certificates: Certificates | None = None,
+    credentials: Credentials = NOBODYS,
 ) -> tuple[Transport, str]:
     """The expert node's end and its address. `attention_nodes` is how many may ever connect.
 
     `host` is the one address that `tcp`, `dist` and `symm` listen on; the others need none. `device` is where payloads
-    of `dist`, `symm` and `local` lie; the others have theirs in host memory. With `certificates`, `tcp` is encrypted.
+    of `dist`, `symm` and `local` lie; the others have theirs in host memory. Who connects to
+    `tcp`, `pairs`, `dist` or `symm` has to have the token of `credentials`; with certificates, `tcp` is encrypted.
     """
-    return _opening(kind).listen(ListenSpec(expert, attention_nodes, layout, host, device, certificates))
+    return _opening(kind).listen(ListenSpec(expert, attention_nodes, layout, host, device, credentials))
 
 
 def connect(
@@ -111,7 +114,7 @@ def connect(
     layout: Layout,
     timeout: float,
     device: torch.device = HOST,
-    certificates: Certificates | None = None,
+    credentials: Credentials = NOBODYS,
 ) -> Transport:
     """The attention node's end, by the expert nodes' indices or in their order; others may be dialled later.
 
@@ -123,7 +126,7 @@ def connect(
     found = {address.partition(":")[0].partition("+")[0] for address in known.values()}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
-    return _opening(found.pop()).connect(Connecting(known, attention, layout, timeout, device, certificates))
+    return _opening(found.pop()).connect(Connecting(known, attention, layout, timeout, device, credentials))
 
 
 def _opening(kind: str) -> Opening:

@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from afserve.credentials import NOBODYS, Credentials
 from afserve.member import NodeId, Role
-from afserve.tls import Certificates
 
 NO_SLOT = -1
 HOST = torch.device("cpu")
@@ -104,7 +104,8 @@ class Layout:
 class ListenSpec:
     """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on.
 
-    With `certificates`, what leaves the host is encrypted, where the transport can.
+    Who connects has to have the token of `credentials`; with certificates, what leaves the host is encrypted, where the
+    transport can.
     """
 
     expert: int
@@ -112,7 +113,7 @@ class ListenSpec:
     layout: Layout
     host: str
     device: torch.device
-    certificates: Certificates | None = None
+    credentials: Credentials = NOBODYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Connecting:
     layout: Layout
     timeout: float
     device: torch.device
-    certificates: Certificates | None = None
+    credentials: Credentials = NOBODYS
 
 
 class Parcel(NamedTuple):

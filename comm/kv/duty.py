@@ -138,16 +138,13 @@ class Duty:
 
     # ---- by the wires' thread
 
-    def listen(self, file: int) -> None:
-        self._beside.register(file, COMES)
-
-    def wait(self, called: Callable[[], None]) -> tuple[set[int], Ready]:
-        """Files that it listens to, and far connections. Where something is near, the node is `called`."""
+    def wait(self, called: Callable[[], None]) -> Ready:
+        """Far connections. Where something is near, the node is `called`."""
         files = {file for file, _ in self._beside.poll()}
         if self.near.poll.fileno() in files:
             self._called = True
             called()
-        return files, self.far.ready() if self.far.poll.fileno() in files else []
+        return self.far.ready() if self.far.poll.fileno() in files else []
 
     def close(self) -> None:
         """Once neither thread looks any more."""

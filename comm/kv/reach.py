@@ -8,8 +8,8 @@ what travels.
 import secrets
 import socket
 
+from afserve.comm.transports import entrance
 from afserve.comm.transports.encrypted import Connection
-from afserve.comm.transports.entrance import TLS, dial, secured
 from afserve.errors import RendezvousError
 from afserve.tls import Certificates, CertifiedRole
 
@@ -18,24 +18,15 @@ def listen_here() -> socket.socket:
     """Inside this host: an abstract Unix socket, which leaves no file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0afserve-kv-{secrets.token_hex(12)}")
-    listener.listen(64)
+    listener.listen(entrance.BACKLOG)
     return listener
-
-
-def listen_on(host: str) -> socket.socket:
-    """Raises RendezvousError where this host has no such address."""
-    try:
-        return socket.create_server((host, 0), backlog=64)
-    except OSError as error:
-        raise RendezvousError(f"KV blocks: cannot listen on {host}: {error.strerror}") from error
 
 
 def address_of(listener: socket.socket, certificates: Certificates | None = None) -> str:
     """What `connect` takes."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()[1:].decode()}"
-    host, port = listener.getsockname()[:2]
-    return f"{'tcp' if certificates is None else TLS}:{host}:{port}"
+    return entrance.address_of(listener, certificates)
 
 
 def connect(address: str, timeout: float, certificates: Certificates | None = None) -> Connection:
@@ -43,7 +34,7 @@ def connect(address: str, timeout: float, certificates: Certificates | None = No
     refuses the other's certificate, or it is no address."""
     kind, _, name = address.partition(":")
     if kind != "unix" or not name:
-        return dial(address, "KV blocks", timeout, certificates, CertifiedRole.ATTENTION)
+        return entrance.dial(address, "KV blocks", timeout, certificates, CertifiedRole.ATTENTION)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
     try:
@@ -52,11 +43,3 @@ def connect(address: str, timeout: float, certificates: Certificates | None = No
         connection.close()
         raise RendezvousError(f"nobody answers at {address} ({error})") from error
     return connection
-
-
-def received(connection: socket.socket, certificates: Certificates | None) -> Connection:
-    """A connection that `listen_on` or `listen_here` brought, while it has a timeout: between hosts with certificates
-    it is encrypted from here on. Raises RendezvousError or OSError for a stranger."""
-    if certificates is None or connection.family == socket.AF_UNIX:
-        return connection
-    return secured(connection, certificates, CertifiedRole.ATTENTION)

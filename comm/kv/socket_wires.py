@@ -10,25 +10,29 @@ checked first.
 import itertools
 import logging
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from afserve.comm.kv.aside import Aside, this_core
 from afserve.comm.kv.duty import COMES, ROOM, Duty
-from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
 from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
-from afserve.comm.kv.reach import address_of, connect, received
+from afserve.comm.kv.reach import address_of, connect
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
 from afserve.comm.kv.stream import PeerStream, parts_of
 from afserve.comm.kv.wires import Closed, Event, Said
+from afserve.comm.transports import greeting
 from afserve.comm.transports.encrypted import Connection, Encrypted
-from afserve.errors import AfserveError, ProtocolError
-from afserve.tls import Certificates, why_refused
+from afserve.comm.transports.entrance import Entrance, Newcomer
+from afserve.comm.transports.greeting import Words
+from afserve.errors import AfserveError, ProtocolError, RendezvousError
+from afserve.tls import Certificates
 
 log = logging.getLogger("afserve.kv")
-DIAL_SECONDS = 0.5
+PROTOCOL = 8
+_PURPOSE = f"kv {PROTOCOL}"
+_DIAL_SECONDS = 1.5  # for a connection and its greeting
+_REFUSED = "refused"
 _SHORT_BYTES = 64 << 10
 Slots = tuple[OwnSlots | None, PeerSlots | None]
 
@@ -55,7 +59,8 @@ class SocketWires:
     ) -> None:
         self.address = address_of(listener, certificates)
         self._certificates = certificates
-        self._listener, self._token, self._terms, self._wake = listener, token, dict(terms), wake
+        self._entrance = Entrance(listener, certificates)
+        self._token, self._terms, self._wake = token, dict(terms), wake
         self._sizes = block_bytes, slot_bytes(blocks_of_piece(block_bytes, large=True) * block_bytes)
         self._shares = shares
         self._numbers = itertools.count(1)
@@ -72,9 +77,8 @@ class SocketWires:
         self._thread = threading.Thread(target=self._run, name="kv-wires", daemon=True)
 
     def start(self) -> None:
-        self._listener.setblocking(False)
-        self._duty.listen(self._listener.fileno())
         self._thread.start()
+        self._entrance.start(self._let_in)
 
     # ---- by the node's thread
 
@@ -170,6 +174,7 @@ class SocketWires:
 
     def close(self) -> None:
         """What was sent and not yet handed to the kernel is lost."""
+        self._entrance.close()
         if self._thread.is_alive():
             self._running = False
             self._duty.stop()
@@ -180,39 +185,35 @@ class SocketWires:
 
     def _greet_owner(self, peer: int, address: str) -> None:
         try:
-            connection = connect(address, DIAL_SECONDS, self._certificates)
+            connection, words = greeting.greet(
+                lambda seconds: connect(address, seconds, self._certificates),
+                self._token,
+                _PURPOSE,
+                self._terms,
+                address,
+                _DIAL_SECONDS,
+            )
         except AfserveError as error:
             self._refuse(peer, error.message)
             return
-        self._greet(peer, connection, address, dial)
-
-    def _greet_caller(self, peer: int, plain: socket.socket) -> None:
-        plain.settimeout(GREETING_SECONDS)
         try:
-            connection = received(plain, self._certificates)
+            compare(self._terms, words, address)
+            self._welcome(peer, connection)
         except (OSError, AfserveError) as error:
-            plain.close()
-            why = why_refused(error) if isinstance(error, ssl.SSLError) else str(error)
-            self._refuse(peer, f"who called: {why}")
-            return
-        self._greet(peer, connection, "who called", answer)
-
-    def _greet(
-        self,
-        peer: int,
-        connection: Connection,
-        whom: str,
-        greet: Callable[[Connection, str, Mapping[str, str], str], None],
-    ) -> None:
-        try:
-            connection.settimeout(GREETING_SECONDS)
-            greet(connection, self._token, self._terms, whom)
-            stream = PeerStream(peer, connection, self._sizes, *self._share(connection))
-        except (OSError, AfserveError, ValueError) as error:
             connection.close()
-            self._refuse(peer, error.message if isinstance(error, AfserveError) else f"{whom}: {error}")
-            return
-        self._welcome(stream)
+            self._refuse(peer, error.message if isinstance(error, AfserveError) else f"{address}: {error}")
+
+    def _let_in(self, newcomer: Newcomer) -> None:
+        """Raises why it is not let in."""
+        caller = greeting.listen(newcomer.connection, self._token, _PURPOSE, newcomer.until)
+        newcomer.proven()
+        try:
+            compare(self._terms, caller.words, "who called")
+        except RendezvousError as error:
+            caller.answer(self._terms | {_REFUSED: error.message})
+            raise
+        caller.answer(self._terms)
+        self._welcome(next(self._numbers), newcomer.connection)
 
     def _share(self, connection: Connection) -> Slots:
         if not self._shares or isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
@@ -224,8 +225,9 @@ class SocketWires:
         self._end(peer, why)
         self._tell()
 
-    def _welcome(self, stream: PeerStream) -> None:
+    def _welcome(self, peer: int, connection: Connection) -> None:
         """What was sent to it before goes first; from here on others may put something behind that."""
+        stream = PeerStream(peer, connection, self._sizes, *self._share(connection))
         with self._joining, stream.alone:
             if not self._running:
                 stream.close()
@@ -239,21 +241,9 @@ class SocketWires:
 
     def _run(self) -> None:
         while self._running:
-            files, ready = self._duty.wait(self._tell)
-            if self._listener.fileno() in files:
-                self._accept()
-            served = [self._serve(stream, what) for stream, what in ready]
+            served = [self._serve(stream, what) for stream, what in self._duty.wait(self._tell)]
             if any(served):
                 self._tell()
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            log.warning("a connection for KV blocks could not be taken: %s", error)
-            return
-        args = (next(self._numbers), connection)
-        threading.Thread(target=self._greet_caller, args=args, name="kv-greet", daemon=True).start()
 
     # ---- by whoever looks after a connection
 
@@ -301,5 +291,17 @@ class SocketWires:
             streams = list(self._streams)
         for peer in streams:
             self._end(peer, "this node ends")
-        self._listener.close()
         self._duty.close()
+
+
+def compare(mine: Words, theirs: Words, peer: str) -> None:
+    """Raises RendezvousError naming the first field in which the two differ."""
+    for field in sorted(mine.keys() | theirs.keys() - {_REFUSED}):
+        here, there = mine.get(field, "nothing"), theirs.get(field, "nothing")
+        if here != there:
+            raise RendezvousError(
+                f"KV blocks of {peer}: {field} is {there} there and {here} here; tokens are computed again",
+                param=field,
+            )
+    if _REFUSED in theirs:
+        raise RendezvousError(theirs[_REFUSED])

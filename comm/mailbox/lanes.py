@@ -71,6 +71,7 @@ class Lanes:
         self._attention_side = attention is not None
         self._spins = spins
         self._limits: dict[int, int] = {}  # rows, by attention node
+        self._watched: tuple[int, int] | None = None
         self._lanes: dict[Box, _Lane] = {}
         self.rebuild(segments)
 
@@ -89,6 +90,8 @@ class Lanes:
         words = [lane.segment.lane_words(lane.box, attention_side=self._attention_side) for lane in lanes]
         bells = [segment.bell(self._attention) for segment in segments]
         self._board: Board = open_board(words, bells, spins=self._spins)
+        if self._watched is not None:
+            self._board.watch(*self._watched)
         self._lanes = {lane.box: lane for lane in lanes}
         self.kept = sum(lane.bytes(lane.rows) for lane in lanes if lane.rows)
         self._known: tuple[Box, ...] | None = None
@@ -132,6 +135,11 @@ class Lanes:
             return False
         self._board.lend(own.address, peer.address)
         return True
+
+    def watch(self, files: int, door: int) -> None:
+        """As `Board.watch`, also after the next `rebuild`."""
+        self._watched = files, door
+        self._board.watch(files, door)
 
     def boxes(self) -> list[Box]:
         return list(self._lanes)

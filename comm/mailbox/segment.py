@@ -5,7 +5,7 @@ from, nor who waits on it.
 
     page 0     magic, segment bytes, the terms of the rendezvous
     page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes), and behind
-               them four words about the loan of its core, which kernels/native/lent_core.h names
+               them four words about the loan of its core, which kernels/native/lent_core.h names, and its door's number
     then       one line per direction of each box: its flag, and how much of the next message is there
     then       the mailboxes, each on pages of its own
 """
@@ -30,7 +30,7 @@ from afserve.errors import RendezvousError
 PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
-_PID, _STATE, _BELL, _SLEEPERS, _TURN, _LOAN, _WAITING = 0, 4, 8, 12, 16, 24, 36
+_PID, _STATE, _BELL, _SLEEPERS, _TURN, _LOAN, _WAITING, _DOOR = 0, 4, 8, 12, 16, 24, 36, 40
 _BORROWER = 0  # the attention node that an expert node may lend its core to
 _PROGRESS = 8  # of a flag's line
 _MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
@@ -159,6 +159,10 @@ class Segment:
             self._set(None, _WAITING, 0)
         self._set(attention, _STATE, HERE)
         self._set(attention, _TURN, turn + 1 & 0xFFFFFFFF)
+
+    def set_door(self, attention: int | None, number: int) -> None:
+        """Where a node is woken that sleeps in its connections, before it does."""
+        self._set(attention, _DOOR, number)
 
     def leave(self, attention: int | None) -> None:
         self._set(attention, _STATE, LEFT)

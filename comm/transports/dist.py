@@ -5,9 +5,7 @@ passes messages on. The address is `dist:HOST:PORT`, where the expert node's sto
 travels.
 """
 
-import select
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -20,11 +18,13 @@ from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_seg
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Kind, Layout, Queue
+from afserve.comm.transports.entrance import Entrance, Newcomer, listen_on
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
-from afserve.comm.transports.handshake import answer, ask, hear
+from afserve.comm.transports.handshake import Places, ask
 from afserve.comm.transports.in_time import Late, in_time
 from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
 from afserve.comm.transports.tcp import DialledStream, TcpTransport, join_all
+from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ProtocolError, RendezvousError
 
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
@@ -34,8 +34,14 @@ _DOOR = "door"  # in the store: the port that attention nodes connect to
 class DistTransport(TcpTransport):
     """One end. `attention` is None on the expert node; payloads lie where the segments put them."""
 
-    def __init__(self, segments: Sequence[RecordSegment], attention: int | None, carriage: Carriage) -> None:
-        super().__init__(segments, attention)
+    def __init__(
+        self,
+        segments: Sequence[RecordSegment],
+        attention: int | None,
+        carriage: Carriage,
+        credentials: Credentials,
+    ) -> None:
+        super().__init__(segments, attention, credentials)
         self.carriage = carriage
         self._queues: dict[int, Queue] = {}
 
@@ -45,10 +51,18 @@ class DistTransport(TcpTransport):
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(*_join(address, expert, self._attention, self._layout, timeout, self.carriage))
+        return DialledStream(
+            *_join(address, expert, self._attention, self._layout, timeout, self.carriage, self._credentials)
+        )
 
     def _turn(self, seconds: float) -> None:
-        """Whoever may park waits first for what is on its way."""
+        """Whoever may park waits first for what is on its way. A stream whose payloads failed has closed its
+        connection, of which nothing is heard any more."""
+        ended = [(peer, stream.lost) for peer, stream in self._pair_streams() if stream.lost is not None]
+        for peer, why in ended:
+            self._drop(peer, why)
+        if ended:
+            return
         late = [(peer, stream) for peer, stream in self._pair_streams() if stream.due]
         if not late:
             super()._turn(seconds)
@@ -92,131 +106,126 @@ class DistTransport(TcpTransport):
         if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
             return
         cast(PairStream, stream).send_message(cast(RecordMailbox, self._lanes.outgoing(box)))
-        if stream.sending:
-            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
-        elif stream.lost is not None:
-            self._drop(peer, stream.lost)
+        self._sent(peer, stream)
 
     def _pair_streams(self) -> list[tuple[int, PairStream]]:
         return list(cast(dict[int, PairStream], self._streams).items())
 
 
-class _Door(threading.Thread):
-    """Lets attention nodes in until the listening socket is closed: a greeting, then a group of two."""
-
-    def __init__(
-        self, listener: socket.socket, end: DistTransport, segment: RecordSegment, meeting: Meeting
-    ) -> None:
-        super().__init__(name=f"afserve-expert-{segment.map.expert}", daemon=True)
-        self._listener, self._end, self._segment, self._meeting = listener, end, segment, meeting
-        self._turns = [0] * segment.map.attention_nodes
-        self._latest: dict[int, PairStream] = {}
-
-    def run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            connection.settimeout(_MEET_SECONDS)
-            attention = answer(connection, hear(connection), self._segment.map, self._turns, self._is_taken)
-            if attention is None or not self._meet(connection, attention):
-                connection.close()
-
-    def _is_taken(self, attention: int) -> bool:
-        """Also by a node that the end has not yet looked at."""
-        stream = self._latest.get(attention)
-        return stream is not None and stream.lost is None
-
-    def _meet(self, connection: socket.socket, attention: int) -> bool:
-        try:
-            name = _name(attention, self._turns[attention])
-            way, layout = self._end.carriage, self._segment.map.layout
-            pair = way.open(self._meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
-        except RuntimeError:
-            return False  # it gave up, or died, between greeting and meeting
-        boxes = (
-            _boxes(self._segment, attention, Kind.DISPATCH),
-            _boxes(self._segment, attention, Kind.COMBINE),
-        )
-        stream = PairStream(connection, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
-        self._latest[attention] = stream
-        self._end.welcome(attention, stream)
-        return True
-
-
 class _Listening(DistTransport):
-    """The expert node's end, which also owns the listening socket and, through its door, the store."""
+    """The expert node's end, which also owns the entrance and, through `meeting`, the store."""
 
     def __init__(
-        self, listener: socket.socket, segment: RecordSegment, meeting: Meeting, carriage: Carriage
+        self,
+        listener: socket.socket,
+        segment: RecordSegment,
+        meeting: Meeting,
+        carriage: Carriage,
+        credentials: Credentials,
     ) -> None:
-        super().__init__([segment], None, carriage)
-        self._listener = listener
-        self._door = _Door(listener, self, segment, meeting)
+        super().__init__([segment], None, carriage, credentials)
+        self._segment, self._meeting = segment, meeting
+        self._entrance = Entrance(listener, None)
+        self._places = Places(segment.map, credentials.token)
 
     def start(self) -> None:
-        self._door.start()
+        self._entrance.start(self._admit)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._door.join()
+        self._entrance.close()
         super().close()
+
+    def _admit(self, newcomer: Newcomer) -> None:
+        """A greeting, then a group of two, whose name nobody else is told."""
+
+        def welcome(attention: int, name: str) -> PairStream:
+            way, layout = self.carriage, self._segment.map.layout
+            try:
+                pair = way.open(self._meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
+            except RuntimeError as error:  # it gave up, or died, between greeting and meeting
+                raise RendezvousError(f"attention-{attention} did not come to meet this node") from error
+            boxes = (
+                _boxes(self._segment, attention, Kind.DISPATCH),
+                _boxes(self._segment, attention, Kind.COMBINE),
+            )
+            stream = PairStream(newcomer.plain, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
+            self.welcome(attention, stream)
+            return stream
+
+        self._places.admit(newcomer, welcome)
 
 
 def listen(
-    expert: int, attention_nodes: int, layout: Layout, host: str, carriage: Carriage = IN_HOST
+    expert: int,
+    attention_nodes: int,
+    layout: Layout,
+    host: str,
+    carriage: Carriage = IN_HOST,
+    credentials: Credentials = NOBODYS,
 ) -> tuple[DistTransport, str]:
     """An expert node's end and its address. Nothing listens but on `host`; `carriage` says where payloads arrive."""
     check_layout(layout)
     carriage.check()
-    meeting, listener = open_store(host), socket.create_server((host, 0))
+    meeting, listener = open_store(host), listen_on(host)
     meeting.store.set(_DOOR, str(listener.getsockname()[1]))
     segment = record_segment(SegmentMap(layout, expert, attention_nodes), carriage.device)
-    end = _Listening(listener, segment, meeting, carriage)
+    end = _Listening(listener, segment, meeting, carriage, credentials)
     end.start()
     return end, f"{carriage.kind}:{meeting.host}:{meeting.port}"
 
 
 def connect(
-    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, carriage: Carriage = IN_HOST
+    addresses: Mapping[int, str],
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    carriage: Carriage = IN_HOST,
+    credentials: Credentials = NOBODYS,
 ) -> DistTransport:
     """An attention node's end, with one connection and one group per expert node."""
     check_layout(layout)
     carriage.check()
     segments, streams = join_all(
-        addresses, lambda address, expert: _join(address, expert, attention, layout, timeout, carriage)
+        addresses,
+        lambda address, expert: _join(address, expert, attention, layout, timeout, carriage, credentials),
     )
-    end = DistTransport(segments, attention, carriage)
+    end = DistTransport(segments, attention, carriage, credentials)
     end.welcome_all(addresses, streams)
     return end
 
 
 def _join(
-    address: str, expert: int, attention: int, layout: Layout, timeout: float, carriage: Carriage
+    address: str,
+    expert: int,
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    carriage: Carriage,
+    credentials: Credentials,
 ) -> tuple[RecordSegment, PairStream]:
     peer = str(member.expert_node(expert))
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind != carriage.kind or not host or not port.isdecimal():
         raise RendezvousError(f"{peer}: {address!r} is not an address of the form {carriage.kind}:HOST:PORT")
+    meeting = join_store(host, int(port), peer, timeout)
+    joined = ask(
+        lambda seconds: _dial(meeting, peer, seconds), attention, expert, layout, credentials, timeout
+    )
     with ExitStack() as opened:
-        meeting = join_store(host, int(port), peer, timeout)
-        connection = opened.enter_context(_dial(meeting, peer, timeout))
-        turn = ask(connection, attention, expert, layout)
+        opened.callback(joined.connection.close)
         try:
-            name, device = _name(attention, turn), carriage.device
-            pair = carriage.open(meeting, name, ATTENTION_RANK, timeout, device, layout)
+            pair = carriage.open(meeting, joined.name, ATTENTION_RANK, timeout, carriage.device, layout)
         except RuntimeError as error:
             raise RendezvousError(
                 f"{peer} did not meet attention-{attention} within {timeout:g} s ({str(error).partition(chr(10))[0]})"
             ) from error
-        segment = record_segment(SegmentMap(layout, expert, 1, attention), carriage.device, attention, turn)
+        own = SegmentMap(layout, expert, 1, attention)
+        segment = record_segment(own, carriage.device, attention, joined.turn)
         opened.pop_all()
         boxes = _boxes(segment, attention, Kind.COMBINE), _boxes(segment, attention, Kind.DISPATCH)
         return segment, PairStream(
-            connection, pair, *boxes, inline_most=carriage.inline_most, speaks_first=True
+            joined.connection, pair, *boxes, inline_most=carriage.inline_most, speaks_first=True
         )
 
 
@@ -236,7 +245,3 @@ def _dial(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
 
 def _boxes(segment: RecordSegment, attention: int, kind: Kind) -> dict[int, RecordMailbox]:
     return {box.micro_batch: segment.mailbox(box, kind) for box in segment.map.boxes(attention)}
-
-
-def _name(attention: int, turn: int) -> str:
-    return f"pair/{attention}/{turn}"

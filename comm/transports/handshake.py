@@ -1,95 +1,133 @@
-"""The handshake of a connection: the attention node sends its terms, the expert node its own and a verdict.
+"""How an attention node joins an expert node, once each has proved itself: terms, who it is, and its turn.
 
-All sizes are fixed and all fields are plain numbers: magic, terms in the order of FIELDS, then a number. From the
-attention node it is its index. From the expert node it is the turn: how many nodes have had that index, this one
-included, or 0 when another node with that index is still connected.
+The turn is how many nodes have had that index, this one included: numbers of messages begin there. `Places` decides,
+at the expert node, whether a newcomer takes the place of whoever has it.
 """
 
-import struct
+import logging
+import secrets
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from afserve import member
 from afserve.comm.mailbox.rendezvous import FIELDS, compare, terms
 from afserve.comm.mailbox.segment import SegmentMap
-from afserve.comm.mailbox.wire import MAGIC
 from afserve.comm.transport import Layout
+from afserve.comm.transports import greeting
 from afserve.comm.transports.encrypted import Connection
+from afserve.comm.transports.entrance import Newcomer
+from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
 
-_GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
+log = logging.getLogger("afserve.comm")
+PURPOSE = "rows 2"
+_ATTENTION, _GENERATION, _TURN, _NAME, _REFUSED = "attention", "generation", "turn", "name", "refused"
+_MOST_TURNS = 1 << 32
 
 
-def ask(connection: Connection, attention: int, expert: int, layout: Layout) -> int:
-    """The turn, as the expert node says. Raises RendezvousError naming it and what is wrong."""
-    peer = str(member.expert_node(expert))
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A connection to an expert node that has taken this node in. `name` is of this connection alone, and random."""
+
+    connection: Connection
+    turn: int
+    name: str
+
+
+class Held(Protocol):
+    """Whoever has a place: `lost` says why it has it no more."""
+
+    @property
+    def lost(self) -> str | None: ...
+
+
+def ask(
+    dial: Callable[[float], Connection],
+    attention: int,
+    expert: int,
+    layout: Layout,
+    credentials: Credentials,
+    seconds: float,
+) -> Joined:
+    """By a connection that `dial` makes, given the seconds that are left. Raises AuthError or RendezvousError naming
+    the expert node and what is wrong."""
+    peer, me = str(member.expert_node(expert)), str(member.attention_node(attention))
     mine = terms(layout, expert=expert, attention_nodes=attention + 1)
+    words = _texts(mine) | {_ATTENTION: str(attention), _GENERATION: str(credentials.generation)}
+    connection, said = greeting.greet(dial, credentials.token, PURPOSE, words, peer, seconds)
     try:
-        connection.sendall(_pack(mine, attention))
-        theirs, turn = _unpack(_read(connection))
-    except (OSError, ValueError) as error:
-        raise RendezvousError(f"{peer}: who answers at its address is no expert node ({error})") from error
-    nodes = theirs["attention_nodes"]
-    compare(
-        {**mine, "attention_nodes": max(nodes, attention + 1)},
-        theirs,
-        me=str(member.attention_node(attention)),
-        peer=peer,
-    )
-    if not turn:
-        raise RendezvousError(
-            f"{peer} did not take attention-{attention} in: another node of that index is connected"
-        )
-    return turn
+        theirs, turn = _numbers(said), _number(said, _TURN)
+        nodes = max(theirs["attention_nodes"], attention + 1)
+        compare({**mine, "attention_nodes": nodes}, theirs, me=me, peer=peer)
+        if not 0 < turn < _MOST_TURNS:
+            raise RendezvousError(f"{peer} did not take {me} in: {said.get(_REFUSED, 'it does not say why')}")
+    except BaseException:
+        connection.close()
+        raise
+    return Joined(connection, turn, said.get(_NAME, ""))
 
 
-def hear(connection: Connection) -> bytes:
-    """What a newcomer says first, of the right length; empty where it says less, or too late."""
-    try:
-        return _read(connection)
-    except (OSError, ValueError):
-        return b""
+class Places:
+    """Of all attention nodes that may ever come to one expert node; `where` says how many."""
+
+    def __init__(self, where: SegmentMap, token: str) -> None:
+        self._where, self._token = where, token
+        self._terms = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
+        self._turns = [0] * where.attention_nodes
+        self._holders: dict[int, tuple[Held, int]] = {}  # with its generation
+        self._deciding = threading.Lock()
+
+    def admit(self, newcomer: Newcomer, welcome: Callable[[int, str], Held]) -> None:
+        """By a newcomer's own thread: greets it, and gives it its place by `welcome(attention, name)`, for one at a
+        time. Raises what the greeting raises, or RendezvousError; then it is told why."""
+        caller = greeting.listen(newcomer.connection, self._token, PURPOSE, newcomer.until)
+        newcomer.proven()
+        with self._deciding:
+            try:
+                attention, generation = self._checked(caller.words)
+            except RendezvousError as error:
+                caller.answer(_texts(self._terms) | {_TURN: "0", _REFUSED: error.message})
+                raise
+            self._turns[attention] += 1
+            name = secrets.token_hex(16)
+            caller.answer(_texts(self._terms) | {_TURN: str(self._turns[attention]), _NAME: name})
+            self._holders[attention] = welcome(attention, name), generation
+
+    def _checked(self, words: greeting.Words) -> tuple[int, int]:
+        """Who may come in. Raises RendezvousError."""
+        theirs, attention = _numbers(words), _number(words, _ATTENTION)
+        here = str(member.expert_node(self._where.expert))
+        if not 0 <= attention < len(self._turns):
+            raise RendezvousError(f"{here} has places for {len(self._turns)} attention nodes")
+        name = str(member.attention_node(attention))
+        compare(self._terms, {**theirs, "attention_nodes": len(self._turns)}, me=here, peer=name)
+        generation = _number(words, _GENERATION)
+        self._vacate(attention, generation, name)
+        return attention, generation
+
+    def _vacate(self, attention: int, generation: int, name: str) -> None:
+        """Only an earlier life of the same node gives way."""
+        holder, before = self._holders.get(attention, (None, -1))
+        if holder is None or holder.lost is not None:
+            return
+        if generation <= before:
+            raise RendezvousError(f"another node of that index is connected, of generation {before}")
+        log.warning("%s: generation %d takes the place of %d, which is connected", name, generation, before)
 
 
-def answer(
-    connection: Connection,
-    greeting: bytes,
-    where: SegmentMap,
-    turns: list[int],
-    connected: Callable[[int], bool],
-) -> int | None:
-    """The index of an attention node that is let in, or None. Whoever is refused can read why."""
-    mine = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
-    try:
-        theirs, attention = _unpack(greeting)
-        agreed = {
-            **theirs,
-            "attention_nodes": where.attention_nodes,
-        } == mine and attention < where.attention_nodes
-        welcome = agreed and not connected(attention)
-        if welcome:
-            turns[attention] += 1
-        connection.sendall(_pack(mine, turns[attention] if welcome else 0))
-    except (OSError, ValueError, struct.error):
-        return None
-    return attention if welcome else None
+def _texts(values: dict[str, int]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
 
 
-def _pack(agreed: dict[str, int], last: int) -> bytes:
-    return _GREETING.pack(MAGIC, *(agreed[field] for field in FIELDS), last)
+def _numbers(words: greeting.Words) -> dict[str, int]:
+    return {name: _number(words, name) for name in FIELDS}
 
 
-def _unpack(raw: bytes) -> tuple[dict[str, int], int]:
-    magic, *values, last = _GREETING.unpack(raw)
-    if magic != MAGIC:
-        raise ValueError("it does not greet like afserve")
-    return dict(zip(FIELDS, values, strict=True)), int(last)
-
-
-def _read(connection: Connection) -> bytes:
-    raw = b""
-    while len(raw) < _GREETING.size:
-        part = connection.recv(_GREETING.size - len(raw))
-        if not part:
-            raise ValueError("it hung up")
-        raw += part
-    return raw
+def _number(words: greeting.Words, name: str) -> int:
+    """Raises RendezvousError where it says none."""
+    text = words.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise RendezvousError(f"a greeting says {text[:40]!r} for {name}, which is no number")
+    return int(text)

@@ -5,7 +5,6 @@ connection alone, in its own thread, and asks the group only for a payload that 
 to 16 MiB follow their header over the connection. It reads a message's header just far enough to find its payload.
 """
 
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 from afserve.comm.mailbox.record import TAIL_BYTES, RecordMailbox
 from afserve.comm.mailbox.wire import HEADER_BYTES, extent
 from afserve.comm.transport import Kind, Layout, Queue
+from afserve.comm.transports.encrypted import Connection
 from afserve.comm.transports.groups import Meeting, Pair, check_device
 from afserve.comm.transports.stream import MessageStream, Place
 
@@ -79,7 +79,7 @@ class PairStream(MessageStream):
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Connection,
         pair: Payloads,
         inboxes: Boxes,
         outboxes: Boxes,

@@ -2,10 +2,12 @@
 
 An expert node opens both, and its address says both, with a key of its host: `pairs:KEY|shm:...|tcp:...`. An attention
 node takes shared memory where the key is its own. Each end is a transport of its own; this one knows which box belongs
-to which, and how to wait for both: it parks on the connections, and looks at shared memory in between.
+to which, and how to wait for both at once: a native wait spins on flags and connections, and then sleeps in the
+connections, where whoever writes into shared memory knocks (`door`).
 """
 
 import os
+import select
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,15 +19,15 @@ from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import DialledSegment
 from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports import shm, tcp
+from afserve.comm.transports.door import Door
 from afserve.comm.transports.shm import ShmTransport
-from afserve.comm.transports.tcp import TcpTransport
+from afserve.comm.transports.tcp import DialledStream, TcpTransport
+from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
-from afserve.tls import Certificates
 
 End = ShmTransport | TcpTransport
-# How long it parks on the connections before it looks at shared memory again: at first, while an answer is due within
-# microseconds, and at most, which an idle node pays with the delay of its first message.
-_FIRST_PARK, _LONGEST_PARK = 50e-6, 1e-3
+_APART = 100e-6  # s between two looks at the connections while messages come through memory
+_REST = 100e-6  # s for which the rest of a message that comes by a connection is waited for there alone
 
 
 def host_key() -> str:
@@ -45,14 +47,18 @@ class PairsTransport:
         attention: int | None,
         near: ShmTransport | None,
         far: TcpTransport | None,
-        certificates: Certificates | None = None,
+        credentials: Credentials,
     ) -> None:
-        self._layout, self._attention, self._certificates = layout, attention, certificates
+        self._layout, self._attention, self._credentials = layout, attention, credentials
         self._near, self._far = near, far
         self._limits: dict[int, int] = {}
-        self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
+        self._by_tcp: set[Box] = set()  # on an expert node: those whose last dispatch came so
         self._known: Sequence[Box] | None = None
         self._halves: tuple[Sequence[Box], Sequence[Box]] = ((), ())
+        self._looked = 0.0  # at the connections
+        self._door: Door | None = None
+        self._all: End | None = None  # the end of all boxes, while they have the same
+        self._join()
 
     @property
     def layout(self) -> Layout:
@@ -66,7 +72,7 @@ class PairsTransport:
         return sorted({box for end in self._ends() for box in end.boxes()})
 
     def next_sequence(self, box: Box) -> int:
-        return self._end(box).next_sequence(box)
+        return (self._all or self._end(box)).next_sequence(box)
 
     def limit(self, attention: int, rows: int) -> None:
         self._limits[attention] = rows
@@ -87,7 +93,7 @@ class PairsTransport:
         slot_RK: Tensor | None = None,
         weight_RK: Tensor | None = None,
     ) -> None:
-        end = self._end(box)
+        end = self._all or self._end(box)
         if isinstance(end, ShmTransport):
             end.send(box, header, x_RH, slot_RK, weight_RK)
         else:
@@ -95,7 +101,7 @@ class PairsTransport:
             end.post(box)
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
-        end = self._end(box)
+        end = self._all or self._end(box)
         if isinstance(end, ShmTransport):
             end.send_part(box, header, filler)
         else:
@@ -104,29 +110,43 @@ class PairsTransport:
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         near, far = self._split(boxes)
-        found = self._found(self._near, self._near.ready(near)) if self._near is not None and near else []
-        if self._far is not None:  # also where none of the boxes is its own: it moves bytes then
-            found += self._found(self._far, self._far.ready(far))
-        return found
+        found = self._near.ready(near) if self._near is not None and near else []
+        # also where none of the boxes is its own: it moves bytes then
+        return self._found(found, [] if self._far is None else self._far.ready(far))
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        """A wait for what comes by memory also ends when the connections have something."""
+        if self._near is None or self._far is None:
+            return self._ends()[0].wait(boxes, timeout)
         near, far = self._split(boxes)
-        if self._far is None or not far:
-            return [] if self._near is None else self._found(self._near, self._near.wait(near, timeout))
-        if self._near is None or not near:
-            return self._found(self._far, self._far.wait(far, timeout))
-        deadline, park = time.monotonic() + timeout, _FIRST_PARK
+        if not near:
+            return self._far.wait(far, timeout)
+        left, deadline = timeout, time.monotonic() + timeout
         while True:
-            found = self._found(self._near, self._near.wait(near, 0.0))
-            left = deadline - time.monotonic()
-            pause = 0.0 if found or left <= 0 else min(park, left)
-            found += self._found(self._far, self._far.wait(far, pause))
-            if found or left <= 0:
+            by_memory = self._near.wait(near, min(left, self._near.look_seconds))
+            now = time.monotonic()
+            if by_memory and not self._is_time_for_tcp(now):
+                return self._found(by_memory, [])
+            by_tcp = self._far.ready(far)
+            if not by_memory and not by_tcp and self._far.arriving:
+                by_tcp = self._far.wait(far, min(max(left, 0.0), _REST))
+            found = self._found(by_memory, by_tcp)
+            if found:
                 return found
-            park = min(2 * park, _LONGEST_PARK)
+            self._far.raise_lost(far)
+            if (left := deadline - now) <= 0:
+                return []
+
+    def _is_time_for_tcp(self, now: float) -> bool:
+        """Whether the connections have something that may have waited long, while messages come by memory."""
+        if now - self._looked < _APART:
+            return False
+        self._looked = now
+        assert self._far is not None
+        return bool(self._far.files.poll(0))
 
     def take(self, box: Box) -> Parcel:
-        return self._end(box).take(box)
+        return (self._all or self._end(box)).take(box)
 
     def refuse(self, box: Box, reason: str) -> None:
         self._end(box).refuse(box, reason)
@@ -134,6 +154,8 @@ class PairsTransport:
     def close(self) -> None:
         for end in self._ends():
             end.close()
+        if self._door is not None:
+            self._door.close()
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
         assert self._attention is not None, "an expert node attaches nobody"
@@ -142,7 +164,8 @@ class PairsTransport:
             if self._near is not None:
                 return self._near.dial(expert, one, timeout)
             return shm.dial(expert, one, self._attention, self._layout, timeout)
-        return tcp.dialled(one, expert, self._attention, self._layout, timeout, self._certificates)
+        joined = tcp.join(one, expert, self._attention, self._layout, timeout, self._credentials)
+        return DialledStream(*joined)
 
     def attach(self, dialled: Dialled) -> None:
         """A node that comes back may have moved to another host."""
@@ -156,8 +179,9 @@ class PairsTransport:
                 self._near.attach(dialled)
         else:
             if self._far is None:
-                self._far = TcpTransport([], self._attention, self._certificates, layout=self._layout)
+                self._far = TcpTransport([], self._attention, self._credentials, layout=self._layout)
             self._far.attach(dialled)
+        self._join()
         for attention, rows in self._limits.items():
             self.limit(attention, rows)
 
@@ -166,23 +190,35 @@ class PairsTransport:
         for end in self._ends():
             end.detach(expert)
 
+    def _join(self) -> None:
+        """Once both ends are there, whoever sleeps for one of them is woken by the other."""
+        if self._near is None or self._far is None:
+            self._all = self._near or self._far
+            return
+        self._all = self._near if self._attention is None else None
+        if self._door is not None:
+            return
+        self._door = Door()
+        self._far.files.register(self._door.socket, select.EPOLLIN)
+        self._near.watch(self._far.files.fileno(), self._door)
+
     def _ends(self) -> list[End]:
         return [end for end in (self._near, self._far) if end is not None]
 
     def _end(self, box: Box) -> End:
-        if self._attention is None:
-            found = self._came_by.get(box)
-            return found or self._ends()[0]
-        if self._far is not None and self._far.has(box.expert):
-            return self._far
-        assert self._near is not None, f"{box} is of no expert node that is attached"
-        return self._near
+        if self._all is not None:
+            return self._all
+        assert self._near is not None and self._far is not None, "there is no end"
+        far = box in self._by_tcp if self._attention is None else self._far.has(box.expert)
+        return self._far if far else self._near
 
-    def _found(self, end: End, boxes: list[Box]) -> list[Box]:
-        if self._attention is None:
-            for box in boxes:
-                self._came_by[box] = end
-        return boxes
+    def _found(self, by_memory: list[Box], by_tcp: list[Box]) -> list[Box]:
+        """All of them; an expert node answers the way they came."""
+        if self._attention is None and (by_tcp or self._by_tcp):
+            self._by_tcp.difference_update(by_memory)
+            self._by_tcp.update(by_tcp)
+            self._all = None if self._by_tcp else self._near
+        return by_memory + by_tcp
 
     def _split(self, boxes: Sequence[Box]) -> tuple[Sequence[Box], Sequence[Box]]:
         """By end; on an expert node either may bring any of them. Kept for whoever asks again with the same."""
@@ -203,16 +239,16 @@ def listen(
     attention_nodes: int,
     layout: Layout,
     host: str,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> tuple[PairsTransport, str]:
     """An expert node's end and its address."""
     near, memory = shm.listen(expert, attention_nodes, layout)
     try:
-        far, port = tcp.listen(expert, attention_nodes, layout, host, certificates)
+        far, port = tcp.listen(expert, attention_nodes, layout, host, credentials)
     except BaseException:
         near.close()
         raise
-    return PairsTransport(layout, None, near, far, certificates), f"pairs:{host_key()}|{memory}|{port}"
+    return PairsTransport(layout, None, near, far, credentials), f"pairs:{host_key()}|{memory}|{port}"
 
 
 def connect(
@@ -220,7 +256,7 @@ def connect(
     attention: int,
     layout: Layout,
     timeout: float,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> PairsTransport:
     """An attention node's end, over whichever way suits each expert node."""
     chosen = {expert: _choose(expert, address) for expert, address in addresses.items()}
@@ -228,12 +264,12 @@ def connect(
     ports = {expert: one for expert, one in chosen.items() if expert not in memory}
     near = shm.connect(memory, attention, layout, timeout) if memory else None
     try:
-        far = tcp.connect(ports, attention, layout, timeout, certificates) if ports else None
+        far = tcp.connect(ports, attention, layout, timeout, credentials) if ports else None
     except BaseException:
         if near is not None:
             near.close()
         raise
-    return PairsTransport(layout, attention, near, far, certificates)
+    return PairsTransport(layout, attention, near, far, credentials)
 
 
 def _choose(expert: int, address: str) -> str:

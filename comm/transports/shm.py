@@ -19,6 +19,7 @@ from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, DialledSegment, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
 from afserve.comm.transport import HOST, Answered, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transports.door import Door
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
@@ -42,7 +43,8 @@ class ShmTransport:
         self._lost = Lost(attention_side=attention is not None)
         self._turns: dict[int, int] = {}
         self._looked = 0.0
-        self._look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
+        self.look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
+        self._door = 0
         self._borrow: Callable[[Tensor | None, int], bool] | None = None
         for segment in segments:
             segment.claim(attention, os.getpid())
@@ -64,6 +66,14 @@ class ShmTransport:
 
     def limit(self, attention: int, rows: int) -> None:
         self._lanes.limit(attention, rows)
+
+    def watch(self, files: int, door: Door) -> None:
+        """From now on a wait of at most `look_seconds` also ends when something is ready in `files`, an epoll with
+        `door` among its files."""
+        self._door = door.number
+        for segment in self._segments.values():
+            segment.set_door(self._attention, door.number)
+        self._lanes.watch(files, door.socket.fileno())
 
     def share_cores(self, borrow: Callable[[Tensor | None, int], bool]) -> bool:
         """As `transport.SharingCores`, between the first attention node and the only expert node."""
@@ -120,7 +130,7 @@ class ShmTransport:
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
-            found = self._lanes.wait(boxes, max(0.0, min(left, self._look_seconds)))
+            found = self._lanes.wait(boxes, max(0.0, min(left, self.look_seconds)))
             if found:
                 return found
             self._look_sometimes()
@@ -129,7 +139,7 @@ class ShmTransport:
                 if found:
                     return found
                 self._lost.raise_for(boxes)
-            if left <= self._look_seconds:
+            if left <= self.look_seconds:
                 return []
 
     def take(self, box: Box) -> Parcel:
@@ -176,6 +186,7 @@ class ShmTransport:
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledSegment), "dialled on another transport"
         dialled.segment.claim(self._attention, os.getpid())
+        dialled.segment.set_door(self._attention, self._door)
         self._leave(dialled.expert)
         self._segments[dialled.expert] = dialled.segment
         self._rebuild()
@@ -199,7 +210,7 @@ class ShmTransport:
 
     def _look_sometimes(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= self._look_seconds:
+        if now - self._looked >= self.look_seconds:
             self._looked = now
             self._look()
 

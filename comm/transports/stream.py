@@ -48,6 +48,11 @@ class MessageStream:
         """Whether bytes are waiting until the kernel takes more."""
         return bool(self._out)
 
+    @property
+    def arriving(self) -> bool:
+        """Whether a part of a message is here whose rest is on its way."""
+        return self._done > 0 or self._into is not self._head
+
     def send(self, message: memoryview) -> None:
         """`message` must stay as it is until it is answered."""
         self._out.append(message)

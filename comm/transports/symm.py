@@ -21,6 +21,7 @@ from afserve.comm.transport import Kind, Layout
 from afserve.comm.transports import dist
 from afserve.comm.transports.groups import Meeting
 from afserve.comm.transports.pair_stream import Boxes, Carriage
+from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ConfigError
 
 _FLAG_BYTES = 256  # a flag has its own line, and what follows it is aligned for any vector
@@ -159,12 +160,22 @@ def on_gpu(device: torch.device) -> Carriage:
 
 
 def listen(
-    expert: int, attention_nodes: int, layout: Layout, host: str, device: torch.device
+    expert: int,
+    attention_nodes: int,
+    layout: Layout,
+    host: str,
+    device: torch.device,
+    credentials: Credentials = NOBODYS,
 ) -> tuple[dist.DistTransport, str]:
-    return dist.listen(expert, attention_nodes, layout, host, on_gpu(device))
+    return dist.listen(expert, attention_nodes, layout, host, on_gpu(device), credentials)
 
 
 def connect(
-    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, device: torch.device
+    addresses: Mapping[int, str],
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    device: torch.device,
+    credentials: Credentials = NOBODYS,
 ) -> dist.DistTransport:
-    return dist.connect(addresses, attention, layout, timeout, on_gpu(device))
+    return dist.connect(addresses, attention, layout, timeout, on_gpu(device), credentials)

@@ -7,7 +7,6 @@ and receives straight from the socket into the mailbox. Every byte is checked. I
 import queue
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,13 +21,12 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
-from afserve.comm.transports.encrypted import Connection
-from afserve.comm.transports.entrance import Entrance, dial
-from afserve.comm.transports.handshake import answer, ask, hear
+from afserve.comm.transports.entrance import Entrance, Newcomer, address_of, dial, listen_on
+from afserve.comm.transports.handshake import Places, ask
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
+from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ProtocolError
-from afserve.tls import Certificates
 
 AnySegment = TypeVar("AnySegment", bound=Segment)
 AnyStream = TypeVar("AnyStream", bound=MessageStream)
@@ -56,11 +54,11 @@ class TcpTransport:
         self,
         segments: Sequence[Segment],
         attention: int | None,
-        certificates: Certificates | None = None,
+        credentials: Credentials = NOBODYS,
         layout: Layout | None = None,
     ) -> None:
-        """`layout` where there is no segment yet. `certificates` are for expert nodes that are dialled later."""
-        self._certificates = certificates
+        """`layout` where there is no segment yet. `credentials` are for expert nodes that are dialled later."""
+        self._credentials = credentials
         self._layout = layout or segments[0].map.layout
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
@@ -69,14 +67,15 @@ class TcpTransport:
         self._lost = Lost(attention_side=attention is not None)
         self._streams: dict[int, MessageStream] = {}
         self._peer_of: dict[int, int] = {}  # by the number of its connection
+        self._crowded: set[int] = set()  # by the same: those that have bytes to send and no room
         self._taken_from: dict[Box, MessageStream | None] = {}
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._busy_poll = BusyPoll()
         self._newcomers: queue.SimpleQueue[tuple[int, MessageStream]] = queue.SimpleQueue()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._bell, select.EPOLLIN)
 
     @property
     def layout(self) -> Layout:
@@ -125,6 +124,21 @@ class TcpTransport:
         finally:
             self._busy_poll.end()
 
+    @property
+    def files(self) -> select.epoll:
+        """Where something is ready when `ready` has something to do. Others may be put there too."""
+        return self._poll
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a part of a message is here whose rest is on its way."""
+        return any(stream.arriving for stream in self._streams.values())
+
+    def raise_lost(self, boxes: Sequence[Box]) -> None:
+        """As `wait`."""
+        if self._lost:
+            self._lost.raise_for(boxes)
+
     def take(self, box: Box) -> Parcel:
         self._taken_from[box] = self._streams.get(self._peer(box))
         return self._lanes.take(box)
@@ -141,10 +155,13 @@ class TcpTransport:
             self._newcomers.get()[1].end("this end was closed")
         self._ringer.close()
         self._bell.close()
+        self._poll.close()
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return dialled(address, expert, self._attention, self._layout, timeout, self._certificates)
+        return DialledStream(
+            *join(address, expert, self._attention, self._layout, timeout, self._credentials)
+        )
 
     def has(self, expert: int) -> bool:
         """On an attention node: whether it is attached to this expert node."""
@@ -181,10 +198,6 @@ class TcpTransport:
         self._newcomers.put((peer, stream))
         self._ringer.send(b"!")
 
-    def connected(self, peer: int) -> bool:
-        stream = self._streams.get(peer)
-        return stream is not None and stream.lost is None
-
     def _peer(self, box: Box) -> int:
         return box.attention if self._attention is None else box.expert
 
@@ -200,7 +213,7 @@ class TcpTransport:
         began = time.monotonic()
         events = self._busy_poll.look(self._look)
         left = began + seconds - time.monotonic()
-        return events if events or left <= 0 else self._poll.poll(1e3 * left)
+        return events if events or left <= 0 else self._poll.poll(left)
 
     def _look(self) -> list[tuple[int, int]]:
         return self._poll.poll(0)
@@ -212,7 +225,7 @@ class TcpTransport:
                 self._drop(peer, "another one has taken its place")
             self._streams[peer], self._peer_of[stream.fileno()] = stream, peer
             self._lost.clear(peer)
-            self._poll.register(stream, select.POLLIN)
+            self._poll.register(stream, select.EPOLLIN)
 
     def _move(self, peer: int, stream: MessageStream) -> None:
         try:
@@ -227,7 +240,7 @@ class TcpTransport:
         if stream.lost is not None:
             self._drop(peer, stream.lost)
         else:
-            self._poll.modify(stream, select.POLLIN | (select.POLLOUT if stream.sending else 0))
+            self._want_room(stream)
 
     def _box(self, peer: int, head: memoryview) -> Box:
         micro_batch = extent(head)[0]
@@ -249,15 +262,27 @@ class TcpTransport:
         if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
             return
         stream.send(self._lanes.outgoing(box).message().numpy().data)
-        if stream.sending:
-            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
-        elif stream.lost is not None:
+        self._sent(peer, stream)
+
+    def _sent(self, peer: int, stream: MessageStream) -> None:
+        if stream.lost is None:
+            self._want_room(stream)
+        else:
             self._drop(peer, stream.lost)
+
+    def _want_room(self, stream: MessageStream) -> None:
+        """Of the kernel, while bytes wait for it."""
+        if stream.sending is not (stream.fileno() in self._crowded):
+            self._crowded ^= {stream.fileno()}
+            self._poll.modify(stream, select.EPOLLIN | (select.EPOLLOUT if stream.sending else 0))
 
     def _drop(self, peer: int, why: str) -> None:
         stream = self._streams.pop(peer)
-        del self._peer_of[stream.fileno()]
-        self._poll.unregister(stream)
+        if self._peer_of.get(stream.fileno()) == peer:  # else its number is already another one's
+            del self._peer_of[stream.fileno()]
+        self._crowded.discard(stream.fileno())
+        if stream.lost is None:  # the kernel forgets one that is closed
+            self._poll.unregister(stream)
         stream.end(why)
         self._lost.mark(peer, stream.lost or why)
 
@@ -265,58 +290,47 @@ class TcpTransport:
 class _Listening(TcpTransport):
     """The expert node's end, which also owns the entrance."""
 
-    def __init__(self, entrance: Entrance, where: SegmentMap) -> None:
+    def __init__(self, listener: socket.socket, where: SegmentMap, credentials: Credentials) -> None:
         super().__init__([Segment.private(where)], None)
-        self._entrance, self._where = entrance, where
-        self._turns = [0] * where.attention_nodes
-        self._greeting = threading.Lock()
+        self._entrance = Entrance(listener, credentials.certificates)
+        self._places = Places(where, credentials.token)
 
     def start(self) -> None:
-        self._entrance.start(self._greet)
+        self._entrance.start(self._admit)
 
     def close(self) -> None:
         self._entrance.close()
         super().close()
 
-    def _greet(self, connection: Connection) -> bool:
-        """By a newcomer's own thread. What it says may take seconds; who it is, is decided for one at a time."""
-        greeting = hear(connection)
-        with self._greeting:
-            attention = answer(connection, greeting, self._where, self._turns, self.connected)
-            if attention is None:
-                return False
-            self.welcome(attention, MessageStream(connection))
-        return True
+    def _admit(self, newcomer: Newcomer) -> None:
+        def welcome(attention: int, name: str) -> MessageStream:
+            stream = MessageStream(newcomer.connection)
+            self.welcome(attention, stream)
+            return stream
+
+        self._places.admit(newcomer, welcome)
 
 
 def listen(
-    expert: int,
-    attention_nodes: int,
-    layout: Layout,
-    host: str,
-    certificates: Certificates | None = None,
+    expert: int, attention_nodes: int, layout: Layout, host: str, credentials: Credentials
 ) -> tuple[TcpTransport, str]:
     """An expert node's end and its address. Nothing listens but on `host`."""
     check_layout(layout)
-    entrance = Entrance(host, certificates)
-    end = _Listening(entrance, SegmentMap(layout, expert, attention_nodes))
+    listener = listen_on(host)
+    end = _Listening(listener, SegmentMap(layout, expert, attention_nodes), credentials)
     end.start()
-    return end, entrance.address
+    return end, address_of(listener, credentials.certificates)
 
 
 def connect(
-    addresses: Mapping[int, str],
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None = None,
+    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, credentials: Credentials
 ) -> TcpTransport:
     """An attention node's end, with one connection per expert node."""
     check_layout(layout)
     segments, streams = join_all(
-        addresses, lambda address, expert: _join(address, expert, attention, layout, timeout, certificates)
+        addresses, lambda address, expert: join(address, expert, attention, layout, timeout, credentials)
     )
-    end = TcpTransport(segments, attention, certificates)
+    end = TcpTransport(segments, attention, credentials)
     end.welcome_all(addresses, streams)
     return end
 
@@ -336,30 +350,18 @@ def join_all(
     return segments, streams
 
 
-def dialled(
-    address: str,
-    expert: int,
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None,
-) -> DialledStream:
-    """A connection for `attach` of whichever end."""
-    return DialledStream(*_join(address, expert, attention, layout, timeout, certificates))
-
-
-def _join(
-    address: str,
-    expert: int,
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    certificates: Certificates | None,
+def join(
+    address: str, expert: int, attention: int, layout: Layout, timeout: float, credentials: Credentials
 ) -> tuple[Segment, MessageStream]:
-    with ExitStack() as opened:
-        connection = dial(address, str(member.expert_node(expert)), timeout, certificates)
-        opened.callback(connection.close)
-        turn = ask(connection, attention, expert, layout)
-        opened.pop_all()
-        own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
-        return Segment.private(own, attention, turn), MessageStream(connection)
+    """One of an attention node's connections, within `timeout` seconds."""
+    peer, certificates = str(member.expert_node(expert)), credentials.certificates
+    joined = ask(
+        lambda seconds: dial(address, peer, seconds, certificates),
+        attention,
+        expert,
+        layout,
+        credentials,
+        timeout,
+    )
+    own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
+    return Segment.private(own, attention, joined.turn), MessageStream(joined.connection)

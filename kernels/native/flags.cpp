@@ -8,7 +8,9 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -24,6 +26,9 @@ constexpr int64_t kShortestSpin = 2000;   // ns
 constexpr int64_t kBeforeYield = 4000;    // ns of pause instructions before the core is offered to others
 constexpr int64_t kTakenAway = 20000;     // ns that a yield may take before the cores count as contended
 constexpr uint32_t kLate = 1 << 16;       // dispatches that may have been given up since the one whose answer comes now
+constexpr int64_t kLook = 2000;           // ns between two looks at files while spinning: a system call takes some 300
+constexpr int kDoorAt = 8;                // words behind the bell; see comm/mailbox/segment.py
+constexpr uint32_t kInFiles = 1 << 16;    // of a bell's sleepers: one that sleeps in files; below it are those on the bell
 constexpr int kShyWaits = 64;            // waits without a spin after that, at most: one at first, twice as many each time
 
 int64_t since(FlagBoard::Clock::time_point start) {
@@ -92,6 +97,21 @@ bool sleep_on(const std::vector<Word*>& bells, const std::vector<uint32_t>& coun
     return true;
 }
 
+// Whether something is ready there; waits at most `ns` for it. False on a signal too.
+bool ready(int files, int64_t ns) {
+#if defined(__linux__)
+    epoll_event first;
+    if (ns == 0) return epoll_wait(files, &first, 1, 0) > 0;
+    pollfd one{files, POLLIN, 0};
+    timespec span{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+    return ppoll(&one, 1, &span, nullptr) > 0;
+#else
+    (void)files;
+    nap(ns);
+    return false;
+#endif
+}
+
 Word* word(uintptr_t address) {
     if (address == 0 || address % 4 != 0) throw std::invalid_argument("a flag word needs an aligned address");
     return reinterpret_cast<Word*>(address);
@@ -115,7 +135,10 @@ void FlagBoard::post(size_t lane, uint32_t value) {
     to.sent = value;
     to.outgoing->store(value, std::memory_order_release);
     to.bell->fetch_add(1);
-    if (to.sleepers->load() != 0 && !(to.core && to.core.guest_wakes())) wake(to.bell);
+    uint32_t sleepers = to.sleepers->load();
+    if (sleepers == 0) return;
+    if (sleepers >= kInFiles) knocker_.knock(to.bell[kDoorAt].load());
+    if (sleepers % kInFiles != 0 && !(to.core && to.core.guest_wakes())) wake(to.bell);
 }
 
 void FlagBoard::lend(uintptr_t own, uintptr_t peer) {
@@ -138,7 +161,12 @@ std::vector<size_t> FlagBoard::wait(const std::vector<size_t>& which, double tim
     if (!found.empty() || timeout <= 0) return found;
     auto start = Clock::now();
     auto limit = static_cast<int64_t>(std::min(timeout, 3600.0) * 1e9);
-    if (!spin(which, start, limit)) park(which, start, limit);
+    if (!spin(which, start, limit)) {
+        if (files_ < 0)
+            park(which, start, limit);
+        else
+            park_in_files(which, start, limit);
+    }
     learn(since(start));
     return changed(which);
 }
@@ -226,20 +254,24 @@ bool FlagBoard::pull(const std::vector<size_t>& which) {
     return found;
 }
 
-// True when a flag changed within the budget.
+// True when a flag changed within the budget, or something is ready in the files.
 bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
     if (!spins_) return false;
     if (shy_ > 0) {
         --shy_;
         return false;
     }
-    int64_t budget = std::min(budget_, limit), quiet_since = 0;
+    int64_t budget = std::min(budget_, limit), quiet_since = 0, looked = 0;
     for (int64_t spent = 0; spent < budget; spent = since(start)) {
         if (any(which)) {
             shyness_ /= 2;
             return true;
         }
         if (guest_waits()) return any(which);
+        if (files_ >= 0 && spent - looked >= kLook) {
+            looked = spent;
+            if (ready(files_, 0) && !(take_knock(door_) && !ready(files_, 0))) return true;
+        }
         if (pull(which)) quiet_since = spent;
         pause_briefly();
         if (spent - quiet_since > kBeforeYield && !offer_core()) return any(which);
@@ -271,6 +303,24 @@ void FlagBoard::park(const std::vector<size_t>& which, Clock::time_point start, 
     }
     if (own_) own_.take_back();
     for (Word* sleepers : sleepers_) sleepers->fetch_sub(1);
+}
+
+// As `park`, in place of the bell in the files. Knocks are taken before the flags are looked at: who knocked has written.
+void FlagBoard::park_in_files(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
+    for (Word* sleepers : sleepers_) sleepers->fetch_add(kInFiles);
+    while (true) {
+        for (size_t i = 0; i < bells_.size(); ++i) counts_[i] = bells_[i]->load();  // who rings after this knocks
+        int64_t left = limit - since(start);
+        if (any(which) || left <= 0 || !ready(files_, left)) break;
+        take_knock(door_);
+        if (any(which) || ready(files_, 0)) break;
+    }
+    for (Word* sleepers : sleepers_) sleepers->fetch_sub(kInFiles);
+}
+
+void FlagBoard::watch(int files, int door) {
+    files_ = files;
+    door_ = door;
 }
 
 // The budget is twice the usual wait, or next to nothing where the usual wait is long.

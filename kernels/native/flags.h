@@ -5,6 +5,10 @@
 // waiter adds itself to the sleepers, reads the bell, looks at the flags again and sleeps only while the bell still has
 // that count. All four bell accesses are sequentially consistent, so one of the two always sees the other.
 //
+// A waiter that also waits for files (connections) sleeps in those. It counts itself among the sleepers as such, by
+// kInFiles, and whoever rings its bell then knocks at its door: a datagram socket whose number stands behind the bell, and
+// which is one of those files. Nothing else differs, so one of the two still always sees the other.
+//
 // Where two ends lend each other their cores (lent_core.h), a waiter whose core is wanted does not spin.
 //
 // A lane that carries mailboxes moves whole messages in one call, and a spinning waiter fetches what it is told of.
@@ -15,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "door.h"
 #include "lent_core.h"
 #include "mailbox.h"
 
@@ -75,6 +80,9 @@ class FlagBoard {
     // `peer` lends its core too, so its guest may wake it.
     void lend(uintptr_t own, uintptr_t peer);
 
+    // From now on a wait also ends, with nothing, when something is ready in `files`, an epoll. `door` is one of its files.
+    void watch(int files, int door);
+
    private:
     struct Lane {
         Word* incoming;
@@ -97,6 +105,7 @@ class FlagBoard {
     bool offer_core();
     bool guest_waits() const { return own_ && own_.is_wanted(); }
     void park(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
+    void park_in_files(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
     void learn(int64_t waited);
 
     std::vector<Lane> lanes_;
@@ -108,5 +117,8 @@ class FlagBoard {
     int shy_ = 0;      // waits left without a spin
     int shyness_ = 0;  // how many there were last
     bool spins_;
+    int files_ = -1;
+    int door_ = -1;
+    Knocker knocker_;
     LentCore own_;  // what this end lends
 };

@@ -93,7 +93,7 @@ py::object answer_some(FlagBoard& board, const ExpertLayers& experts, const std:
 }  // namespace
 
 void bind_flags(py::module_& module) {
-    module.attr("data_plane") = 5;  // what comm/native.py expects; raise both when a signature changes
+    module.attr("data_plane") = 6;  // what comm/native.py expects; raise both when a signature changes
     py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/m2n/routes.py.")
         .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
     py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/m2n/rows.py.")
@@ -118,6 +118,7 @@ void bind_flags(py::module_& module) {
         .def("changed", &FlagBoard::changed)
         .def("wait", &wait)
         .def("lend", &FlagBoard::lend)
+        .def("watch", &FlagBoard::watch)
         .def("carry", &FlagBoard::carry, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
         .def("send_rows", &send_rows)
         .def("send_split", &send_split)

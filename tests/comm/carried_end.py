@@ -17,8 +17,8 @@ from afserve.comm.kv import carried
 from afserve.comm.kv.carried import CarriedWires, memory_for
 from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.reach import listen_on
 from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.transports.entrance import listen_on
 from tests.comm import kv_world
 
 COUNT, BLOCK = 40, 64 << 10

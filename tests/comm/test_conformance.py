@@ -9,20 +9,19 @@ from afserve.comm.conformance import BATTERY, Ends
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
 from afserve.comm.transports import shm
+from afserve.credentials import NOBODYS, Credentials
 from afserve.tls import Certificates
 
 
-def opener(kind, certificates=None):
+def opener(kind, credentials=NOBODYS):
     def open_ends(attention, experts, layout):
         pairs = [
-            connect.listen(
-                kind, expert=f, attention_nodes=attention, layout=layout, certificates=certificates
-            )
+            connect.listen(kind, expert=f, attention_nodes=attention, layout=layout, credentials=credentials)
             for f in range(experts)
         ]
         addresses = [address for _, address in pairs]
         fronts = [
-            connect.connect(addresses, attention=a, layout=layout, timeout=5.0, certificates=certificates)
+            connect.connect(addresses, attention=a, layout=layout, timeout=5.0, credentials=credentials)
             for a in range(attention)
         ]
         return Ends(fronts, [end for end, _ in pairs])
@@ -40,7 +39,7 @@ def test_battery(kind, check):
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery_over_tls(check, issued):
-    check(opener("tcp", Certificates(issued("attention", "expert"))))
+    check(opener("tcp", Credentials("secret", Certificates(issued("attention", "expert")))))
 
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Ack, Piece
-from afserve.comm.kv.reach import listen_here, listen_on
+from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.kv.stream import PeerStream
 from afserve.comm.kv.wires import Closed, Said
+from afserve.comm.transports.entrance import listen_on
 from tests.comm.kv_world import BLOCK, Store, chain
 
 SECONDS = 10.0

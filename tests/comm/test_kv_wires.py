@@ -24,8 +24,9 @@ from afserve.comm.kv.messages import (
     decode_head,
     encode,
 )
-from afserve.comm.kv.reach import connect, listen_here, listen_on
+from afserve.comm.kv.reach import connect, listen_here
 from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.transports.entrance import listen_on
 from afserve.errors import ProtocolError, RendezvousError
 from afserve.tls import Certificates
 from tests.comm.kv_world import BLOCK, Store, chain, content

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.mailbox.rendezvous import FIELDS, terms
 from afserve.comm.mailbox.wire import HEADER_BYTES
 from afserve.comm.transport import Box, WireType
+from afserve.comm.transports.entrance import dial
+from afserve.comm.transports.handshake import ask
+from afserve.credentials import NOBODYS
 from afserve.errors import PeerLost, RendezvousError
 
 BOX = Box(0, 0, 0)
@@ -195,7 +198,7 @@ def test_somebody_else_answers():
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(RendezvousError, match="expert-0: who answers at its address is no expert node"):
+        with pytest.raises(RendezvousError, match="expert-0: who answers there does not greet like a node"):
             connect.connect(
                 [f"tcp:127.0.0.1:{server.getsockname()[1]}"], attention=0, layout=LAYOUT, timeout=5.0
             )
@@ -208,11 +211,7 @@ def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
     """A stranger is not let in; a member that sends rubbish is dropped; the other member does not notice."""
     end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=LAYOUT)
     good = connect.connect([address], attention=1, layout=LAYOUT, timeout=10.0)
-    host, port = address.split(":")[1:]
-    with socket.create_connection((host, int(port))) as bad:
-        if polite:
-            bad.sendall(_hello(0))
-            assert bad.recv(200)
+    with joined(address) if polite else dial(address, "expert-0", 10.0, None) as bad:
         bad.sendall(raw)
         bad.shutdown(socket.SHUT_WR)
         for _ in range(3):
@@ -226,13 +225,10 @@ def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
     end.close()
 
 
-def _hello(attention):
-    import struct
-
-    from afserve.comm.mailbox.wire import MAGIC
-
-    agreed = terms(LAYOUT, expert=0, attention_nodes=2)
-    return struct.pack("<Q" + "Q" * (len(FIELDS) + 1), MAGIC, *(agreed[field] for field in FIELDS), attention)
+def joined(address, attention=0):
+    """A connection that was taken in as an attention node's."""
+    call = partial(dial, address, "expert-0", certificates=None)
+    return ask(call, attention, 0, LAYOUT, NOBODYS, 10.0).connection
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ("tcp", "dist") if kind in connect.kinds()])
@@ -253,10 +249,7 @@ def test_who_has_left_is_no_longer_polled(kind):
 
 def test_half_a_message_is_nothing():
     end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT)
-    host, port = address.split(":")[1:]
-    with socket.create_connection((host, int(port))) as bad:
-        bad.sendall(_hello(0))
-        assert bad.recv(200)
+    with joined(address) as bad:
         bad.sendall(b"\0" * (HEADER_BYTES - 1))
         assert end.wait(end.boxes(), 0.05) == []
     end.close()

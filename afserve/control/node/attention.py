@@ -50,6 +50,7 @@ from afserve.control.wire.values import (
     Shutdown,
     ToNode,
 )
+from afserve.credentials import Credentials
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
@@ -95,8 +96,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     from afserve.control.node.wiring import build_attention
 
     progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
+    credentials = Credentials(stream.token, stream.certificates, assigned.generation)
     rendezvous = meet(stream, address_of(listener, stream.certificates))
-    node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
+    node, first, close = build_attention(assigned, progress, rendezvous, tell, credentials)
     kv = open_tiers(open_kv(node, listener, stream, assigned), node, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
 

@@ -29,6 +29,7 @@ from afserve.control.wire.values import (
     ToNode,
     Unfilled,
 )
+from afserve.credentials import Credentials
 from afserve.engine.filler import Filler
 from afserve.engine.migrate import SlotUse
 from afserve.errors import PeerLost, ProtocolError
@@ -61,9 +62,8 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
         stream.send(Endpoint(address, agreed))
 
     progress, tell = stream.progress("expert weights"), identify(stream)
-    node, filler, close = build_expert(
-        assigned, progress, announce, tell, stream.own_address(), stream.certificates
-    )
+    credentials = Credentials(stream.token, stream.certificates, assigned.generation)
+    node, filler, close = build_expert(assigned, progress, announce, tell, stream.own_address(), credentials)
     spans = spans_of(assigned)
     work = spans and WorkSpans(str(assigned.node), node.stats, spans.put, assigned.deployment.fingerprint)
     report = Reporter(heartbeat, stream, work.stats if work else node.stats)

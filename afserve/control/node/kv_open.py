@@ -9,9 +9,9 @@ from afserve.clock import AwakeClock
 from afserve.comm.kv.carried import CarriedWires, Wake, memory_for
 from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.greeting import PROTOCOL
-from afserve.comm.kv.reach import listen_here, listen_on
-from afserve.comm.kv.socket_wires import SocketWires
+from afserve.comm.kv.reach import listen_here
+from afserve.comm.kv.socket_wires import PROTOCOL, SocketWires
+from afserve.comm.transports.entrance import listen_on
 from afserve.config import SOCKETS
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import KvMoves, Moved

@@ -20,6 +20,7 @@ from afserve.config import FULL
 from afserve.control.identifying import Tell, reading, unchanged
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire.values import Assigned, Peers
+from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import (
     build_attention_node,
@@ -37,7 +38,6 @@ from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
-from afserve.tls import Certificates
 from afserve.trace import Trace
 
 CONNECT_SECONDS = 30.0
@@ -52,7 +52,7 @@ def build_attention(
     progress: Progress,
     meet: Callable[[Agreed], Peers],
     tell: Tell,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> tuple[AnyNode, Peers, Close]:
     """`meet` tells what this node will put on the data plane and returns the expert nodes to connect to.
 
@@ -75,7 +75,7 @@ def build_attention(
         layout=layout,
         timeout=CONNECT_SECONDS,
         device=ops.device,
-        certificates=certificates,
+        credentials=credentials,
     )
     _share_cores(deployment, transport, ops)
     link = ExpertLink(
@@ -145,7 +145,7 @@ def build_expert(
     announce: Callable[[str, Agreed], None],
     tell: Tell,
     host: str,
-    certificates: Certificates | None = None,
+    credentials: Credentials,
 ) -> tuple[ExpertNode, Filler, Close]:
     """Listens before it reads weights, so that attention nodes connect meanwhile; between hosts only on `host`.
 
@@ -164,7 +164,7 @@ def build_expert(
         layout=layout,
         host=host,
         device=ops.device,
-        certificates=certificates,
+        credentials=credentials,
     )
     _share_cores(deployment, transport, ops)
     announce(address, _agreed(layout, deployment, spec))

@@ -14,6 +14,7 @@ from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
+from afserve.control.node.beginning import noting
 from afserve.control.node.heartbeat import HeartbeatThread, Stats, heartbeat_seconds
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Assigned, Failed, Register
@@ -80,7 +81,8 @@ def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
     heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role), seconds)
     heartbeat.start()
     try:
-        serve(stream, assigned, heartbeat)
+        with noting(stream.send):
+            serve(stream, assigned, heartbeat)
     except AfserveError as error:
         stream.send(Failed(error))
         raise
