@@ -62,7 +62,8 @@ def soak(options: argparse.Namespace) -> Iterator[Row]:
     if path is not None and not path.exists():
         print(f"--arrivals {path}: there is no such file; arrivals are drawn instead")
         path = None
-    yield faults_soak.measure(Soak(60 * options.soak, path, options.rate, options.seed))
+    asked = Soak(60 * options.soak, path, options.rate, options.seed, mixed=options.mixed, busy=options.busy)
+    yield faults_soak.measure(asked)
 
 
 def survival(options: argparse.Namespace) -> Iterator[Row]:
@@ -109,8 +110,9 @@ def main() -> None:
     parser.add_argument("--survival", action="store_true", help="instead: what is lost alone and with others")
     parser.add_argument("--transports", default=",".join(faults_survival.TRANSPORTS), help="for --survival")
     parser.add_argument(
-        "--busy", type=int, default=0, metavar="N", help="for --survival: busy loops beside it"
+        "--busy", type=int, default=0, metavar="N", help="for --survival and --soak: busy loops beside it"
     )
+    parser.add_argument("--mixed", action="store_true", help="for --soak: requests of every kind beside it")
     parser.add_argument("--arrivals", type=Path, help="for --soak: a trace, .csv or .jsonl, scaled to --rate")
     parser.add_argument("--seed", type=int, default=1, help="for --soak: of faults, lengths and cancels")
     parser.add_argument("--json", action="store_true", help="rows instead of a table")

@@ -12,15 +12,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 import httpx
 
+from bench.busy import busy_loops
 from bench.faults_deployment import CONTROLLER, Deployment
 from bench.faults_growth import Held, held
 from bench.faults_load import PROMPTS, Answer, hear
+from bench.faults_mixed import ask_mixed
 from bench.faults_nodes import NODES, PROVEN_S, Row
 from bench.served import served
 
@@ -37,7 +39,8 @@ STOPPED_S = (0.2, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """`rate` is the mean number of requests per second; `arrivals` a trace whose gaps are scaled to it."""
+    """`rate` is the mean number of requests per second; `arrivals` a trace whose gaps are scaled to it. `mixed`:
+    requests of every kind run beside the streams. `busy`: so many endless loops do, too."""
 
     seconds: float
     arrivals: Path | None = None
@@ -45,6 +48,8 @@ class Soak:
     seed: int = 1
     every: float = EVERY_S
     warm: float = WARM_S
+    mixed: bool = False
+    busy: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +68,8 @@ class Told:
 
     asked: list[Asked] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    mixed: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
 
 
 def arrivals(path: Path) -> list[tuple[float, int]]:
@@ -99,10 +106,12 @@ async def play(soak: Soak, here: Deployment) -> Row:
     """Raises RuntimeError where the deployment does not become whole again."""
     reference = await _reference(here.url)
     told = Told()
-    await _spell(here, told, Soak(soak.warm, soak.arrivals, soak.rate, soak.seed + 1, soak.every))
+    await _spell(here, told, replace(soak, seconds=soak.warm, seed=soak.seed + 1))
     before = await asyncio.to_thread(held, here)
-    await _spell(here, told, soak)
+    with busy_loops(soak.busy):
+        await _spell(here, told, soak)
     after = await asyncio.to_thread(held, here)
+    status = await asyncio.to_thread(here.status)
     return {
         "bench": "faults_soak",
         "seconds": soak.seconds,
@@ -110,7 +119,11 @@ async def play(soak: Soak, here: Deployment) -> Row:
         "arrivals": soak.arrivals.name if soak.arrivals else "poisson",
         "seed": soak.seed,
         "faults": dict(sorted(told.faults.items())),
+        "busy": soak.busy,
         **counted(told.asked, reference),
+        "mixed": dict(sorted(told.mixed.items())),
+        "mixed_wrong": dict(told.wrong.most_common(8)),
+        "lost": status["lost"],
         "preemptions": after.preemptions,
         **_grown(before, after),
     }
@@ -170,8 +183,11 @@ async def _spell(here: Deployment, told: Told, soak: Soak) -> None:
     """Requests and faults for so long; then all are answered, and everyone serves."""
     draw = random.Random(soak.seed)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=here.url, timeout=180, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=here.url, timeout=300, limits=limits) as client:
         breaking = asyncio.create_task(_break(here, soak, told.faults))
+        others = asyncio.create_task(
+            ask_mixed(client, soak.seconds if soak.mixed else 0.0, soak.seed, told.mixed, told.wrong)
+        )
         asking = []
         began = time.monotonic()
         for at, tokens in schedule(soak, draw):
@@ -181,6 +197,7 @@ async def _spell(here: Deployment, told: Told, soak: Soak) -> None:
             told.asked.append(_drawn(draw, tokens))
             asking.append(asyncio.create_task(_ask(client, told.asked[-1])))
         await breaking
+        await others
         await asyncio.gather(*asking)
     await here.wait_whole()
     await asyncio.sleep(REST_S)

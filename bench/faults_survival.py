@@ -8,19 +8,19 @@ import asyncio
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
 from afserve.client import Client
 from afserve.errors import AfserveError
+from bench.busy import busy_loops
 from bench.faults_deployment import CONTROLLER, Deployment
 from bench.faults_load import PROMPTS, Load, altered, failed
 from bench.faults_nodes import Row
@@ -31,7 +31,6 @@ NODES = ("--prefill", "1", "--decode", "2", "--experts", "3", "--gateways", "2",
 STREAMS, TOKENS = 6, 96
 FORK_SERVER, ALL = "fork-server", "*"
 BEGUN_S, WHOLE_S, AFTER_S = 60.0, 300.0, 1.0
-_BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100000))"
 Change = Callable[[Client], object]
 
 
@@ -105,18 +104,6 @@ class SteadyLoad(Load):
             self._begin(prompt).add_done_callback(lambda _: self._places.release())
 
 
-@contextmanager
-def busy(loops: int) -> Iterator[None]:
-    """So many processes that compute beside the run."""
-    beside = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(loops)]
-    try:
-        yield
-    finally:
-        for each in beside:
-            each.kill()
-            each.wait()
-
-
 def table(transports: Sequence[str], loops: int, only: str) -> Iterator[Row]:
     """Every case on every transport."""
     for transport in transports:
@@ -133,7 +120,11 @@ def _rows(transport: str, loops: int, left: list[Survived]) -> Iterator[Row]:
     """Until the run ends; cases that were played are taken out of `left`."""
     with tempfile.TemporaryDirectory() as folder:
         flags = (*NODES, "--transport", transport, "--rebalance", "auto", "--kv-ssd", f"{folder}/kv")
-        with served(*flags, "--state-dir", f"{folder}/state") as up, Deployment(up) as here, busy(loops):
+        with (
+            served(*flags, "--state-dir", f"{folder}/state") as up,
+            Deployment(up) as here,
+            busy_loops(loops),
+        ):
             while left and up.process.poll() is None:
                 found = asyncio.run(play(left[0], here))
                 yield {"bench": "faults_survival", "transport": transport, "busy": loops, **found}

@@ -10,13 +10,11 @@ import argparse
 import asyncio
 import itertools
 import json
-import multiprocessing
 import os
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from bench.busy import busy_loops
 from bench.faults_deployment import Deployment
 from bench.faults_load import PROMPTS, Answer, Load, altered, failed
 from bench.origin import ROOT, origin
@@ -26,25 +24,6 @@ RESULTS = ROOT / "bench" / "results" / "overloaded_host.jsonl"
 NODES = ("--attention", "2", "--experts", "2")
 LANES = 4
 Row = dict[str, object]
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """So many processes that never wait."""
-    loops = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(count)]
-    for loop in loops:
-        loop.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.join()
 
 
 async def lanes(load: Load, seconds: float) -> list[Answer]:
