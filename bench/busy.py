@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+
+
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many processes that never wait, at the same priority; they end with the block."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """So many processes that never wait, at the same priority; they end with the block, and with this process."""
+    loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count)]
     try:
         yield
     finally:
