@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
 
 
