@@ -30,10 +30,21 @@ def wake_with_parent() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
+_ADOPTERS: list[int] = []  # one process has one bit of this at the kernel, whoever in it asks
+
+
 def adopt_orphans() -> None:
-    """Processes whose parents end become children of this one, if they descend from it."""
+    """Processes whose parents end become children of this one, if they descend from it, until `leave_orphans`."""
+    _ADOPTERS.append(os.getpid())
     if sys.platform == "linux":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def leave_orphans() -> None:
+    """Once for each `adopt_orphans` of this process: after the last one, orphans are the system's again."""
+    _ADOPTERS.remove(os.getpid())
+    if sys.platform == "linux" and os.getpid() not in _ADOPTERS:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def name_process(name: str) -> None:

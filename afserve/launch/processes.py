@@ -18,7 +18,7 @@ from typing import Any
 
 from afserve.control.wire import channel
 from afserve.errors import ConfigError
-from afserve.kinship import adopt_orphans
+from afserve.kinship import adopt_orphans, leave_orphans
 from afserve.launch.endings import ended_with, last_lines
 from afserve.launch.forker import HELPER
 from afserve.launch.keeper import TICK_SECONDS, NodeKeeper
@@ -145,11 +145,13 @@ class NodeProcesses:
         """End everything that is left; asks first, then makes sure. May be called again."""
         if (keeper := self._taken_back()) is not None:
             keeper.end()
+            leave_orphans()
 
     def kill(self) -> None:
         """At once."""
         if (keeper := self._taken_back()) is not None:
             keeper.kill()
+            leave_orphans()
 
     def last_words(self, name: str) -> str:
         """The last lines of a node's log, for the one who started it; clients never see them."""

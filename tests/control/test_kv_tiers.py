@@ -329,9 +329,7 @@ def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_pa
     kv, moves, said = opened(kv_ssd=str(tmp_path / "file"))
     assert kv is moves
     (line,) = said
-    assert line.warning and line.text.startswith(
-        f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno 20]"
-    )
+    assert line.warning and line.text.startswith(f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno ")
     assert line.text.endswith("give a folder that it may write to")
 
 

@@ -56,8 +56,9 @@ def test_it_is_one_line(tmp_path: Path, file: str, data: bytes, complaint: str):
     command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {tmp_path / file}: ") and complaint in done.stderr
-    assert done.stderr.count("\n") == 1
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert done.stderr.endswith(f"{line}\n") and "Traceback" not in done.stderr
+    assert line.startswith(f"error: {tmp_path / file}: ") and complaint in line
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,11 @@ void gated_delta(Engine& engine) {
 // A thread that lends its core whenever it waits, for moments of many lengths, and is rung awake now and then.
 class Lender {
  public:
-  Lender() : words_(64), waiter_([this] { wait(); }) {}
+  Lender() : words_(64), here_(flags(0, 1, 16), {bell(32)}, true), there_(flags(1, 0, 32), {bell(16)}, true) {
+    here_.lend(bell(32), bell(16));
+    there_.lend(bell(16), bell(32));
+    waiter_ = std::thread([this] { wait(); });
+  }
   ~Lender() {
     stop_ = true;
     waiter_.join();
@@ -423,12 +427,10 @@ class Lender {
   }
 
   std::vector<Word> words_;  // flags at 0 and 1, the borrower's bell at 32, the lender's at 16
-  FlagBoard here_ = board(0, 1, 16, 32), there_ = board(1, 0, 32, 16);
-  FlagBoard board(int incoming, int outgoing, int peer, int own) {
-    FlagBoard made({{bell(incoming), bell(outgoing), bell(peer)}}, {bell(own)}, true);
-    made.lend(bell(own), bell(peer));
-    return made;
+  std::vector<FlagBoard::Addresses> flags(int incoming, int outgoing, int peer) {
+    return {{bell(incoming), bell(outgoing), bell(peer)}};
   }
+  FlagBoard here_, there_;
   uint32_t sent_ = 0;
   std::atomic<bool> stop_{false};
   std::thread waiter_;

@@ -136,8 +136,7 @@ def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
         watch = asyncio.create_task(processes.watch(lambda who, why: None))
         if ready:
             await until(fork_server)
-        children = psutil.Process().children()  # and what of earlier tests nobody waited for
-        (lost,) = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
+        (lost,) = set(psutil.Process().children()) - before
         lost.suspend()
         processes.spawn(expert_node(0), nobody)
         await asyncio.to_thread(lost.kill)
@@ -145,6 +144,7 @@ def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
         await asyncio.to_thread(processes.stop)
         await watch
 
+    before = set(psutil.Process().children())  # of other tests
     with socket.socket() as silent, NodeProcesses(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         asyncio.run(ordered(run, f"127.0.0.1:{silent.getsockname()[1]}"))

@@ -141,7 +141,7 @@ def test_the_page_looks_at_one_of_them(http, pair, monkeypatch):
 
     monkeypatch.setattr(pair[2], "placement", placement, raising=False)
     with http.stream("GET", "/live?model=large") as live:
-        frame = next(line for line in live.iter_lines() if line.startswith('data: {"at"'))
+        frame = next(line for line in live.iter_lines() if line.startswith("data: ") and '"status"' in line)
     assert json.loads(frame[6:])["status"]["model"]["id"] == "large"
     assert http.get("/live?model=huge").status_code == 404
 

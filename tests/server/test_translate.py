@@ -73,8 +73,6 @@ def test_a_field_whose_name_a_client_made_up_costs_no_more():
 @pytest.mark.parametrize(
     "chat, own",
     [
-        ("tools[3].function.parameters", "tools[3].input_schema"),
-        ("tools[3].function.name", "tools[3].name"),
         ("response_format.json_schema.schema", "output_config.format.schema"),
         ("stop", "stop_sequences"),
         ("stopped", "stopped"),
