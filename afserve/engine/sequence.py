@@ -6,16 +6,18 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.blocks import ROOT, Hash, block_hash, salted
 from afserve.engine.guides import Guide
 from afserve.engine.request import GenerationRequest, TokenLogprob
+from afserve.engine.turns import Group
 
 
 @dataclass(slots=True)
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
-    work, also where they were generated before a preemption or on another node. The lowest `rank` runs first: by
-    priority, then the elder. `arrived` and `planned` are when it
-    entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
-    `shared` prompt. The first `counted` tokens were computed before a preemption."""
+    work, also where they were generated before a preemption or on another node. `lacks` of them were not cached when it
+    entered the queue, and it is computed from `entered` on. The lowest `rank` runs first: by priority, then the elder;
+    prompts go by their `turn` before their age. `arrived` and `planned` are when it entered the queue and first left
+    it, on its node's clock: nothing is decided by them. Other nodes compute parts of a `shared` prompt. The first
+    `counted` tokens were computed before a preemption."""
 
     request: GenerationRequest
     order: int
@@ -32,6 +34,9 @@ class Sequence:
     cancelled: bool = False
     preemptions: int = 0
     counted: int = 0
+    lacks: int = 0
+    entered: int = 0
+    turn: int = 0
     cached_tokens: int = 0
     started: bool = False
     arrived: float = 0.0
@@ -80,6 +85,26 @@ class Sequence:
         return len(self.tokens) - self.given
 
     @property
+    def group(self) -> Group:
+        return self.request.tenant.name, self.request.priority
+
+    @property
+    def prompt_rank(self) -> tuple[int, int, int]:
+        """The lowest of its tenant's prompts is computed first."""
+        return self.request.priority, self.turn, self.order
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens that it brought and lacks, still to be computed."""
+        return max(0, min(self.lacks, self.given - self.computed))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was begun for it since it entered, here or by other nodes."""
+        begun = self.in_flight or self.made or self.row or self.shared is not None
+        return not begun and self.computed == self.entered
+
+    @property
     def pending(self) -> int:
         """Tokens that are known but not yet computed; 1 while decoding."""
         return len(self.tokens) - self.computed
@@ -115,7 +140,10 @@ class Sequence:
         return self.hashes
 
 
-def turn_of(sequence: Sequence) -> tuple[int, tuple[int, int]]:
-    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
+def turn_of(sequence: Sequence) -> tuple[int, tuple[int, ...]]:
+    """Decoding first, then verifying, then prompts (one token before several). Among equals prompts go by their turns,
+    others by rank."""
     several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), sequence.rank
+    if sequence.computed < sequence.given:
+        return 2 + several, sequence.prompt_rank
+    return int(several), sequence.rank
