@@ -4,8 +4,8 @@ Every token that is computed counts for its tenant, divided by the tenant's shar
 has the next turn: a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Who
 comes back after a time without prompts is lifted to the lowest count of those who wait, so nobody saves up turns; and
 what a tenant was given beyond those who wait counts until they have as much, also when its requests have ended.
-Priorities come first. Within a tenant prompts have their turns by what they lack (`turns`), so that a short one does not
-wait for all that came before it. It knows no tensors and no clock.
+Priorities come first. Within a tenant prompts have their turns by what they lack (`turns`), so that a short one does
+not wait for all that came before it. It knows no tensors and no clock.
 """
 
 from bisect import insort

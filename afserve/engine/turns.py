@@ -4,9 +4,9 @@ The turn of a prompt is how many tokens came so far, its own among them, less th
 own length. That is when it would end if every open prompt got one token after the other (processor sharing). So equal
 prompts are in the order of arrival, and none goes before an elder one that is as short or shorter.
 
-However many come later, a prompt's wait is bounded. With `own` tokens it finds `found` others; at most m later ones are
-open at once. Later ones go before it only until found + own tokens are computed. It ends within
-(found + own) * (1 + 1/2 + ... + 1/(m + 1)) + found tokens, where none are thrown out of the cache.
+However many come later, a prompt's wait is bounded. Where it has `own` tokens, finds `found` others and m later ones at
+most are open at once, it ends within (found + own) * (2 + 1/2 + 1/3 + ... + 1/(m + 1)) tokens of its tenant and
+priority. What is thrown out of the cache and computed again comes on top.
 """
 
 from collections.abc import Iterable
