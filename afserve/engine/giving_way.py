@@ -2,9 +2,8 @@
 
 Long answers would keep their places, and other tenants waiting, until they end. So a tenant that was given more than
 its share gives places back: where it gets ahead further with those it has, and once it is ahead by what it costs to
-compute a sequence again. A sequence that has entered makes some tokens before it leaves.
-Within a tenant only those step back that nothing was computed for. It decides and does nothing: a preemption is the
-scheduler's.
+compute a sequence again. A sequence that has entered makes some tokens before it leaves. Within a tenant only those
+step back that nothing was computed for. It decides and does nothing: a preemption is the scheduler's.
 """
 
 from collections import Counter

@@ -81,7 +81,8 @@ class Scheduler:
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         sequence.arrived, sequence.shared = arrived, shared
-        sequence.lacks = len(sequence.tokens) - len(self._prefix(sequence)) * self.pool.block_size
+        lacks = len(sequence.tokens) - len(self._prefix(sequence)) * self.pool.block_size
+        sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
         sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._prompts_left())
         self._order += 1
         self._by_handle[request.handle] = sequence

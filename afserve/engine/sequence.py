@@ -13,11 +13,11 @@ from afserve.engine.turns import Group
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
-    work, also where they were generated before a preemption or on another node. `lacks` of them were not cached when it
-    entered the queue, and it is computed from `entered` on. The lowest `rank` runs first: by priority, then the elder;
-    prompts go by their `turn` before their age. `arrived` and `planned` are when it entered the queue and first left
-    it, on its node's clock: nothing is decided by them. Other nodes compute parts of a `shared` prompt. The first
-    `counted` tokens were computed before a preemption."""
+    work, also where they were generated before a preemption or on another node. `lacks` of them were neither cached
+    when it entered the queue nor other nodes' to compute; it is computed from `entered` on. The lowest `rank` runs
+    first: by priority, then the elder; prompts go by their `turn` before their age. `arrived` and `planned` are when it
+    entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
+    `shared` prompt. The first `counted` tokens were computed before a preemption."""
 
     request: GenerationRequest
     order: int
@@ -47,11 +47,13 @@ class Sequence:
     prompt_length: int = field(init=False)
     given: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
+    group: Group = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
         self.given = len(self.tokens)
         self.rank = self.request.priority, self.order
+        self.group = self.request.tenant.name, self.request.priority
         self.row = self.request.row
 
     @classmethod
@@ -85,10 +87,6 @@ class Sequence:
         return len(self.tokens) - self.given
 
     @property
-    def group(self) -> Group:
-        return self.request.tenant.name, self.request.priority
-
-    @property
     def prompt_rank(self) -> tuple[int, int, int]:
         """The lowest of its tenant's prompts is computed first."""
         return self.request.priority, self.turn, self.order
@@ -96,7 +94,8 @@ class Sequence:
     @property
     def prompt_left(self) -> int:
         """Tokens that it brought and lacks, still to be computed."""
-        return max(0, min(self.lacks, self.given - self.computed))
+        left = self.given - self.computed
+        return min(self.lacks, left) if left > 0 else 0
 
     @property
     def untouched(self) -> bool:
@@ -141,9 +140,7 @@ class Sequence:
 
 
 def turn_of(sequence: Sequence) -> tuple[int, tuple[int, ...]]:
-    """Decoding first, then verifying, then prompts (one token before several). Among equals prompts go by their turns,
-    others by rank."""
-    several = len(sequence.tokens) - sequence.computed > 1
+    """Decoding first, then verifying, by rank; then prompts, by their turns."""
     if sequence.computed < sequence.given:
-        return 2 + several, sequence.prompt_rank
-    return int(several), sequence.rank
+        return 2, sequence.prompt_rank
+    return int(len(sequence.tokens) - sequence.computed > 1), sequence.rank

@@ -109,6 +109,25 @@ def test_none_goes_before_an_elder_one_that_is_as_short(events, places, blocks, 
     finish(asked)
 
 
+def test_what_is_computed_again_lets_none_go_before_its_elder():
+    made = scheduler(max_sequences=2, kv_blocks=60)
+    asked = Asked(made)
+    for _ in range(2):
+        asked.submit(A, 200, max_tokens=190)
+    while len(asked.first) < 2:
+        asked.turn()
+    elder = asked.submit(A, 10)
+    preempted = made._by_handle[1]
+    turn = preempted.turn
+    while not made.preemptions:
+        asked.turn()
+    younger = asked.submit(A, 10)
+    assert preempted.preemptions == 1 and preempted.turn == turn
+    assert made._by_handle[elder].turn < made._by_handle[younger].turn
+    assert made._waiting.first() is preempted, "it keeps its turn"
+    finish(asked)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     flood=st.lists(LENGTH, max_size=30),
@@ -116,10 +135,11 @@ def test_none_goes_before_an_elder_one_that_is_as_short(events, places, blocks, 
     later=st.lists(LENGTH, min_size=1, max_size=40),
     each=st.integers(1, 12),
     places=st.sampled_from((3, 16, 256)),
+    budget=st.sampled_from((8, BUDGET)),
 )
-def test_a_long_prompt_has_its_turn_however_many_short_ones_come(flood, own, later, each, places):
+def test_a_long_prompt_has_its_turn_however_many_short_ones_come(flood, own, later, each, places, budget):
     """More come in every step than are computed in it, for ever; the bound is that of `afserve.engine.turns`."""
-    asked = Asked(scheduler(max_sequences=places, max_waiting=64))
+    asked = Asked(scheduler(max_sequences=places, max_waiting=64, max_batch_tokens=budget))
     for tokens in flood:
         asked.submit(A, tokens)
     found, mine, computed, most = sum(flood), asked.submit(A, own), 0, 0
