@@ -239,12 +239,15 @@ class Requests:
         return len(self._unread) + len(self._waiting)
 
     def before(self, tenant: Tenant, tokens: int) -> int:
-        """Of the prompts that wait, the tokens that are computed before `tokens` more of this tenant: its own, and of
-        each other one at most what its share is beside them."""
+        """Of the prompts that wait, the tokens that are computed before `tokens` more of this tenant: of each of its
+        own at most as many, as `engine.turns` has it, and of each other tenant at most its share beside them."""
         asked = Counter(self._asked_by)
         for one in self._waiting:
             asked[one.asked.tenant] += len(one.asked.prompt_ids)
-        mine = asked.pop(tenant, 0)
+        asked.pop(tenant, None)
+        own = [one.missing for one in self._unread if one.asked.tenant == tenant]
+        own += [len(one.asked.prompt_ids) for one in self._waiting if one.asked.tenant == tenant]
+        mine = sum(min(tokens, theirs) for theirs in own)
         turns = (mine + tokens) / tenant.share
         return mine + sum(min(theirs, round(turns * other.share)) for other, theirs in asked.items())
 

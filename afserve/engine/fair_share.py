@@ -4,16 +4,17 @@ Every token that is computed counts for its tenant, divided by the tenant's shar
 has the next turn: a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Who
 comes back after a time without prompts is lifted to the lowest count of those who wait, so nobody saves up turns; and
 what a tenant was given beyond those who wait counts until they have as much, also when its requests have ended.
-Priorities come first, and among equal requests of a tenant the elder. With one tenant this is the order of arrival. It
-knows no tensors and no clock.
+Priorities come first. Within a tenant prompts have their turns by what they lack (`turns`), so that a short one does
+not wait for all that came before it. It knows no tensors and no clock.
 """
 
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 
 from afserve.engine.sequence import Sequence, turn_of
 
-Turn = tuple[int, float, int]
+Turn = tuple[int, float, int, int]
 _MOST_LEFT = 1024  # tenants without requests that are remembered
 
 
@@ -95,13 +96,13 @@ class FairShares:
 
     def turn(self, sequence: Sequence) -> Turn:
         """The lowest is first."""
-        priority, order = sequence.rank
-        return priority, self.given(sequence.request.tenant.name), order
+        priority, turn, order = sequence.prompt_rank
+        return priority, self.given(sequence.request.tenant.name), turn, order
 
-    def step_turn(self, sequence: Sequence) -> tuple[int, Turn]:
+    def step_turn(self, sequence: Sequence) -> tuple[int, tuple[float, ...]]:
         """As `turn_of`, with prompts in the order of what their tenants were given."""
-        kind, (priority, order) = turn_of(sequence)
-        return kind, self.turn(sequence) if kind > 1 else (priority, 0.0, order)
+        kind, rank = turn_of(sequence)
+        return kind, self.turn(sequence) if kind > 1 else rank
 
     def check(self, sequences: list[Sequence]) -> None:
         """Integrity, against all open requests; for tests and debugging."""
@@ -115,11 +116,11 @@ class FairShares:
 
 
 class WaitingRequests:
-    """The waiting requests of a node, each tenant's by rank."""
+    """The waiting requests of a node, each tenant's in their turns."""
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
-        self._queues: dict[str, deque[Sequence]] = {}
+        self._queues: dict[str, list[Sequence]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -130,12 +131,8 @@ class WaitingRequests:
             yield from queue
 
     def add(self, sequence: Sequence) -> None:
-        """Behind all of its tenant that come before it by rank; usually the last."""
-        queue = self._queues.setdefault(sequence.request.tenant.name, deque())
-        position = len(queue)
-        while position and queue[position - 1].rank > sequence.rank:
-            position -= 1
-        queue.insert(position, sequence)
+        queue = self._queues.setdefault(sequence.request.tenant.name, [])
+        insort(queue, sequence, key=lambda one: one.prompt_rank)
         self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -146,7 +143,7 @@ class WaitingRequests:
             del self._queues[name]
 
     def first(self) -> Sequence | None:
-        """Whose turn it is, of those that could run: of each tenant the first by rank."""
+        """Whose turn it is, of those that could run: of each tenant the first."""
         heads = (next((s for s in queue if s.ready), None) for queue in self._queues.values())
         return min((head for head in heads if head is not None), key=self._shares.turn, default=None)
 

@@ -2,8 +2,8 @@
 
 Long answers would keep their places, and other tenants waiting, until they end. So a tenant that was given more than
 its share gives places back: where it gets ahead further with those it has, and once it is ahead by what it costs to
-compute a sequence again. A sequence that has entered makes some tokens before it leaves. With one tenant nobody leaves.
-It decides and does nothing: a preemption is the scheduler's.
+compute a sequence again. A sequence that has entered makes some tokens before it leaves. Within a tenant only those
+step back that nothing was computed for. It decides and does nothing: a preemption is the scheduler's.
 """
 
 from collections import Counter
@@ -30,6 +30,14 @@ def gives_way(shares: FairShares, wanting: Sequence, running: Iterable[Sequence]
         key=lambda s: (s.request.priority, shares.given(s.request.tenant.name), -s.computed, s.order),
         default=None,
     )
+
+
+def steps_back(wanting: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+    """Who gives its place to one of its own tenant whose turn is before its own, at no cost: nothing was computed for
+    it since it entered. The last of those."""
+    name, rank = wanting.request.tenant.name, wanting.prompt_rank
+    untouched = (s for s in running if s.untouched and s.prompt_rank > rank and s.request.tenant.name == name)
+    return max(untouched, key=lambda s: s.prompt_rank, default=None)
 
 
 def _leaving(shares: FairShares, wanting: Sequence, places: Counter[str]) -> Callable[[Sequence], bool]:

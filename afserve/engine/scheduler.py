@@ -14,7 +14,7 @@ from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.endings import extend
 from afserve.engine.fair_share import FairShares, WaitingRequests
-from afserve.engine.giving_way import gives_way
+from afserve.engine.giving_way import gives_way, steps_back
 from afserve.engine.guides import Guide
 from afserve.engine.prefix_hits import PrefixHits
 from afserve.engine.prefix_keys import HeldPrefixes
@@ -24,6 +24,7 @@ from afserve.engine.request_limits import RequestLimits
 from afserve.engine.sequence import Sequence, turn_of
 from afserve.engine.shared_prompts import leave, own_chunk, shared_of
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
+from afserve.engine.turns import Group, Turns
 from afserve.errors import OverloadedError, RequestError
 
 
@@ -51,6 +52,7 @@ class Scheduler:
         self._by_handle: dict[int, Sequence] = {}
         # Of the running ones, by order, those that brought the row of their next token.
         self._undrawn: dict[int, Sequence] = {}
+        self._turns = Turns()
         self._order = 0
         self.active = config.micro_batches
         self.step_tokens = config.max_batch_tokens
@@ -79,6 +81,9 @@ class Scheduler:
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         sequence.arrived, sequence.shared = arrived, shared
+        lacks = len(sequence.tokens) - len(self._prefix(sequence)) * self.pool.block_size
+        sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
+        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._prompts_left())
         self._order += 1
         self._by_handle[request.handle] = sequence
         self._shares.opened(sequence)
@@ -150,19 +155,17 @@ class Scheduler:
         return self.running == len(self._running[micro_batch])
 
     def _admit(self, micro_batch: int) -> None:
-        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Of
-        several tenants one that is ahead makes room, a sequence each time."""
+        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Where all
+        places are taken, one steps back whose turn is later. Of several tenants one that is ahead makes room, a
+        sequence each time."""
         mine, asked = self._running[micro_batch], False
-        while self._waiting and (self.running < self._config.max_sequences or self._shares.several):
+        while self._waiting:
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting.first()
             if sequence is None:
                 return
-            found = self._finds_room(sequence)
-            if found is not None:
-                self._waiting.remove(sequence)
-                self._enter(sequence, micro_batch, found)
+            if self._enters(sequence, micro_batch):
                 continue
             leaves = None if asked else gives_way(self._shares, sequence, self._all_running())
             if leaves is None:
@@ -170,10 +173,26 @@ class Scheduler:
             asked = True
             self._preempt(leaves)
 
-    def _finds_room(self, sequence: Sequence) -> list[int] | None:
-        """Its cached blocks, where there is a place, room for what it computes first, and 1 % for others to grow."""
+    def _enters(self, sequence: Sequence, micro_batch: int) -> bool:
+        later = None
         if self.running >= self._config.max_sequences:
-            return None
+            later = steps_back(sequence, self._all_running())
+            if later is None:
+                return False
+        found = self._finds_room(sequence)
+        if found is None:
+            return False
+        if later is not None:
+            self._leave(later)
+            later.computed = 0
+            later.keys.clear()
+            self._waiting.add(later)
+        self._waiting.remove(sequence)
+        self._enter(sequence, micro_batch, found)
+        return True
+
+    def _finds_room(self, sequence: Sequence) -> list[int] | None:
+        """Its cached blocks, where there is room for what it computes first, and 1 % for others to grow."""
         found = self._prefix(sequence)
         first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
         need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
@@ -197,7 +216,7 @@ class Scheduler:
     def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
         self.pool.hold(found)
         sequence.blocks = list(found)
-        sequence.computed = len(found) * self.pool.block_size
+        sequence.computed = sequence.entered = len(found) * self.pool.block_size
         sequence.micro_batch = micro_batch
         if not sequence.started:
             sequence.started = True
@@ -239,14 +258,16 @@ class Scheduler:
         return max(younger, key=lambda s: s.rank, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
+        """Back to the queue, where it keeps its turn; its tokens are kept and computed again (recomputation)."""
         self._leave(sequence)
         leave(sequence, "a node had no room to keep its part")
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
+        left = sequence.prompt_left
         sequence.counted, sequence.computed = max(sequence.counted, sequence.computed), 0
         sequence.keys.clear()
-        sequence.given = len(sequence.tokens)
+        sequence.given = sequence.lacks = len(sequence.tokens)
+        self._turns.again(sequence.group, sequence.lacks - left)
         sequence.preemptions += 1
         self.preemptions += 1
         self._queue(sequence)
@@ -361,6 +382,9 @@ class Scheduler:
         """Of prompts, still to be computed."""
         left = ((s, max(0, s.given - s.computed)) for s in self._by_handle.values())
         return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
+
+    def _prompts_left(self) -> Iterator[tuple[Group, int]]:
+        return ((sequence.group, sequence.prompt_left) for sequence in self._by_handle.values())
 
     @property
     def shares(self) -> bool:

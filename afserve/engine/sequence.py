@@ -6,14 +6,16 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.blocks import ROOT, Hash, block_hash, salted
 from afserve.engine.guides import Guide
 from afserve.engine.request import GenerationRequest, TokenLogprob
+from afserve.engine.turns import Group
 
 
 @dataclass(slots=True)
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
-    work, also where they were generated before a preemption or on another node. The lowest `rank` runs first: by
-    priority, then the elder. `arrived` and `planned` are when it
+    work, also where they were generated before a preemption or on another node. `lacks` of them were neither cached
+    when it entered the queue nor other nodes' to compute; it is computed from `entered` on. The lowest `rank` runs
+    first: by priority, then the elder; prompts go by their `turn` before their age. `arrived` and `planned` are when it
     entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
     `shared` prompt. The first `counted` tokens were computed before a preemption."""
 
@@ -32,6 +34,9 @@ class Sequence:
     cancelled: bool = False
     preemptions: int = 0
     counted: int = 0
+    lacks: int = 0
+    entered: int = 0
+    turn: int = 0
     cached_tokens: int = 0
     started: bool = False
     arrived: float = 0.0
@@ -42,11 +47,13 @@ class Sequence:
     prompt_length: int = field(init=False)
     given: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
+    group: Group = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
         self.given = len(self.tokens)
         self.rank = self.request.priority, self.order
+        self.group = self.request.tenant.name, self.request.priority
         self.row = self.request.row
 
     @classmethod
@@ -78,6 +85,23 @@ class Sequence:
     def made(self) -> int:
         """Tokens since it last entered the queue."""
         return len(self.tokens) - self.given
+
+    @property
+    def prompt_rank(self) -> tuple[int, int, int]:
+        """The lowest of its tenant's prompts is computed first."""
+        return self.request.priority, self.turn, self.order
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens that it brought and lacks, still to be computed."""
+        left = self.given - self.computed
+        return min(self.lacks, left) if left > 0 else 0
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was begun for it since it entered, here or by other nodes."""
+        begun = self.in_flight or self.made or self.row or self.shared is not None
+        return not begun and self.computed == self.entered
 
     @property
     def pending(self) -> int:
@@ -115,7 +139,8 @@ class Sequence:
         return self.hashes
 
 
-def turn_of(sequence: Sequence) -> tuple[int, tuple[int, int]]:
-    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
-    several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), sequence.rank
+def turn_of(sequence: Sequence) -> tuple[int, tuple[int, ...]]:
+    """Decoding first, then verifying, by rank; then prompts, by their turns."""
+    if sequence.computed < sequence.given:
+        return 2, sequence.prompt_rank
+    return int(len(sequence.tokens) - sequence.computed > 1), sequence.rank

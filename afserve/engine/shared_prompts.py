@@ -45,7 +45,7 @@ def own_chunk(
     """What this node computes next of the prompt, `most` tokens at most, with room reserved and in flight; None while
     it waits, or where it is over. The tokens from what is computed to the chunk's first are other nodes'.
 
-    It has a step of its own, so that nobody waits with it, and none where `others` have this one: elder prompts, or
+    It has a step of its own, so that nobody waits with it, and none where `others` have this one: prompts before it, or
     sequences that this node decodes, which it would have to wait for for too long.
     """
     if others:

@@ -22,11 +22,11 @@ class Scene:
         self.admission = Admission(self.requests)
         self.open = []
 
-    def ask(self, count=1, tenant=NO_TENANT):
+    def ask(self, count=1, tenant=NO_TENANT, length=PROMPT):
         for _ in range(count):
-            asked = GenerationRequest(0, (1,) * PROMPT, tenant=tenant)
+            asked = GenerationRequest(0, (1,) * length, tenant=tenant)
             request = self.requests.open(asked, self.clock.now())
-            self.requests.place(request, HOME, self.clock.now(), missing=PROMPT)
+            self.requests.place(request, HOME, self.clock.now(), missing=length)
             self.open.append(request)
 
     def say(self, *requests, end=None):
@@ -76,6 +76,13 @@ def test_a_flood_of_one_tenant_counts_for_another_as_far_as_its_share():
     for request in list(scene.open):
         scene.say(request, end="length")
     assert not scene.requests._asked_by
+
+
+def test_a_short_prompt_is_not_predicted_to_wait_for_all_of_the_long_ones():
+    scene = Scene()
+    scene.ask(20, length=5000)
+    scene.requests.open(GenerationRequest(0, (1,) * 300), scene.clock.now())
+    assert [scene.requests.before(NO_TENANT, own) for own in (1, 100, 400, 6000)] == [21, 2100, 8300, 100_300]
 
 
 def test_a_prediction_alone_refuses_nobody():

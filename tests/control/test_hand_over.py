@@ -398,6 +398,20 @@ def test_few_are_handed_over_at_once():
     assert len(exchange.pulls) == MOST_AT_ONCE and exchange.pulls[0] is None
 
 
+def test_a_short_prompt_does_not_wait_until_all_elder_long_ones_are_handed_over():
+    node, exchange = Node(), Scripted()
+    handing = HandOvers(node, exchange, FakeClock(), 16, 0, lambda line: None)
+    for handle in range(MOST_AT_ONCE + 9):
+        assert handing.ask(asked(handle, blocks=40), THERE, lambda blocks: 0.0)
+    handing.start()
+    assert handing.ask(asked(999, blocks=1), THERE, lambda blocks: 0.0)
+    for transfer in (1, 2):
+        handing.ended(Pulled(transfer, 0, 40, 40, 0, 10, 0.5, COMPLETE))
+        handing.start()
+    begun = [prompt.request for _, _, _, prompt in exchange.pulls]
+    assert begun == [*range(MOST_AT_ONCE), 999, MOST_AT_ONCE]
+
+
 def test_what_never_fits_or_would_wait_behind_too_many_is_the_schedulers():
     node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
     handing = HandOvers(node, exchange, clock, 16, 0, lambda line: None, waiting=2)

@@ -60,7 +60,7 @@ def test_a_chunk_begins_when_the_first_layer_of_all_before_it_is_here():
 
 def test_it_has_a_step_of_its_own_and_others_go_on_while_it_waits():
     scheduler, shared = submitted()
-    scheduler.submit(GenerationRequest(1, TOKENS[:20], ENDS))
+    scheduler.submit(GenerationRequest(1, TOKENS[:60], ENDS))
     first = scheduler.plan(0)
     assert [chunk.sequence.request.handle for chunk in first.chunks] == [1]
     shared.came(slice_of(shared, 0, 0, 2))

@@ -19,6 +19,7 @@ from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.splitting import SplitPrompt, parts_of
 from afserve.control.wire.request_values import KvSource
 from afserve.engine.request import GenerationRequest
+from afserve.engine.turns import Group, Turns
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS, Arrow
 
@@ -76,8 +77,13 @@ class _Waiting:
     names: list[Name]
     missing: int  # blocks, when it was asked for
     since: float
+    turn: int
     tokens: int = 0  # that were not here then
     transfer: float = 0.0  # seconds that the blocks take, as predicted
+
+    @property
+    def group(self) -> Group:
+        return self.request.tenant.name, self.request.priority
 
 
 class HandOvers:
@@ -99,6 +105,7 @@ class HandOvers:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._straight, self._tell = block_size, straight, tell
         self._queue: deque[_Waiting] = deque()
+        self._turns = Turns()
         self._under_way: dict[int, _Waiting] = {}
         self.handed = self.short = self.went_straight = 0
         self.seconds = 0.0
@@ -123,7 +130,9 @@ class HandOvers:
         if goes_straight(tokens, self._straight, here, there, seconds):
             self.went_straight += 1
             return False
-        self._queue.append(_Waiting(request, source, names, missing, now, tokens, seconds))
+        others = ((one.group, one.tokens) for one in (*self._queue, *self._under_way.values()))
+        turn = self._turns.next((request.tenant.name, request.priority), tokens, others)
+        self._queue.append(_Waiting(request, source, names, missing, now, turn, tokens, seconds))
         return True
 
     def _queue_at(self, address: str, now: float) -> PromptQueue | None:
@@ -171,14 +180,14 @@ class HandOvers:
         return late
 
     def _first(self) -> _Waiting:
-        """By priority, then of the tenant that has the fewest blocks under way for its share, then the elder."""
+        """By priority, then of the tenant that has the fewest blocks under way for its share, then by turn."""
         blocks: Counter[str] = Counter()
         for one in self._under_way.values():
             blocks[one.request.tenant.name] += one.missing
 
-        def turn(one: _Waiting) -> tuple[int, float]:
+        def turn(one: _Waiting) -> tuple[int, float, int]:
             tenant = one.request.tenant
-            return one.request.priority, blocks[tenant.name] / tenant.share
+            return one.request.priority, blocks[tenant.name] / tenant.share, one.turn
 
         return min(self._queue, key=turn)
 
