@@ -108,12 +108,11 @@ class Places:
         return attention, generation
 
     def _vacate(self, attention: int, generation: int, name: str) -> None:
-        """An earlier life of the same node gives way, and so does the same life: it would not come again if its
-        connection, which may stand half open for long, were of use."""
+        """Only an earlier life of the same node gives way."""
         holder, before = self._holders.get(attention, (None, -1))
         if holder is None or holder.lost is not None:
             return
-        if generation < before:
+        if generation <= before:
             raise RendezvousError(f"another node of that index is connected, of generation {before}")
         log.warning("%s: generation %d takes the place of %d, which is connected", name, generation, before)
 
