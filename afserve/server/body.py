@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+import h11
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
@@ -101,7 +102,8 @@ class Bodies:
                     "large bodies that are still to come use all memory for them; send this one again later"
                 ) from error
             raise SlowBodyError(f"the request body did not arrive within {self._deadline:g} s") from error
-        except ClientDisconnect as error:
+        except (ClientDisconnect, h11.LocalProtocolError) as error:
+            # The second: the parser has refused what follows and answered; "100 Continue" cannot be sent any more.
             raise ClientGone from error
         finally:
             body.timeout = None

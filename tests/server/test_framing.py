@@ -160,3 +160,14 @@ def test_the_host_of_an_address_is_the_one_that_counts(
         headers = b"Host: " + host + b"\r\n" + (b"" if origin is None else b"Origin: " + origin + b"\r\n")
         raw = b"POST " + target + b" HTTP/1.1\r\n" + headers + CLOSE + b"Content-Length: 0\r\n\r\n"
         assert answered(guarded.port, raw).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("chunk", [b"-1\r\n", b"zz\r\n", b"99999999999999999999999\r\n"])
+def test_a_body_that_is_broken_before_it_was_asked_for(server, caplog, chunk):
+    """Who expects "100 Continue" and sends a broken chunk at once has been refused by then."""
+    raw = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+    )
+    assert answered(server.port, raw).startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in caplog.text and not [r for r in caplog.records if r.levelno >= logging.ERROR]
