@@ -124,7 +124,7 @@ def test_a_drip_ends_at_its_deadline(listening, monkeypatch):
     end, _ = listening
     with socket.create_connection(("127.0.0.1", port_of(end)), SECONDS) as dripping:
         dripping.settimeout(0.02)
-        for byte in itertools.chain(b"afserve rows 2\n\n" + bytes(16), itertools.repeat(0)):
+        for byte in itertools.chain(b"afserve rows 2\n\n" + bytes(16), itertools.repeat(0, 2000)):
             try:
                 dripping.sendall(bytes([byte]))
                 if dripping.recv(100) == b"":
@@ -133,6 +133,8 @@ def test_a_drip_ends_at_its_deadline(listening, monkeypatch):
                 continue
             except ConnectionError:
                 break
+        else:
+            pytest.fail("who drips bytes is let stay")
 
 
 def test_strangers_hold_no_thread_once_they_are_dropped(listening, monkeypatch):
