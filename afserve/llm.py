@@ -18,7 +18,7 @@ from afserve.errors import AfserveError, ConfigError
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import Wishes
-from afserve.server.completion import Completion
+from afserve.server.replies.completion import Completion
 from afserve.settings import build, check, keywords, settings_of
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ from afserve.control.wire.values import (
 from afserve.engine.request import TokenEvent
 from afserve.launch.models import CONFIGS
 from afserve.server.app import build_app
+from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
-from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from bench.origin import ROOT, origin
 

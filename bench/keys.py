@@ -17,11 +17,11 @@ from starlette.types import Message, Receive, Scope, Send
 from afserve.server.access.accounts import Accounts
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
 from afserve.server.access.keyring import Keyring
-from afserve.server.connections import Connections
-from afserve.server.exposition import HttpMetrics
 from afserve.server.gate import Gate
-from afserve.server.settings import ServerSettings
-from afserve.server.spans import Spans
+from afserve.server.http.connections import Connections
+from afserve.server.http.settings import ServerSettings
+from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.spans import Spans
 from afserve.server.state.database import Database
 from bench.origin import ROOT, origin
 

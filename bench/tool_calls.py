@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afserve.server.fields import Fields
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.tools import Tools, tools_of
 from afserve.server.reading.parts import Argued, Called
 from afserve.server.reading.table import Reading
-from afserve.server.tools import Tools, tools_of
 from bench.origin import ROOT, origin
 from bench.schemas import TOKENS, Answer, Schema, answers, parsed
 

@@ -9,7 +9,7 @@ from afserve.cli.settings import gather, settings_options
 from afserve.config import FULL, SAMPLES
 from afserve.errors import ConfigError
 from afserve.member import Role
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 
 _OF_GATEWAYS = {one.name: one.flag for group in (Listening, ServerSettings) for one in settings_of(group)}

@@ -19,7 +19,7 @@ from afserve.errors import ConfigError
 from afserve.launch.companions import check_companions
 from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, RaySettings, Listening, ServerSettings)

@@ -44,9 +44,9 @@ from afserve.launch.http import settings_for
 from afserve.logs import configure
 from afserve.member import Role
 from afserve.server.app import build_app
+from afserve.server.endpoints.service import Service
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.server.serve import bind, serve
-from afserve.server.service import Service
-from afserve.server.settings import Listening, ServerSettings
 from afserve.tokenizer import Tokenizer
 from afserve.trace import Trace
 

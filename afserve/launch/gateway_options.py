@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)

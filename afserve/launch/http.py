@@ -15,11 +15,11 @@ from afserve.logs import STDERR, open_access_log
 from afserve.server.access.key_file import read_key_file
 from afserve.server.access.keyring import LOOK_SECONDS, Keyring
 from afserve.server.app import build_app
-from afserve.server.encryption import server_context
+from afserve.server.endpoints.service import Service
 from afserve.server.gate import hosts_of
+from afserve.server.http.encryption import server_context
+from afserve.server.http.settings import Listening, ServerSettings, read_keys
 from afserve.server.serve import serve
-from afserve.server.service import Service
-from afserve.server.settings import Listening, ServerSettings, read_keys
 from afserve.server.state.database import prepare_folder
 from afserve.tls import is_loopback
 from afserve.tokenizer import Tokenizer

@@ -28,8 +28,8 @@ from afserve.launch.rebalance import balance_rules
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import check_kv_transport, choose_transport
 from afserve.launch.wishes import Wishes
-from afserve.server.choice import ChoiceDecoder, TextPiece
-from afserve.server.completion import Completion
+from afserve.server.replies.choice import ChoiceDecoder, TextPiece
+from afserve.server.replies.completion import Completion
 from afserve.spec import ModelSpec
 from afserve.tls import check_exposed
 from afserve.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import check_kv_transport, choose_transport
 from afserve.launch.ways_on import ways_on
 from afserve.launch.wishes import UpFlags
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from afserve.launch.supervisor import Supervisor, Term, keep_port
 from afserve.launch.traced import write_parts
 from afserve.launch.wishes import UpFlags
 from afserve.logs import configure
+from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
-from afserve.server.settings import ServerSettings
 from afserve.tls import is_loopback, opened
 from afserve.trace import check_writable, merge
 

@@ -35,7 +35,7 @@ from afserve.launch.supervisor import (
     RESTARTS,
     Term,
 )
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 
 log = logging.getLogger("afserve.launch")

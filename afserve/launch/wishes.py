@@ -13,7 +13,7 @@ from afserve.control.membership.desired import MOST_GATEWAYS, MOST_NODES
 from afserve.errors import ConfigError
 from afserve.launch.ray_settings import RaySettings
 from afserve.member import AttentionPhase
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import FileUse, in_range, setting
 
 if TYPE_CHECKING:

@@ -12,36 +12,36 @@ from afserve.control.backend import Backend, ServedModel
 from afserve.errors import AfserveError
 from afserve.server.access.accounts import Accounts
 from afserve.server.access.keyring import Keyring
-from afserve.server.admin import Admin
+from afserve.server.answers.hosted import Hosted, Models
+from afserve.server.answers.inflight import Inflight
+from afserve.server.answers.resumables import Resumables
+from afserve.server.answers.running import Running
 from afserve.server.batches.endpoints import Batches, Files
-from afserve.server.body import Bodies
-from afserve.server.connections import Connections
-from afserve.server.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
-from afserve.server.exposition import HttpMetrics
+from afserve.server.bodies.sampling import model_defaults
+from afserve.server.endpoints.admin import Admin
+from afserve.server.endpoints.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
+from afserve.server.endpoints.generate import Generate
+from afserve.server.endpoints.info import Info
+from afserve.server.endpoints.ollama_models import OllamaModels
+from afserve.server.endpoints.requests import Again, RequestEndpoints
+from afserve.server.endpoints.service import Service
+from afserve.server.endpoints.surfaces import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.gate import LOCAL_ORIGIN, Gate
-from afserve.server.generate import Generate
-from afserve.server.goodput import Times
-from afserve.server.hosted import Hosted, Models
-from afserve.server.ignored import HEADER
-from afserve.server.inflight import Inflight
-from afserve.server.info import Info
+from afserve.server.http.body import Bodies
+from afserve.server.http.connections import Connections
+from afserve.server.http.settings import ServerSettings
 from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
+from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.goodput import Times
+from afserve.server.metrics.spans import Spans
 from afserve.server.openapi.document import described
-from afserve.server.prepare import BodyKind, Preparer, TextModel
-from afserve.server.preparers import Preparers
-from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
-from afserve.server.requests import Again, RequestEndpoints
-from afserve.server.resumables import Resumables
-from afserve.server.running import Running
-from afserve.server.sampling import model_defaults
-from afserve.server.service import Service
-from afserve.server.settings import ServerSettings
-from afserve.server.spans import Spans
+from afserve.server.replies.ignored import HEADER
+from afserve.server.replies.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.state.database import Database
-from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
-from afserve.server.surfaces.ollama_models import OllamaModels
-from afserve.server.text_pool import TextPool
+from afserve.server.text.prepare import BodyKind, Preparer, TextModel
+from afserve.server.text.preparers import Preparers
+from afserve.server.text.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
 __all__ = ["build_app"]

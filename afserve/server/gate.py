@@ -15,15 +15,15 @@ from afserve.server.access.accounts import STATE, Accounts
 from afserve.server.access.door import Door, ForbiddenError
 from afserve.server.access.key_file import Key
 from afserve.server.access.ledger import RateLimitedError
-from afserve.server.access_log import REQUEST_ID, Seen, named, request_id_of
-from afserve.server.body import ClientGone
-from afserve.server.connections import CONNECTION, Connections
-from afserve.server.direct import offer
-from afserve.server.exposition import HttpMetrics
-from afserve.server.refusal import refusal
-from afserve.server.settings import ServerSettings
-from afserve.server.spans import STATE as SPAN
-from afserve.server.spans import Spans
+from afserve.server.http.access_log import REQUEST_ID, Seen, named, request_id_of
+from afserve.server.http.body import ClientGone
+from afserve.server.http.connections import CONNECTION, Connections
+from afserve.server.http.direct import offer
+from afserve.server.http.settings import ServerSettings
+from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.spans import STATE as SPAN
+from afserve.server.metrics.spans import Spans
+from afserve.server.replies.refusal import refusal
 
 log = logging.getLogger("afserve.server")
 FILES_PATH = "/v1/files"  # a form; who may send it is told by its Origin

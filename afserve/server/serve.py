@@ -12,11 +12,11 @@ from starlette.applications import Starlette
 
 from afserve.errors import ConfigError
 from afserve.logs import open_access_log
-from afserve.server.connections import Connections
-from afserve.server.encryption import renew, server_context
-from afserve.server.handshakes import Handshake, Handshakes
-from afserve.server.protocol import LimitedHTTP, limited_http
-from afserve.server.service import Service
+from afserve.server.endpoints.service import Service
+from afserve.server.http.connections import Connections
+from afserve.server.http.encryption import renew, server_context
+from afserve.server.http.handshakes import Handshake, Handshakes
+from afserve.server.http.protocol import LimitedHTTP, limited_http
 
 log = logging.getLogger("afserve.server")
 # After the drain: time for the last bytes to leave before connections are dropped.

@@ -23,7 +23,7 @@ from afserve.engine.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError
 from afserve.metrics import render
-from afserve.server.kv_moves import by_phase, moved_kv
+from afserve.server.metrics.kv_moves import by_phase, moved_kv
 
 BLOCK, BYTES = 16, 1000
 SOURCE = KvSource(1, 0, 77, "unix:there")

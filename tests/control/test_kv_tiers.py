@@ -23,7 +23,7 @@ from afserve.errors import ConfigError
 from afserve.launch.checkup_disk import disk
 from afserve.member import attention_node
 from afserve.metrics import render
-from afserve.server.kv_tiers import hits, tiers
+from afserve.server.metrics.kv_tiers import hits, tiers
 
 BLOCK, BYTES = 16, 1000
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afserve.control.backend import ServedModel
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from tests.server.conftest import ScriptedBackend, Server
 

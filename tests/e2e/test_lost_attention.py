@@ -26,8 +26,8 @@ from afserve.launch.models import find_model
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
+from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
-from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]

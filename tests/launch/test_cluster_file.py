@@ -18,7 +18,7 @@ from afserve.launch.site import _assigned
 from afserve.launch.topology import choose
 from afserve.launch.wishes import RunSettings, Share, UpFlags, Wishes
 from afserve.member import AttentionPhase, Role, attention_node, expert_node
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 
 TEXT = """
 micro_batches = 2

@@ -23,7 +23,7 @@ from afserve.errors import ConfigError
 from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.llm import LLM
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, FileUse, settings_of
 
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings)

@@ -17,7 +17,7 @@ from afserve.launch.several import shared, trace_files
 from afserve.launch.site import RunSite
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.member import Role
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 
 GIB = 1 << 30
 NANO = FoundModel("nano", CONFIGS / "nano", CONFIGS / "nano", weights=True)

@@ -19,7 +19,7 @@ from afserve.families.table import FAMILIES, load_spec
 from afserve.launch.machine import Machine
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
-from afserve.server.sampling import RECOMMENDED, model_defaults
+from afserve.server.bodies.sampling import RECOMMENDED, model_defaults
 from afserve.spec import ModelSpec
 
 COMMON = {

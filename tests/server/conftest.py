@@ -23,8 +23,8 @@ from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError, NotFoundError, OverloadedError, UnavailableError
 from afserve.server.app import build_app
+from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
-from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from tests.server.kept import Answer, Found, Nodes, Opened
 

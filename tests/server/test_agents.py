@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.server.fields import Fields
+from afserve.server.bodies.fields import Fields
 from afserve.server.surfaces import anthropic, responses
 from tests.server.test_tools import roomy, server  # noqa: F401 - fixtures
 

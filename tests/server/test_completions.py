@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Vocabulary
 from tokenizers import processors
 
 from afserve.server.app import build_app
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 
 

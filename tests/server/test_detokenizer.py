@@ -8,7 +8,7 @@ from tokenizers import decoders, models, normalizers
 
 from afserve.detokenizer import StopStrings, detokenizer
 from afserve.engine.request import SamplingParams, TokenEvent
-from afserve.server.choice import ChoiceDecoder
+from afserve.server.replies.choice import ChoiceDecoder
 from afserve.tokenizer import Tokenizer
 
 ids = st.lists(st.integers(0, 339), max_size=40)

@@ -12,7 +12,7 @@ import pytest
 from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.errors import OverloadedError
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend

@@ -13,9 +13,9 @@ import pytest
 from afserve.errors import ConfigError
 from afserve.launch.authority import issue, subject_of
 from afserve.launch.http import settings_for
-from afserve.server import encryption
-from afserve.server.encryption import renew, server_context
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http import encryption
+from afserve.server.http.encryption import renew, server_context
+from afserve.server.http.settings import Listening, ServerSettings
 
 SECONDS = 10.0
 NAMES = ("localhost", "127.0.0.1")

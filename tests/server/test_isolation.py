@@ -6,7 +6,7 @@ import sys
 CODE = """
 import sys
 from pathlib import Path
-import afserve.server.app, afserve.server.serve, afserve.client, afserve.server.observe
+import afserve.server.app, afserve.server.serve, afserve.client, afserve.server.metrics.observe
 heavy = {"torch", "transformers", "pydantic", "grpc", "prometheus_client"} & set(sys.modules)
 assert not heavy, heavy
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])

@@ -25,7 +25,7 @@ from afserve.server.access.key_file import (
 )
 from afserve.server.access.keyring import LOOK_SECONDS, Keyring
 from afserve.server.access.rates import Bucket
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 
 ASK = {"prompt": "x", "max_tokens": 2}
 

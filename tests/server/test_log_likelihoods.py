@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend

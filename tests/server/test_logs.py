@@ -11,7 +11,7 @@ from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
 from afserve.logs import ACCESS, JsonLines, TextLines, configure, open_access_log
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
-from afserve.server.settings import Listening, ServerSettings
+from afserve.server.http.settings import Listening, ServerSettings
 
 SECRET = "xyzzy-a-prompt"
 CHAT = {"messages": [{"role": "user", "content": SECRET}]}

@@ -13,10 +13,10 @@ from afserve.control.backend import NodeView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
-from afserve.server.exposition import HttpMetrics, exposition
-from afserve.server.goodput import Times
-from afserve.server.kv_moves import by_phase, queues
-from afserve.server.observe import ServerMetrics
+from afserve.server.metrics.exposition import HttpMetrics, exposition
+from afserve.server.metrics.goodput import Times
+from afserve.server.metrics.kv_moves import by_phase, queues
+from afserve.server.metrics.observe import ServerMetrics
 
 
 def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

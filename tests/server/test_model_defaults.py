@@ -6,8 +6,8 @@ import pytest
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import ConfigError
-from afserve.server.fields import Fields
-from afserve.server.sampling import model_defaults, sampling_params
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.sampling import model_defaults, sampling_params
 
 
 def write(folder, **values):

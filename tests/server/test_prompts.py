@@ -9,10 +9,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.server.cut_arguments import object_of
-from afserve.server.fields import Fields
-from afserve.server.messages import messages_of
-from afserve.server.roles import Roles
+from afserve.server.bodies.cut_arguments import object_of
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.messages import messages_of
+from afserve.server.bodies.roles import Roles
 from tests.server.test_https import wait_until
 
 CHATML = (

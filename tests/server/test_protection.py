@@ -12,7 +12,7 @@ import pytest
 
 from afserve.errors import ConfigError
 from afserve.server.gate import hosts_of
-from afserve.server.settings import ServerSettings, read_keys
+from afserve.server.http.settings import ServerSettings, read_keys
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 ASK = b'{"prompt":"x"}'

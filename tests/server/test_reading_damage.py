@@ -2,9 +2,9 @@
 
 import pytest
 
+from afserve.server.bodies.tools import Tools
 from afserve.server.reading.kinds import ANY, OTHERS, parameter_types, typed
 from afserve.server.reading.table import CHANNELS, DIALECTS, FORMS, Reading
-from afserve.server.tools import Tools
 from tests.server.rendered import read, rendered, strict_json
 
 TEXT, NULL = {"type": "string"}, {"type": "null"}

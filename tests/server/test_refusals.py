@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from afserve.errors import ConfigError, OverloadedError
-from afserve.server.settings import ServerSettings, read_keys
+from afserve.server.http.settings import ServerSettings, read_keys
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]

@@ -8,8 +8,8 @@ import time
 import httpx
 import pytest
 
-from afserve.server.position import Position, stamped
-from afserve.server.settings import ServerSettings
+from afserve.server.http.settings import ServerSettings
+from afserve.server.replies.position import Position, stamped
 
 LONG = " the quick brown fox jumps over the lazy dog" * 4
 ID = "0123456789abcdef" * 2
@@ -231,7 +231,7 @@ def test_an_own_id_without_resume_is_told_so_everywhere(server, http):
 
 
 def test_what_is_too_large_for_attention_nodes_is_refused(server, http, monkeypatch):
-    monkeypatch.setattr("afserve.server.asked.MOST_ABOUT", 500)
+    monkeypatch.setattr("afserve.server.answers.asked.MOST_ABOUT", 500)
     answer = http.post("/v1/completions", json=asked(echo=True, prompt="naïve " * 30))
     assert answer.status_code == 400 and "beside its prompt" in answer.json()["error"]["message"]
 

@@ -10,16 +10,16 @@ import httpx
 import pytest
 
 from afserve.engine.request import SamplingParams, TokenEvent
-from afserve.server.asked import Asked
-from afserve.server.choice import ChoiceDecoder
-from afserve.server.openai import ResumeOptions, StreamOptions
-from afserve.server.position import Position
-from afserve.server.prepare import BodyKind
-from afserve.server.prepared import Prepared
+from afserve.server.answers.asked import Asked
+from afserve.server.bodies.openai import ResumeOptions, StreamOptions
+from afserve.server.bodies.prepared import Prepared
+from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.reading.table import Reading
-from afserve.server.record import AnswerRecord
-from afserve.server.scheduling import Scheduling
-from afserve.server.wording import Usage
+from afserve.server.replies.choice import ChoiceDecoder
+from afserve.server.replies.position import Position
+from afserve.server.replies.record import AnswerRecord
+from afserve.server.replies.wording import Usage
+from afserve.server.text.prepare import BodyKind
 from tests.server.test_resume import ID, events
 from tests.server.test_tools import CALLS, TOOLS, USER
 

@@ -12,9 +12,9 @@ import pytest
 from afserve.engine.request import Origin
 from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
-from afserve.server import spans
-from afserve.server.settings import Listening, ServerSettings
-from afserve.server.spans import NOWHERE, Spans
+from afserve.server.http.settings import Listening, ServerSettings
+from afserve.server.metrics import spans
+from afserve.server.metrics.spans import NOWHERE, Spans
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

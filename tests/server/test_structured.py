@@ -29,7 +29,7 @@ def client(server):
 @pytest.fixture(scope="module")
 def nano():
     """A client of the bundled model."""
-    from afserve.server.settings import ServerSettings
+    from afserve.server.http.settings import ServerSettings
     from tests.server.conftest import Server
 
     server = Server(NanoBackend(), Tokenizer.from_folder(FOLDER), ServerSettings())

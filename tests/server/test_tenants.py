@@ -17,9 +17,9 @@ from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
 from afserve.server.batches.files import FILE_BYTES, FileStore
 from afserve.server.batches.table import MAX_BATCHES, BatchTable
-from afserve.server.scheduling import Scheduling
+from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
 from afserve.server.state.database import Database
-from afserve.server.surfaces.response_store import ResponseStore, StoredResponse
 
 ALICE, BOB = (Key(name, digit * 64) for name, digit in (("alice", "0"), ("bob", "1")))
 SALTS = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from afserve.grammar import Compiler, of_thought
-from afserve.server.fields import Fields
-from afserve.server.settings import ServerSettings
+from afserve.server.bodies.fields import Fields
+from afserve.server.http.settings import ServerSettings
 from afserve.server.surfaces import anthropic, ollama, responses
 from afserve.tokenizer import Tokenizer
 from tests.server.conftest import Server

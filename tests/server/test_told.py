@@ -15,7 +15,7 @@ from afserve.errors import (
     RequestError,
     UnavailableError,
 )
-from afserve.server.refusal import BUG, anthropic_body, error_body, ollama_body
+from afserve.server.replies.refusal import BUG, anthropic_body, error_body, ollama_body
 
 OF_REQUESTS = ("RequestError", "NotFoundError", "TooLargeError", "AuthError", "UserError")
 CLASSES = [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.errors import RequestError
-from afserve.server.prepared import ContextLengthError
+from afserve.server.bodies.prepared import ContextLengthError
 from afserve.server.surfaces.anthropic import NAMES
 from afserve.server.surfaces.translate import named, own_name
 

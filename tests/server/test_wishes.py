@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import RequestError
-from afserve.server import unsupported
-from afserve.server.fields import Fields
-from afserve.server.ignored import MOST_NAMES, Ignored, told_names
+from afserve.server.bodies import unsupported
+from afserve.server.bodies.fields import Fields
+from afserve.server.replies.ignored import MOST_NAMES, Ignored, told_names
 from tests.server.test_tools import TOOLS, roomy, server  # noqa: F401 - fixtures
 
 HEADER = "x-afserve-ignored"

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from afserve.errors import CapacityError, RequestError, shown
-from afserve.server.fields import Fields, parse_object
-from afserve.server.refusal import told
-from afserve.server.scheduling import BATCH_PRIORITY
+from afserve.server.bodies.fields import Fields, parse_object
+from afserve.server.bodies.scheduling import BATCH_PRIORITY
+from afserve.server.replies.refusal import told
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # path and body -> status and body
 Tell = Callable[[int, int, bytes], Awaitable[None]]  # line, status and what its file says

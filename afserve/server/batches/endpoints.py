@@ -9,15 +9,15 @@ from starlette.types import ASGIApp
 from afserve.clock import WallClock
 from afserve.errors import RequestError, shown
 from afserve.server.access.accounts import account_of
-from afserve.server.answer import Whole
+from afserve.server.answers.answer import Whole
 from afserve.server.batches.batch import checked
 from afserve.server.batches.files import PURPOSES, FileStore
 from afserve.server.batches.multipart import fields_of
 from afserve.server.batches.pages import page_of
 from afserve.server.batches.work import Worker
-from afserve.server.fields import Fields, or_else, parse_object
-from afserve.server.refusal import json_response
-from afserve.server.service import Service
+from afserve.server.bodies.fields import Fields, or_else, parse_object
+from afserve.server.endpoints.service import Service
+from afserve.server.replies.refusal import json_response
 
 WINDOW = "24h"
 MAX_METADATA, MAX_METADATA_CHARACTERS = 16, 512

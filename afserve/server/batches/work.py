@@ -21,8 +21,8 @@ from afserve.server.access.ledger import RateLimitedError
 from afserve.server.batches.batch import LONGEST_PAUSE, BatchEnded, numbered, patiently_told, run
 from afserve.server.batches.files import FileStore
 from afserve.server.batches.table import CANCELLING, HELD_SECONDS, BatchRow, BatchTable
-from afserve.server.refusal import internal_error, refusal, told
-from afserve.server.service import Service
+from afserve.server.endpoints.service import Service
+from afserve.server.replies.refusal import internal_error, refusal, told
 
 LOOK_SECONDS = HELD_SECONDS / 15  # between two looks at what this gateway holds, and what nobody does
 AT_ONCE = 8  # batches whose lines are in memory; the others wait for their turn

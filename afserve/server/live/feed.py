@@ -18,15 +18,15 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import Placement
-from afserve.server.answer import Writer
-from afserve.server.body import until_gone
-from afserve.server.hosted import Hosted
+from afserve.server.answers.answer import Writer
+from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.running import Watched
+from afserve.server.endpoints.service import Service
+from afserve.server.endpoints.status import status_object
+from afserve.server.http.body import until_gone
 from afserve.server.live.history import History, Quantiles
 from afserve.server.live.timeline import picture
-from afserve.server.running import Watched
-from afserve.server.service import Service
-from afserve.server.status import status_object
-from afserve.server.wording import encode
+from afserve.server.replies.wording import encode
 
 log = logging.getLogger("afserve.server")
 SECONDS = 1.0

@@ -6,12 +6,12 @@ A request's schema names what is looked at; other fields are ignored, as long as
 from collections.abc import Mapping
 
 from afserve.engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
-from afserve.server.embedding_request import FORMATS
-from afserve.server.messages import MAX_MESSAGES
-from afserve.server.openai import EFFORTS
-from afserve.server.sampling import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
-from afserve.server.scheduling import LONGEST_SECONDS, TIERS
-from afserve.server.tools import MAX_TOOLS
+from afserve.server.bodies.embedding_request import FORMATS
+from afserve.server.bodies.messages import MAX_MESSAGES
+from afserve.server.bodies.openai import EFFORTS
+from afserve.server.bodies.sampling import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
+from afserve.server.bodies.scheduling import LONGEST_SECONDS, TIERS
+from afserve.server.bodies.tools import MAX_TOOLS
 
 Schema = Mapping[str, object]
 

@@ -5,17 +5,17 @@ import re
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
-from afserve.server.fields import Fields, or_else
-from afserve.server.prepared import ContextLengthError
-from afserve.server.sampling import MAX_TOKENS
-from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words, copied
-from afserve.server.unsupported import (
+from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.prepared import ContextLengthError
+from afserve.server.bodies.sampling import MAX_TOKENS
+from afserve.server.bodies.unsupported import (
     OF_MESSAGES,
     OF_TOOLS,
     passes_hosted,
     refuse_known,
     refuse_unsupported,
 )
+from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words, copied
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",

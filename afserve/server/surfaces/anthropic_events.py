@@ -4,13 +4,13 @@ import uuid
 from collections.abc import Mapping
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import ReadChoice
-from afserve.server.choice import TextPiece
 from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.refusal import anthropic_body
-from afserve.server.wording import Usage, encode
+from afserve.server.replies.chat_reply import ReadChoice
+from afserve.server.replies.choice import TextPiece
+from afserve.server.replies.refusal import anthropic_body
+from afserve.server.replies.wording import Usage, encode
 
 Block = dict[str, object]
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -4,16 +4,16 @@ import re
 from collections.abc import Collection, Mapping
 
 from afserve.errors import RequestError
-from afserve.server.fields import Fields, or_else
-from afserve.server.surfaces.ollama_lines import loaded
-from afserve.server.surfaces.translate import Body, Translated
-from afserve.server.unsupported import (
+from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.unsupported import (
     ANYWHERE,
     OF_OLLAMA,
     OF_OLLAMA_OPTIONS,
     OF_OLLAMA_PROMPTS,
     refuse_known,
 )
+from afserve.server.surfaces.ollama_lines import loaded
+from afserve.server.surfaces.translate import Body, Translated
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NAMES: Mapping[str, str] = {

@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import ReadChoice
-from afserve.server.choice import TextPiece
 from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.refusal import ollama_body
-from afserve.server.wording import Usage, encode
+from afserve.server.replies.chat_reply import ReadChoice
+from afserve.server.replies.choice import TextPiece
+from afserve.server.replies.refusal import ollama_body
+from afserve.server.replies.wording import Usage, encode
 
 Line = dict[str, object]
 _NOTHING: Mapping[str, object] = MappingProxyType({})

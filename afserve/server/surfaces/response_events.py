@@ -5,13 +5,13 @@ import uuid
 from collections.abc import Mapping
 
 from afserve.errors import AfserveError
-from afserve.server.chat_reply import ReadChoice
-from afserve.server.choice import TextPiece
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.refusal import code_of, told
+from afserve.server.replies.chat_reply import ReadChoice
+from afserve.server.replies.choice import TextPiece
+from afserve.server.replies.refusal import code_of, told
+from afserve.server.replies.wording import Usage, encode
 from afserve.server.surfaces.response_tools import called_tools, free_text
-from afserve.server.wording import Usage, encode
 
 Item = dict[str, object]
 _CALL, _CUSTOM = _CALLS = ("function_call", "custom_tool_call")

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
-from afserve.server.fields import Fields, or_else
+from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.unsupported import OF_TOOLS, passes_hosted, refuse_known
 from afserve.server.surfaces.translate import Body
-from afserve.server.unsupported import OF_TOOLS, passes_hosted, refuse_known
 
 MAX_TOOLS = 1024
 _INPUT = "input"

@@ -4,16 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 
 from afserve.errors import RequestError, shown
-from afserve.server.fields import Fields, or_else
-from afserve.server.surfaces.response_tools import flat_name, free_arguments, offered_tools, tool_choice
-from afserve.server.surfaces.translate import Body, Translated, append_words, copied
-from afserve.server.unsupported import (
+from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.unsupported import (
     OF_REASONING,
     OF_RESPONSES,
     OF_TEXT,
     refuse_known,
     refuse_unsupported,
 )
+from afserve.server.surfaces.response_tools import flat_name, free_arguments, offered_tools, tool_choice
+from afserve.server.surfaces.translate import Body, Translated, append_words, copied
 
 NAMES: Mapping[str, str] = {
     "messages": "input",

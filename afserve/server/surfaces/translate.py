@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from afserve.errors import RequestError
-from afserve.server.fields import Fields
+from afserve.server.bodies.fields import Fields
 
 Body = dict[str, object]
 _LONGEST_NAME = 256

@@ -1,0 +1,85 @@
+"""The models of one gateway: who computes each, how its tokens are words, and what is counted of its requests."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from afserve.clock import Clock
+from afserve.control.backend import Backend
+from afserve.errors import AfserveError, RequestError
+from afserve.server.answers.generation import Generator
+from afserve.server.metrics.goodput import ANY_TIME, Times
+from afserve.server.metrics.observe import ServerMetrics
+from afserve.server.text.preparers import unserved
+from afserve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """One model."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    metrics: ServerMetrics
+    generator: Generator
+
+    @classmethod
+    def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME) -> "Hosted":
+        """`times` are those that the server asks for."""
+        metrics = ServerMetrics(clock, times, backend.draw_counts)
+        return cls(backend, tokenizer, metrics, Generator(backend, tokenizer, metrics))
+
+    @property
+    def name(self) -> str:
+        """What answers have."""
+        return self.backend.model.name
+
+
+class Models:
+    """In the order in which they were asked for; requests without a model are the first one's."""
+
+    def __init__(self, hosted: Sequence[Hosted]) -> None:
+        self._hosted = tuple(hosted)
+        self._named = {name: each for each in hosted for name in each.backend.model.names}
+
+    def __iter__(self) -> Iterator[Hosted]:
+        return iter(self._hosted)
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    @property
+    def first(self) -> Hosted:
+        return self._hosted[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may say, aliases included."""
+        return tuple(self._named)
+
+    def named(self, name: str) -> Hosted:
+        """By any of its names. Raises NotFoundError that lists them."""
+        if (found := self._named.get(name)) is None:
+            raise unserved(name, self.names)
+        return found
+
+    def one(self, name: str | None) -> Hosted:
+        """The one that a change is for. Raises RequestError where there are several and none is named."""
+        if name is None and len(self) > 1:
+            raise RequestError(
+                f"model: {len(self)} models are served here; say which with ?model=NAME, one of "
+                f"{', '.join(each.name for each in self)}",
+                param="model",
+            )
+        return self.first if name is None else self.named(name)
+
+    def check(self) -> None:
+        """Raises the first one's reason where none of them takes requests."""
+        reasons: list[AfserveError] = []
+        for each in self:
+            try:
+                each.backend.check()
+            except AfserveError as error:
+                reasons.append(error)
+            else:
+                return
+        raise reasons[0]

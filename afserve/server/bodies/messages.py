@@ -1,0 +1,78 @@
+"""Chat messages as a template wants them: text content as one string, tool arguments as objects."""
+
+from collections.abc import Mapping
+
+from afserve.errors import RequestError, shown
+from afserve.server.bodies.cut_arguments import object_of
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.unsupported import KnownField, refuse_known
+
+MAX_MESSAGES = 8192
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_NOT_SHOWN = {
+    "function_call": KnownField("use tool_calls"),
+    "audio": KnownField("this model reads text only"),
+}
+
+
+def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
+    fields.entries("messages", MAX_MESSAGES)
+    messages = fields.sections("messages")
+    if not messages:
+        raise RequestError("messages: at least one message is needed", param="messages")
+    return tuple(_message(message) for message in messages)
+
+
+def _message(message: Fields) -> Mapping[str, object]:
+    role = message.text("role")
+    if not role:
+        message.refuse("role", "a string such as user, assistant or system")
+    refuse_known(message, _NOT_SHOWN)
+    plain: dict[str, object] = {
+        **_reasoning(message),
+        **message.raw(),
+        "role": role,
+        "content": _content(message),
+    }
+    if message.get("tool_calls") is not None:
+        plain["tool_calls"] = [_tool_call(call) for call in message.sections("tool_calls")]
+    return plain
+
+
+def _reasoning(message: Fields) -> Mapping[str, object]:
+    """Under the names that templates read, whichever of them a client sends, as in transformers."""
+    told = [text for name in _REASONING if isinstance(text := message.get(name), str)]
+    return dict.fromkeys(("reasoning_content", "thinking"), told[0]) if told else {}
+
+
+def _content(message: Fields) -> str | None:
+    """The text of a message; array-form content is the texts of its parts, one after the other."""
+    value = message.get("content")
+    if isinstance(value, list):
+        return "".join(_part(part) for part in message.sections("content"))
+    if value is None and message.get("role") == "user":
+        message.refuse("content", "a string or an array of text parts")
+    return message.text("content")
+
+
+def _part(part: Fields) -> str:
+    kind = part.text("type")
+    if kind not in ("text", "input_text", "refusal"):
+        name = part.name("type")
+        raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+    text = part.text("refusal" if kind == "refusal" else "text")
+    if text is None:
+        part.refuse("text", "a string")
+    return text
+
+
+def _tool_call(call: Fields) -> Mapping[str, object]:
+    """Templates want the arguments as an object, clients send them back as the text that they received."""
+    function = call.section("function")
+    if function is None:
+        call.refuse("function", "an object")
+    given = function.get("arguments")
+    if given is not None and not isinstance(given, str | dict):
+        function.refuse("arguments", "a string, the JSON of an object")
+    arguments = given if isinstance(given, dict) else object_of(given or "")
+    return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}

@@ -1,0 +1,142 @@
+"""What a body came to, as a value and as bytes: the answer of a text process, without any pickle.
+
+A frame is one byte that says what it is, four with the length of its JSON, the JSON, then the tokens of all prompts
+as 32-bit integers in this machine's order. A body that is sent as it is has no JSON.
+"""
+
+import json
+import struct
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from afserve.engine.request import SamplingParams
+from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
+from afserve.server.bodies.openai import ResumeOptions, StreamOptions
+from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.reading.table import Reading
+
+_HEAD = struct.Struct("=BI")
+_PREPARED, _BODY, _REFUSED = range(3)
+
+
+class ContextLengthError(RequestError):
+    """A prompt of so many `tokens`, or it and the tokens `wanted`, is longer than the model's context.
+
+    The tokens of a text that is many times as long are an estimate.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        tokens: int = 0,
+        wanted: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.tokens, self.wanted = tokens, wanted
+
+
+REFUSALS = {
+    c.__name__: c for c in (RequestError, ContextLengthError, NotFoundError, CheckpointError, ConfigError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EchoText:
+    """The prompts to repeat before each choice's text; `generate` False drops what follows them.
+
+    `added[p]` is how many tokens the tokenizer put before the words of prompt p; its text does not show them.
+    """
+
+    texts: tuple[str, ...]
+    added: tuple[int, ...]
+    generate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One request for text to `model`: every prompt `params.n` times.
+
+    `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
+    request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
+    for `params.grammar`.
+    """
+
+    prompts: tuple["array[int]", ...]
+    params: SamplingParams
+    logprobs: int | None
+    stream: StreamOptions | None
+    skip_special_tokens: bool
+    echo: EchoText | None
+    scheduling: Scheduling
+    reading: Reading | None
+    facts: Mapping[str, object] = field(default_factory=dict)
+    kept: bytes = b""
+    resume: ResumeOptions | None = None
+    model: str = ""
+    ignored: tuple[str, ...] = ()
+    format_field: str = ""
+
+
+Answer = Prepared | bytes
+
+
+def to_bytes(answer: Answer | AfserveError) -> bytes:
+    if isinstance(answer, bytes):
+        return _HEAD.pack(_BODY, 0) + answer
+    if isinstance(answer, AfserveError):
+        refused = {"error": type(answer).__name__, "message": answer.message, "param": answer.param}
+        return _framed(_REFUSED, refused)
+    words = asdict(answer)
+    words["prompts"] = [len(ids) for ids in answer.prompts]
+    words["kept"] = len(answer.kept)
+    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts) + answer.kept
+
+
+def from_bytes(data: bytes) -> Answer:
+    """Raises the refusal that it holds."""
+    kind, size = _HEAD.unpack_from(data)
+    if kind == _BODY:
+        return data[_HEAD.size :]
+    at = _HEAD.size + size
+    words = json.loads(data[_HEAD.size : at])
+    if kind == _REFUSED:
+        raise REFUSALS.get(words["error"], RequestError)(words["message"], param=words["param"])
+    echo, stream, params = words["echo"], words["stream"], words["params"]
+    reading = words["reading"]
+    params["stop_token_ids"] = tuple(params["stop_token_ids"])
+    params["logit_bias"] = tuple((token_id, bias) for token_id, bias in params["logit_bias"])
+    return Prepared(
+        _split(memoryview(data)[at:], words["prompts"]),
+        SamplingParams(**params),
+        words["logprobs"],
+        stream and StreamOptions(**stream),
+        words["skip_special_tokens"],
+        echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
+        Scheduling(**words["scheduling"]),
+        reading and Reading(**reading),
+        words["facts"],
+        data[len(data) - words["kept"] :],
+        words["resume"] and ResumeOptions(**words["resume"]),
+        words["model"],
+        tuple(words["ignored"]),
+        words["format_field"],
+    )
+
+
+def _framed(kind: int, words: Mapping[str, object]) -> bytes:
+    text = json.dumps(words).encode()
+    return _HEAD.pack(kind, len(text)) + text
+
+
+def _split(data: memoryview, lengths: list[int]) -> tuple["array[int]", ...]:
+    prompts, at = [], 0
+    for length in lengths:
+        ids = array("i")
+        end = at + length * ids.itemsize
+        ids.frombytes(data[at:end])
+        prompts.append(ids)
+        at = end
+    return tuple(prompts)

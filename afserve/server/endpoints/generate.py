@@ -1,0 +1,63 @@
+"""POST /v1/completions and POST /v1/chat/completions: from a body to an Answer, counted while it is answered."""
+
+import time
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from afserve.server.access.accounts import account_of
+from afserve.server.answers.answer import Answer, Source
+from afserve.server.answers.asked import Asked, owner_of
+from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.running import Watched
+from afserve.server.bodies.prepared import Prepared
+from afserve.server.endpoints.requests import answer_of
+from afserve.server.endpoints.service import Service
+from afserve.server.metrics.spans import origin_of, span_of
+from afserve.server.text.prepare import BodyKind
+
+
+class Generate:
+    """One of the two endpoints that make text, as an ASGI application. A body on its way is no request yet."""
+
+    def __init__(self, service: Service, kind: BodyKind) -> None:
+        self._service = service
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, request = self._service, Request(scope, receive)
+        with await service.bodies.read(request) as body, service.inflight.enter():
+            arrived = service.http.clock.now()
+            service.check()
+            prepared = await service.text.prepare(self._kind, body.data)
+            body.release()
+            assert isinstance(prepared, Prepared)
+            model = service.serving(prepared.model)
+            account = account_of(scope)
+            prepared = replace(prepared, scheduling=service.scheduled(account, prepared.scheduling))
+            service.admit(model, prepared.prompts, prepared.scheduling)
+            send = service.ignored.naming(send, prepared.ignored)
+            owner = owner_of(request.headers.get("authorization", ""))
+            asked = Asked.new(self._kind, prepared, int(time.time()), owner)
+            if prepared.resume is None:
+                watched = asked.watched(account.owner)
+                with service.running.watching(watched):
+                    await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
+                return
+            one = service.resumables.open(asked, arrived, account, origin_of(scope))
+            model.metrics.prompt_tokens.add(one.task.prompt_tokens)
+            account.spend(one.task.prompt_tokens)
+            with service.resumables.reading(one):
+                try:
+                    await answer_of(service, one, prepared.stream)(scope, receive, send)
+                finally:
+                    service.accounts.goes_on(account, one.tasks)
+
+    def _answer(self, model: Hosted, asked: Asked, arrived: float, scope: Scope, watched: Watched) -> Answer:
+        """Of a request that ends with its connection."""
+        service = self._service
+        task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
+        reply = asked.reply(model.tokenizer)
+        source = Source(lambda taker: model.generator.run(task, taker), deadline=task.scheduling.deadline)
+        return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

@@ -1,0 +1,91 @@
+"""The endpoints that make no text: models, tokens, health, version, metrics, the cluster's state."""
+
+import json
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from afserve import __version__
+from afserve.control.backend import ServedModel
+from afserve.server.endpoints.service import Service
+from afserve.server.endpoints.status import anthropic_models, anthropic_object, model_object, status_object
+from afserve.server.metrics.exposition import exposition
+from afserve.server.replies.refusal import json_response
+from afserve.server.text.prepare import BodyKind
+
+ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Info:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: Request) -> Response:
+        names = self._service.models.names
+        if ANTHROPIC in request.headers:
+            return json_response(anthropic_models([(self._served(name), name) for name in names]))
+        data = [model_object(self._served(name), name) for name in names]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        made = anthropic_object if ANTHROPIC in request.headers else model_object
+        return json_response(made(self._served(name), name))
+
+    def _served(self, name: str) -> ServedModel:
+        return self._service.models.named(name).backend.model
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._text(request, BodyKind.TOKENIZE)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._text(request, BodyKind.DETOKENIZE)
+
+    async def tokenizer(self, request: Request) -> Response:
+        """What a client needs to make prompts of token ids as this server would; of one model, or of ?model=NAME."""
+        name = request.query_params.get("model")
+        asked = json.dumps({} if name is None else {"model": name}).encode()
+        found = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
+        return Response(found, media_type="application/json")
+
+    async def _text(self, request: Request, kind: BodyKind) -> Response:
+        with await self._service.bodies.read(request) as body:
+            return Response(await self._service.text.prepare(kind, body.data), media_type="application/json")
+
+    async def health(self, request: Request) -> Response:
+        """This process answers; whether it takes traffic is /ready, of every model or of ?model=NAME."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        models = self._service.models
+        name = request.query_params.get("model")
+        self._service.check_ready(*(models if name is None else (models.named(name),)))
+        return json_response({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """Requests that are being answered by this gateway, in all and by model."""
+        service = self._service
+        models = {
+            each.name: service.running.count(each.name) + service.resumables.read(each.name)
+            for each in service.models
+        }
+        return json_response({"server_load": len(service.inflight), "models": models})
+
+    async def count(self, request: Request) -> Response:
+        return await self._text(request, BodyKind.MESSAGE_COUNT)
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        service = self._service
+        models = [(each.backend, each.metrics) for each in service.models]
+        text = await exposition(service.http, models, len(service.inflight), len(service.connections))
+        return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
+
+    async def status(self, request: Request) -> Response:
+        models = self._service.models
+        name = request.query_params.get("model")
+        model = models.first if name is None else models.named(name)
+        return json_response(await status_object(self._service, model))

@@ -1,0 +1,189 @@
+"""The endpoints of other APIs on the one chat request: who translates a body, and in whose words it is answered."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from afserve.clock import Clock, WallClock
+from afserve.errors import CapacityError
+from afserve.server.access.accounts import account_of
+from afserve.server.answers.answer import Whole
+from afserve.server.answers.generation import Task
+from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.running import Watched
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.prepared import Prepared
+from afserve.server.bodies.unsupported import KnownField, refuse_known
+from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
+from afserve.server.endpoints.service import Service
+from afserve.server.endpoints.surface import Keep, Surface, SurfaceAnswer
+from afserve.server.http.body import Body
+from afserve.server.metrics.spans import origin_of, span_of
+from afserve.server.replies.refusal import json_response
+from afserve.server.replies.wording import Usage, encode
+from afserve.server.surfaces.anthropic_events import MessageSurface
+from afserve.server.surfaces.ollama_lines import OllamaSurface
+from afserve.server.surfaces.response_events import ResponseSurface
+from afserve.server.text.prepare import BodyKind
+
+log = logging.getLogger("afserve.server")
+Make = Callable[[Prepared, str, Clock], Surface]
+# What a query may ask of a kept response.
+_WHOLE = {
+    **dict.fromkeys(("stream", "starting_after"), KnownField("a kept response is given whole", ("false",))),
+    "include": KnownField("leave it out", ("reasoning.encrypted_content",)),
+}
+_ALL_ITEMS = {
+    **dict.fromkeys(("after", "limit", "include"), KnownField("all items are given; leave it out")),
+    "order": KnownField("they come as they were sent; leave it out", ("asc",)),
+}
+_PREFIX = {BodyKind.MESSAGE: "msg_", BodyKind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
+
+
+class Spoken:
+    """One such endpoint, as an ASGI application."""
+
+    def __init__(self, service: Service, kind: BodyKind, make: Make) -> None:
+        self._service, self._kind, self._make = service, kind, make
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
+            arrived = service.http.clock.now()
+            service.check()
+            account = account_of(scope)
+            asked = await self._prepare(body, account.owner)
+            body.release()
+            if isinstance(asked, bytes):
+                await Whole([asked], service.settings.write_deadline)(scope, receive, send)
+                return
+            model = service.serving(asked.model)
+            asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
+            service.admit(model, asked.prompts, asked.scheduling)
+            id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
+            stream = asked.stream is not None
+            watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
+            with service.running.watching(watched):
+                answer = self._answer(model, asked, arrived, scope, watched)
+                await answer(scope, receive, service.ignored.naming(send, asked.ignored))
+
+    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
+        """Bytes are an answer that is there already."""
+        return await self._service.text.prepare(self._kind, body.data)
+
+    def _answer(
+        self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
+    ) -> SurfaceAnswer:
+        service, account = self._service, account_of(scope)
+        task = Task(
+            watched.id,
+            asked.prompts,
+            asked.params,
+            arrived,
+            asked.skip_special_tokens,
+            asked.scheduling,
+            account,
+            span_of(scope),
+            origin_of(scope),
+            watched,
+            format_field=asked.format_field,
+        )
+        surface = self._make(asked, watched.id, service.http.clock)
+        return SurfaceAnswer(
+            model.generator,
+            service.inflight,
+            task,
+            surface,
+            asked.stream is not None,
+            service.settings,
+            self._keeping(asked, surface, account.owner),
+        )
+
+    def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
+        """Who keeps the answer, where one does."""
+        return None
+
+
+def message(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return MessageSurface(id, asked.model, asked.reading)
+
+
+def ollama_chat(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return OllamaSurface(asked.model, asked.reading, clock.now, chat=True)
+
+
+def ollama_generate(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return OllamaSurface(asked.model, asked.reading, clock.now, chat=False)
+
+
+class Responses(Spoken):
+    """POST /v1/responses, and what is kept of its answers."""
+
+    def __init__(self, service: Service) -> None:
+        limits = service.settings
+        self._store = ResponseStore(
+            service.database,
+            WallClock(),
+            limits.max_responses,
+            limits.max_responses_bytes,
+            limits.response_seconds,
+        )
+        super().__init__(service, BodyKind.RESPONSE, self._surface)
+
+    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
+        """A body that follows a response is prepared together with what was said up to that one."""
+        text = self._service.text
+        asked = await text.prepare(BodyKind.RESPONSE, body.data)
+        if isinstance(asked, bytes):
+            before = (await self._store.get(owner, json.loads(asked))).items
+            asked = await text.prepare(
+                BodyKind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
+            )
+        return asked
+
+    def _surface(self, asked: Prepared, id: str, clock: Clock) -> Surface:
+        return ResponseSurface(id, asked.model, asked.facts, asked.reading)
+
+    def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
+        assert isinstance(surface, ResponseSurface)
+        if not asked.kept:
+            return None
+
+        async def keep(usage: Usage) -> None:
+            own = encode(surface.items).encode()
+            items = asked.kept[:-1] + b"," + own[1:] if surface.items else asked.kept
+            try:
+                await self._store.put(
+                    owner, surface.id, StoredResponse(surface.body(usage), items, asked.kept)
+                )
+            except CapacityError as error:
+                log.warning("%s is answered and not kept: %s", surface.id, error.message)
+
+        return keep
+
+    async def get(self, request: Request) -> Response:
+        refuse_known(Fields(request.query_params), _WHOLE)
+        stored = await self._store.get(_owner(request), request.path_params["response_id"])
+        return Whole([stored.body], self._service.settings.write_deadline)
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        await self._store.delete(_owner(request), response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        refuse_known(Fields(request.query_params), _ALL_ITEMS)
+        stored = await self._store.get(_owner(request), request.path_params["response_id"])
+        lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
+        return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)
+
+
+def _owner(request: Request) -> str:
+    return account_of(request.scope).owner

@@ -1,0 +1,262 @@
+"""What /metrics says of one model: the gateway's measurements and the nodes' statistics, also by vllm:* names.
+
+Counts and draws; knows neither HTTP nor when anything happens beyond the clock it is given.
+"""
+
+from collections.abc import Iterator
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.control.backend import ClusterView
+from afserve.engine.request import TokenEvent
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.metrics import (
+    FIRST_TOKEN_BUCKETS,
+    INTER_TOKEN_BUCKETS,
+    REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
+    Counter,
+    Histogram,
+    Labels,
+    MetricFamily,
+    Sample,
+    gauge,
+)
+from afserve.server.metrics.goodput import ANY_TIME, DrawCounts, GoodputMeter, Times
+from afserve.server.metrics.kv_moves import by_phase, moved_kv
+from afserve.server.metrics.kv_tiers import tiers
+from afserve.server.metrics.losses import losses
+
+# Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
+MAX_EXPERT_SERIES = 4096
+
+
+class ServerMetrics:
+    """What one gateway counts of one model. Used from the event loop only."""
+
+    def __init__(
+        self, clock: Clock | None = None, times: Times = ANY_TIME, draw: DrawCounts | None = None
+    ) -> None:
+        """`times` are the server's own. `draw` is told the goodput whenever it changes."""
+        self.clock = clock or MonotonicClock()
+        self.times, self.goodput = times, GoodputMeter(draw)
+        self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
+        self.request = Histogram(REQUEST_BUCKETS)
+        self.queue, self.prefill, self.decode = (Histogram(REQUEST_BUCKETS) for _ in range(3))
+        self.asked, self.answered, self.allowed = (Histogram(TOKEN_BUCKETS) for _ in range(3))
+        self.prompt_tokens = Counter()
+        self.cached_tokens = Counter()
+        self.generated_tokens = Counter()
+        self.finished = Counter("finished_reason")
+
+    def timer(
+        self, arrived: float, prompt_tokens: int, max_tokens: int, times: Times = ANY_TIME
+    ) -> "RequestTimer":
+        """`times` are those that the request asks for."""
+        self.asked.observe(prompt_tokens)
+        self.allowed.observe(max_tokens)
+        return RequestTimer(self, arrived, prompt_tokens, times.or_else(self.times))
+
+    def families(self, view: ClusterView) -> Iterator[MetricFamily]:
+        """Of the model, and of the nodes that compute it."""
+        yield from self._own()
+        yield from _cluster(view)
+
+    def _own(self) -> Iterator[MetricFamily]:
+        for name, help, histogram in (
+            ("time_to_first_token_seconds", "From the request read to its first token.", self.first_token),
+            ("inter_token_latency_seconds", "Between two tokens of one sequence.", self.inter_token),
+            ("e2e_request_latency_seconds", "From the request read to its last token.", self.request),
+            ("request_queue_time_seconds", "From its arrival at a node to its first step.", self.queue),
+            ("request_prefill_time_seconds", "From the end of its queue to its first token.", self.prefill),
+            ("request_decode_time_seconds", "From its first token to its last.", self.decode),
+            ("request_prompt_tokens", "Prompt tokens of a sequence.", self.asked),
+            ("request_generation_tokens", "Tokens generated for a sequence.", self.answered),
+            ("request_params_max_tokens", "The most tokens that a sequence may get.", self.allowed),
+        ):
+            yield MetricFamily(_both(name), "histogram", help, histogram.samples())
+        for name, help, counter in (
+            ("prompt_tokens", "Prompt tokens accepted.", self.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", self.generated_tokens),
+            ("request_success", "Sequences that ended, by reason.", self.finished),
+        ):
+            yield MetricFamily(_both(name), "counter", help, counter.samples())
+        cached = self.cached_tokens.samples()
+        yield MetricFamily(
+            ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
+        )
+        yield from self.goodput.families()
+
+
+class RequestTimer:
+    """The times of one sequence, from its submission to its last token."""
+
+    __slots__ = ("_first", "_last", "_metrics", "_prompt_tokens", "_queued", "_start", "_times", "_tokens")
+
+    def __init__(self, metrics: ServerMetrics, start: float, prompt_tokens: int, times: Times) -> None:
+        self._metrics, self._prompt_tokens, self._times = metrics, prompt_tokens, times
+        self._start = start
+        self._first = 0.0
+        self._queued = 0.0
+        self._last: float | None = None
+        self._tokens = 0
+
+    def saw(self, event: TokenEvent) -> None:
+        tokens = len(event.token_ids)
+        if not tokens:
+            return
+        metrics, now = self._metrics, self._metrics.clock.now()
+        if self._last is None:
+            metrics.first_token.observe(now - self._start)
+            metrics.goodput.first(self._times, self._prompt_tokens, now - self._start)
+            self._queued = min(event.queued, now - self._start)
+            metrics.queue.observe(event.queued)
+            metrics.prefill.observe(max(0.0, now - self._start - event.queued))
+            metrics.cached_tokens.add(event.cached_tokens)
+            self._first = now
+        else:
+            metrics.inter_token.observe((now - self._last) / tokens, tokens)
+        metrics.generated_tokens.add(tokens)
+        self._last, self._tokens = now, self._tokens + tokens
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each, once it has ended; without a token all of it was queue."""
+        now = self._metrics.clock.now()
+        if self._last is None:
+            return {"queue": now - self._start}
+        first = self._first - self._start
+        return {"queue": self._queued, "prefill": first - self._queued, "decode": now - self._first}
+
+    def attributes(self, reason: str) -> dict[str, str | int]:
+        """Of its spans."""
+        return {"gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reason}
+
+    def ended(self, reason: str) -> None:
+        metrics = self._metrics
+        metrics.finished.add(1, reason)
+        metrics.request.observe(metrics.clock.now() - self._start)
+        metrics.answered.observe(self._tokens)
+        if self._last is not None:
+            metrics.decode.observe(self._last - self._first)
+            metrics.goodput.rest(self._times, self._tokens, self._last - self._first)
+        else:
+            metrics.goodput.never(self._times, metrics.clock.now() - self._start)
+
+
+def _both(name: str) -> tuple[str, str]:
+    return f"afserve_{name}", f"vllm:{name}"
+
+
+def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
+    attention = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, AttentionStats)]
+    experts = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, ExpertStats)]
+    yield gauge(("afserve_placement_epoch",), "Version of the expert placement.", [((), view.epoch)])
+    yield gauge(
+        ("afserve_node_up",),
+        "1 for a member in its normal state.",
+        [((("node", n.name), ("role", n.role), ("state", n.state)), 1) for n in view.nodes],
+    )
+    yield gauge(
+        ("afserve_node_resident_bytes",),
+        "Resident memory of a node.",
+        [((("node", n.name),), n.resident_bytes) for n in view.nodes],
+    )
+    yield gauge(
+        ("afserve_expert_balance",),
+        "Fullest expert node over the mean, per MoE layer, over the last seconds.",
+        [((("layer", str(layer)),), value) for layer, value in enumerate(view.balance)],
+    )
+    moved = (Sample(view.moves, (), "_total"),)
+    yield MetricFamily(
+        ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
+    )
+    yield from _attention([stats for _, stats in attention], view.waiting)
+    yield from losses(view)
+    yield from _attention_nodes(attention)
+    yield from moved_kv(attention)
+    yield from by_phase(view.nodes)
+    yield from tiers(attention)
+    yield from _expert_nodes(experts)
+    yield from _expert_load(view.routed)
+
+
+def _attention(nodes: list[AttentionStats], homeless: int) -> Iterator[MetricFamily]:
+    blocks = sum(n.kv_blocks for n in nodes)
+    use = sum(n.kv_blocks_used for n in nodes) / blocks if blocks else 0.0
+    for name, help, value in (
+        ("num_requests_running", "Sequences being generated.", sum(n.running for n in nodes)),
+        ("num_requests_waiting", "Sequences waiting for a place.", homeless + sum(n.waiting for n in nodes)),
+        ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", use),
+    ):
+        yield gauge(_both(name), help, [((), value)])
+    yield gauge(
+        _both("cache_config_info"),
+        "KV blocks of all attention nodes, as labels.",
+        [((("num_gpu_blocks", str(blocks)),), 1)],
+    )
+    for name, help, total in (
+        (
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            sum(n.prefix_queries for n in nodes),
+        ),
+        ("prefix_cache_hits", "Prompt tokens found there.", sum(n.prefix_hits for n in nodes)),
+        ("num_preemptions", "Sequences put back for lack of KV blocks.", sum(n.preemptions for n in nodes)),
+    ):
+        yield MetricFamily(_both(name), "counter", help, (Sample(total, (), "_total"),))
+
+
+def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
+    for name, help, values in (
+        (
+            "dispatches",
+            "Layers of micro-batches sent to expert nodes.",
+            [(n, s.dispatches) for n, s in nodes],
+        ),
+        ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
+        ("parked_seconds", "Time spent only waiting for answers.", [(n, s.parked_seconds) for n, s in nodes]),
+        (
+            "under_way_seconds",
+            "Time from dispatch to answer, summed over dispatches.",
+            [(n, s.under_way_seconds) for n, s in nodes],
+        ),
+    ):
+        samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
+        yield MetricFamily((f"afserve_attention_node_{name}",), "counter", help, samples)
+
+
+def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[MetricFamily]:
+    for name, help, values in (
+        ("rows", "Rows computed.", [(n, s.rows) for n, s in nodes]),
+        ("messages", "Dispatches answered.", [(n, s.messages) for n, s in nodes]),
+        ("calls", "Grouped computations.", [(n, s.calls) for n, s in nodes]),
+        ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
+        ("hold_seconds", "Time rows were held to be grouped.", [(n, s.hold_seconds) for n, s in nodes]),
+        ("prompt_pieces", "Pieces of prompts' messages.", [(n, s.prompt_pieces) for n, s in nodes]),
+        ("prompt_seconds", "Time spent on these.", [(n, s.prompt_seconds) for n, s in nodes]),
+    ):
+        samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
+        yield MetricFamily((f"afserve_expert_node_{name}",), "counter", help, samples)
+
+
+def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[MetricFamily]:
+    """Per layer: the total and max/mean of the routed rows; per expert as well while that is few."""
+    totals = tuple(Sample(sum(layer), _layer(l), "_total") for l, layer in enumerate(rows))
+    yield MetricFamily(("afserve_layer_routed_rows",), "counter", "Rows routed, per MoE layer.", totals)
+    skew = [(_layer(l), max(layer) * len(layer) / sum(layer)) for l, layer in enumerate(rows) if sum(layer)]
+    yield gauge(
+        ("afserve_layer_expert_skew",), "Rows of the busiest expert over the mean, per MoE layer.", skew
+    )
+    if sum(len(layer) for layer in rows) <= MAX_EXPERT_SERIES:
+        samples = tuple(
+            Sample(count, (*_layer(l), ("expert", str(e))), "_total")
+            for l, layer in enumerate(rows)
+            for e, count in enumerate(layer)
+        )
+        yield MetricFamily(
+            ("afserve_expert_rows",), "counter", "Rows routed, per MoE layer and expert.", samples
+        )
+
+
+def _layer(index: int) -> Labels:
+    return (("layer", str(index)),)

@@ -1,0 +1,148 @@
+"""All that a request has been answered so far, as tokens; whoever reads it gets what was, then what comes.
+
+A token is four bytes here, not a piece of text: who comes back has the text made again. Knows no sockets and no clock.
+"""
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from afserve.engine.request import TokenEvent, TokenLogprob
+from afserve.server.replies.choice import ChoiceDecoder, TextPiece
+from afserve.server.replies.position import Position
+
+Numbered = tuple[int, TextPiece]
+TURN = 128  # tokens that are made text again between two turns of the event loop
+_TOKEN, _SCORE, _ALTERNATIVE = 4, 150, 90  # bytes that one takes, measured
+
+
+def bytes_of(tokens: int, logprobs: int | None) -> int:
+    """What so many tokens take, with that many alternatives each; None is without log-probabilities."""
+    return tokens * (_TOKEN + (0 if logprobs is None else _SCORE + _ALTERNATIVE * logprobs))
+
+
+@dataclass(slots=True)
+class RecordedChoice:
+    """One choice. `end` has the reason and no tokens."""
+
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    first: TokenEvent | None = None
+    end: TokenEvent | None = None
+
+    def add(self, event: TokenEvent, piece: TextPiece) -> None:
+        """A stop string may end it before the event's last token."""
+        if self.first is None:
+            self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None)
+        self.tokens.extend(event.token_ids[: piece.tokens])
+        self.logprobs.extend(event.logprobs[: piece.tokens])
+        if piece.finish_reason is not None:
+            reason = event.finish_reason or "stop"
+            self.end = replace(event, token_ids=(), logprobs=(), prompt_logprobs=(), finish_reason=reason)
+
+    def again(self, border: int) -> Iterator[TokenEvent]:
+        """Everything once more; no event crosses this number of tokens."""
+        size, first, end = len(self.tokens), self.first, self.end
+        if first is None:
+            return
+        runs = list(pairwise(sorted({0, size, *range(0, size, TURN), min(border, size)}))) or [(0, 0)]
+        if end is not None and 0 < border == size:
+            runs.append((size, size))  # the end alone
+        for start, stop in runs:
+            event = end if end is not None and (start, stop) == runs[-1] else TokenEvent(first.handle, ())
+            yield replace(
+                event,
+                token_ids=tuple(self.tokens[start:stop]),
+                logprobs=tuple(self.logprobs[start:stop]),
+                prompt_logprobs=first.prompt_logprobs if start == 0 else (),
+                cached_tokens=first.cached_tokens if start == 0 else 0,
+            )
+
+
+class AnswerRecord:
+    """Of one request. Its writer adds what comes; readers follow, each in its own queue.
+
+    With `exact` what was is told token by token again, else many at a time.
+    """
+
+    def __init__(self, choices: int, *, exact: bool = False) -> None:
+        self._exact = exact
+        self.told = [RecordedChoice() for _ in range(choices)]
+        self.failure: Exception | None = None
+        self._readers: set[asyncio.Queue[Numbered | Exception]] = set()
+
+    @property
+    def finished(self) -> bool:
+        return self.failure is not None or all(one.end is not None for one in self.told)
+
+    def add(self, index: int, event: TokenEvent, piece: TextPiece) -> None:
+        self.told[index].add(event, piece)
+        for queue in self._readers:
+            queue.put_nowait((index, piece))
+
+    def fail(self, error: Exception) -> None:
+        """It ends with this, for everyone who reads it."""
+        if not self.finished:
+            self.failure = error
+            for queue in self._readers:
+                queue.put_nowait(error)
+
+    async def follow(
+        self, decoder: Callable[[int], ChoiceDecoder], since: Position
+    ) -> AsyncGenerator[Numbered, None]:
+        """Every piece of every choice until all have ended; those before `since` are `old`. `decoder` makes one for a
+        choice. Raises the failure."""
+        queue: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
+        self._readers.add(queue)
+        failure = self.failure
+        again = [
+            (index, event)
+            for index, one in enumerate(self.told)
+            for event in one.again(0 if since.ended[index] else since.tokens[index])
+        ]
+        open_choices = sum(one.end is None for one in self.told)
+        passed = Position.start(len(self.told))
+        try:
+            decoders = [decoder(index) for index in range(len(self.told))]
+            for index, event in again:
+                for part in split(event) if self._exact else (event,):
+                    yield index, _seen(decoders[index].feed(part), index, passed, since)
+                await asyncio.sleep(0)
+            if failure is not None:
+                raise failure
+            while open_choices:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                index, piece = item
+                open_choices -= piece.finish_reason is not None
+                yield index, _seen(piece, index, passed, since)
+        finally:
+            self._readers.discard(queue)
+
+
+def _seen(piece: TextPiece, index: int, passed: Position, since: Position) -> TextPiece:
+    """Whether the client has it: all of its tokens, and the end if it is one."""
+    passed.passed(index, piece)
+    told = passed.tokens[index] <= since.tokens[index]
+    ends = piece.finish_reason is not None
+    old = since.ended[index] or (told and not ends and since.tokens[index] > 0)
+    return replace(piece, old=True) if old else piece
+
+
+def split(event: TokenEvent) -> Iterator[TokenEvent]:
+    """Token by token, so that any position of a client is between two of them."""
+    last = len(event.token_ids) - 1
+    if last < 1:
+        yield event
+        return
+    for i, token in enumerate(event.token_ids):
+        yield replace(
+            event if i == last else TokenEvent(event.handle, ()),
+            token_ids=(token,),
+            logprobs=event.logprobs[i : i + 1],
+            prompt_logprobs=event.prompt_logprobs if i == 0 else (),
+            cached_tokens=event.cached_tokens if i == 0 else 0,
+        )

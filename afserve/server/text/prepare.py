@@ -1,0 +1,419 @@
+"""From a body's fields to what one model's engine is asked for: chat template, tokens. One pure function.
+
+Which model a body asks for is found in `preparers`. It runs on the event loop for small bodies and in a text process
+for all others (`text_pool`); what it gives back travels as bytes (`prepared`). Everything is counted before anything is
+tokenized. Knows no HTTP and no engine.
+"""
+
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from afserve.chat_template import ChatTemplate
+from afserve.control.changes import Change
+from afserve.control.wire.changes import encode_change
+from afserve.detokenizer import text_up_to
+from afserve.engine.request import SamplingParams
+from afserve.errors import RequestError, shown
+from afserve.grammar import Compiler
+from afserve.server.bodies.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
+from afserve.server.bodies.embedding_request import embedding_request
+from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Prompt,
+    chat_request,
+    completion_request,
+    prompt_count,
+)
+from afserve.server.bodies.prepared import Answer, ContextLengthError, EchoText, Prepared
+from afserve.server.bodies.sampling import sampling_params
+from afserve.server.bodies.scheduling import scheduling_of
+from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
+from afserve.server.reading.table import Reading
+from afserve.server.surfaces import anthropic, ollama, responses
+from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
+from afserve.server.text.context import Context
+from afserve.server.text.conversation import Conversation, conversation_of
+from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+class BodyKind(IntEnum):
+    """What a body is for."""
+
+    COMPLETION = 1
+    CHAT = 2
+    TOKENIZE = 3
+    DETOKENIZE = 4
+    PLACEMENT = 5
+    SCALE = 6
+    DRAIN = 7
+    RESTART = 8
+    FAULT = 9
+    ROLE = 10
+    END = 11
+    RESPONSE = 12
+    FOLLOWING = 13  # a response, with what was said before
+    MESSAGE = 14
+    OLLAMA_CHAT = 15
+    OLLAMA_GENERATE = 16
+    MESSAGE_COUNT = 17
+    EMBEDDING = 18
+    PHASE = 19
+    TOKENIZER = 20
+    OLLAMA_EMBED = 21
+
+
+CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
+    BodyKind.SCALE: scale_of,
+    BodyKind.DRAIN: drain_of,
+    BodyKind.RESTART: restart_of,
+    BodyKind.FAULT: fault_of,
+    BodyKind.ROLE: role_of,
+    BodyKind.PHASE: phase_of,
+    BodyKind.END: end_of,
+}
+
+
+def _following(fields: Fields) -> Translated:
+    asked, before = fields.section("asked"), fields.array("before")
+    assert asked is not None and before is not None, "the gateway puts both there"
+    return responses.translate(Fields(asked.raw(), passed=fields.passed), list(before))
+
+
+# Who translates a body, and what chat fields are called there.
+TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
+    BodyKind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
+    BodyKind.FOLLOWING: (_following, responses.NAMES),
+    BodyKind.MESSAGE: (anthropic.translate, anthropic.NAMES),
+    BodyKind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
+    BodyKind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
+    BodyKind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
+    refuses wishes that the model cannot follow."""
+
+    folder: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    max_sequences: int
+    aliases: Sequence[str] = ()
+    strict: bool = False
+
+
+class Elsewhere(Exception):
+    """A template or a grammar is asked for where none is rendered or compiled."""
+
+
+class Preparer:
+    """`prepare` of one model. `template` None: the model has none; with `elsewhere` another process renders it, and
+    compiles grammars."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        tokenizer: Tokenizer,
+        defaults: SamplingParams,
+        template: ChatTemplate | None = None,
+        *,
+        compiler: Compiler | None = None,
+        elsewhere: bool = False,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._context = Context(model.max_model_len, tokenizer)
+        self._defaults = defaults
+        self._conversation = conversation_of(template, tokenizer)
+        self._formats = Formats(compiler)
+        self._elsewhere = elsewhere
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call this model, the one that answers have first."""
+        return (self._model.name, *self._model.aliases)
+
+    def prepare(self, kind: BodyKind, fields: Fields) -> Answer:
+        """Raises RequestError, or another refusal of the caller's, that names the field."""
+        answer = self._prepare(kind, fields)
+        if fields.passed and self._model.strict:
+            name, instead = next(iter(fields.passed.items()))
+            raise RequestError(
+                f"{name}: is not supported; {instead} (without --strict it is passed over)", param=name
+            )
+        return replace(answer, ignored=tuple(fields.passed)) if isinstance(answer, Prepared) else answer
+
+    def _prepare(self, kind: BodyKind, fields: Fields) -> Answer:
+        if kind is BodyKind.COMPLETION:
+            self._check_sequences(prompt_count(fields), fields)
+            if self._elsewhere and asks_format(fields):
+                raise Elsewhere
+            return self._completion(completion_request(fields))
+        if kind is BodyKind.EMBEDDING:
+            return self._embedding(fields, fields)
+        if kind is BodyKind.OLLAMA_EMBED:
+            return self._embedding(Fields(ollama.translate_embed(fields)), fields)
+        if kind is BodyKind.CHAT:
+            return self._chat(chat_request(fields))
+        if kind in TRANSLATED:
+            return self._translated(kind, fields)
+        if kind is BodyKind.TOKENIZE:
+            return self._tokenize(fields)
+        if kind is BodyKind.DETOKENIZE:
+            return self._detokenize(fields)
+        if kind is BodyKind.TOKENIZER:
+            return self._about_tokenizer()
+        if kind in CHANGES:
+            return encode_change(CHANGES[kind](fields))
+        return json.dumps(fields.raw(), separators=(",", ":")).encode()
+
+    def _completion(
+        self, asked: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS
+    ) -> Prepared:
+        prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
+        wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
+        rooms = [self._context.room(len(ids), wanted, default, "prompt") for ids in prompts]
+        params = sampling_params(
+            asked.sampling,
+            self._defaults,
+            max_tokens=min(rooms),
+            logprobs=asked.logprobs,
+            echo=asked.echo,
+            grammar=self._formats.checked(asked.wanted),
+        )
+        echo = self._echo(asked, prompts) if asked.echo else None
+        return self._prepared(prompts, params, asked, echo, wanted=asked.wanted)
+
+    def _embedding(self, body: Fields, fields: Fields) -> Prepared:
+        """Each input of an OpenAI body with room for one token, which nobody reads; `fields` is what was sent."""
+        self._check_sequences(prompt_count(body, "input"), Fields({}), "input")
+        asked = embedding_request(body)
+        prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
+        for ids in prompts:
+            self._context.room(len(ids), None, None, "input")
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
+        scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
+        return Prepared(
+            tuple(prompts), params, None, None, True, None, scheduling, None, facts, model=self._model.name
+        )
+
+    def _chat(self, asked: ChatRequest) -> Prepared:
+        self._check_sequences(1, asked.sampling)
+        conversation, prompt = self._render(asked)
+        ids = self._ids(prompt, False, "messages")
+        wanted = conversation.format(asked, prompt)
+        grammar = self._formats.checked(wanted)
+        reading = conversation.reading(asked, prompt)
+        newer = asked.sampling.get("max_completion_tokens") is not None
+        field = "max_completion_tokens" if newer else "max_tokens"
+        room = self._context.room(len(ids), asked.wanted_tokens, None, "messages", field)
+        params = sampling_params(
+            asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
+        )
+        skips = not conversation.shows_special(reading)
+        return self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
+
+    def _translated(self, kind: BodyKind, fields: Fields) -> Answer:
+        """Another API's request. One that follows a response is answered by that one's id in JSON."""
+        refuse_resume(fields)
+        previous = fields.get("previous_response_id")
+        if kind is BodyKind.RESPONSE and previous is not None:
+            return json.dumps(fields.text("previous_response_id")).encode()
+        translate, names = TRANSLATED[kind]
+        with named(names):
+            found = translate(fields)
+        if found.whole:
+            return found.whole
+        names = {**names, **found.names}
+        with named(names):
+            try:
+                prepared = self._asked(found, fields, names)
+            except ContextLengthError as error:
+                if kind is BodyKind.MESSAGE_COUNT:
+                    return anthropic.count(error.tokens)
+                if kind is BodyKind.MESSAGE:
+                    raise anthropic.length_words(error, self._model.max_model_len) from error
+                raise
+        if kind is BodyKind.MESSAGE_COUNT:
+            return anthropic.count(len(prepared.prompts[0]))
+        kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
+        field = own_name(prepared.format_field, names)
+        facts = {**found.facts, **_drawn_by(prepared, found)}
+        return replace(prepared, facts=facts, kept=kept, format_field=field)
+
+    def _asked(self, found: Translated, fields: Fields, names: Mapping[str, str]) -> Prepared:
+        """What the other API's request comes to here; wishes have that API's names."""
+        asked = Fields(found.body)
+        if found.raw:
+            prepared = self._completion(completion_request(asked), None)
+        else:
+            prepared = self._chat(chat_request(asked))
+        for name, instead in asked.passed.items():
+            fields.pass_over(names.get(name, name), instead)
+            if name in found.also:
+                fields.pass_over(found.also[name], instead)
+        return prepared
+
+    def _prepared(
+        self,
+        prompts: Sequence["array[int]"],
+        params: SamplingParams,
+        asked: CompletionRequest | ChatRequest,
+        echo: EchoText | None,
+        reading: Reading | None = None,
+        *,
+        skips: bool = True,
+        wanted: WantedGrammar | None = None,
+    ) -> Prepared:
+        self._check_ids(params)
+        return Prepared(
+            tuple(prompts),
+            params,
+            asked.logprobs,
+            asked.options if asked.stream else None,
+            asked.sampling.flag("skip_special_tokens", True) and skips,
+            echo,
+            scheduling_of(asked.sampling),
+            reading,
+            resume=asked.resume,
+            model=self._model.name,
+            format_field="" if wanted is None else wanted.param,
+        )
+
+    def _tokenize(self, fields: Fields) -> bytes:
+        """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""
+        text = fields.text("prompt")
+        if text is None and fields.get("messages") is None:
+            raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
+        special, spelled = fields.flag("add_special_tokens", True), fields.flag("return_token_strs")
+        if text is None:
+            text, special = self._render(chat_request(fields))[1], False
+        ids = self._ids(text, special, "prompt")
+        reply: dict[str, object] = {"count": len(ids), "max_model_len": self._model.max_model_len}
+        reply["tokens"] = ids.tolist()
+        if spelled:
+            reply["token_strs"] = [self._tokenizer.token(token_id) for token_id in ids]
+        return json.dumps(reply).encode()
+
+    def _about_tokenizer(self) -> bytes:
+        """Special tokens as text, what encoding adds of them, and the chat template: as vLLM's /tokenizer_info."""
+        if self._elsewhere:
+            raise Elsewhere  # it has no template
+        special = self._tokenizer.special
+        bare, whole = (self._tokenizer.encode("", add_special_tokens=added) for added in (False, True))
+        added = {self._tokenizer.token(token_id) for token_id in whole[len(bare) :]}
+        reply: dict[str, object] = {name: special.get(name) for name in SPECIAL_NAMES}
+        reply |= {f"add_{name}": special.get(name) in added for name in ("bos_token", "eos_token")}
+        reply["model_max_length"] = self._model.max_model_len
+        reply["chat_template"] = None if self._conversation is None else self._conversation.template_source
+        return json.dumps(reply, separators=(",", ":")).encode()
+
+    def _detokenize(self, fields: Fields) -> bytes:
+        """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
+        if fields.get("tokens") is None:
+            fields.refuse("tokens", "an array of token ids")
+        fields.entries("tokens", self._model.max_model_len)
+        ids = fields.integers("tokens")
+        self._check_quick()
+        top = self._model.vocab_size
+        for i, token_id in enumerate(ids):
+            if not 0 <= token_id < top:
+                raise RequestError(
+                    f"tokens[{i}]: {shown(token_id)} is outside [0, {top - 1}]", param="tokens"
+                )
+        return json.dumps({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}).encode()
+
+    # ---- checks and steps
+
+    def _check_sequences(self, prompts: int, sampling: Fields, param: str = "n") -> None:
+        n = sampling.integer("n", 1, 128) or 1
+        if prompts * n > self._model.max_sequences:
+            raise RequestError(
+                f"{param}: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
+                param=param,
+            )
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        top = self._model.vocab_size
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(token_id for token_id, _ in params.logit_bias)),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < top:
+                    raise RequestError(
+                        f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
+                    )
+
+    def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
+        """The prompt text of a conversation."""
+        if self._elsewhere:
+            raise Elsewhere
+        if self._conversation is None:
+            raise RequestError(
+                "messages: this model has no chat template; use /v1/completions with a prompt",
+                param="messages",
+            )
+        return self._conversation, self._conversation.render(asked)
+
+    def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
+        if isinstance(prompt, str):
+            self._check_quick()
+            self._context.screen(prompt, param)
+            try:
+                return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            except RequestError as error:
+                raise RequestError(f"{param}: {error.message}", param=param) from error
+        top, limit = self._model.vocab_size, self._model.max_model_len
+        if len(prompt) > limit:
+            self._context.room(len(prompt), None, None, param)
+        if prompt and not 0 <= min(prompt) <= max(prompt) < top:
+            at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
+            raise RequestError(
+                f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
+            )
+        return array("i", prompt)
+
+    def _check_quick(self) -> None:
+        """A tokenizer that may take without end is asked where there are limits."""
+        if self._elsewhere and not self._tokenizer.is_quick:
+            raise Elsewhere
+
+    def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
+        self._check_quick()
+        texts, added = [], []
+        for prompt, ids in zip(asked.prompts, prompts, strict=True):
+            if isinstance(prompt, str):
+                texts.append(prompt)
+            elif asked.wanted_tokens == 0:
+                texts.append(self._tokenizer.decode(ids, skip_special_tokens=False))
+            else:  # a last character that is cut is told with what follows
+                texts.append(text_up_to(self._tokenizer, ids))
+            bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
+            added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
+        return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)
+
+
+def _drawn_by(prepared: Prepared, found: Translated) -> Mapping[str, object]:
+    """The numbers that were used, where an answer repeats them."""
+    params, tier = prepared.params, prepared.scheduling.tier
+    used = {"temperature": params.temperature, "top_p": params.top_p, "service_tier": tier}
+    return {name: value for name, value in used.items() if name in found.facts}
+
+
+def check_template(template: ChatTemplate | None) -> None:
+    """One short message through the template, so that one without an end is found at the start. It may refuse it."""
+    if template is not None:
+        try:
+            template.render([{"role": "user", "content": "x"}])
+        except RequestError:
+            return
