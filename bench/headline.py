@@ -9,7 +9,7 @@ in bench/RESULTS.md.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bench.rows import Row, newest, rows, table
+from bench.rows import Row, newest, rows, runs_with, table
 
 Line = tuple[str, str, str, str]
 _TOGETHER = 32  # sequences
@@ -110,7 +110,11 @@ def kernels() -> Line:
 
 
 def shared_memory() -> Line:
-    found = [row for row in rows("m2n") if row.get("pairs") == "1x1" and row.get("cores") == "quiet"]
+    found = [
+        row
+        for row in runs_with(rows("m2n"), "dist")
+        if row.get("pairs") == "1x1" and row.get("cores") == "quiet"
+    ]
     ours, peer = (one(found, transport=kind, bytes=32768) for kind in ("shm", "gloo"))
     return (
         "round trip of 32 KiB each way on one host, p50",
@@ -121,7 +125,7 @@ def shared_memory() -> Line:
 
 
 def between_hosts() -> Line:
-    found = [row for row in rows("m2n_hosts") if "p50_us" in row]
+    found = [row for row in runs_with(rows("m2n_hosts"), "dist") if "p50_us" in row]
     ours, peer = (one(found, transport=kind, bytes=32768, pairs="1x1") for kind in ("tcp", "gloo"))
     return (
         "the same between two network namespaces, tcp",

@@ -17,6 +17,14 @@ def rows(name: str) -> list[Row]:
     )
 
 
+def runs_with(found: Iterable[Row], transport: str) -> list[Row]:
+    """Rows of those runs that measured `transport` too: a peer beside it is of the same machine and hour."""
+    run = lambda row: tuple(row[key] for key in ("machine", "commit", "date", "load"))  # noqa: E731
+    kept = list(found)
+    wanted = {run(row) for row in kept if row.get("transport") == transport}
+    return [row for row in kept if run(row) in wanted]
+
+
 def newest(found: Iterable[Row], *keys: str) -> list[Row]:
     """The last row of each kind, in the order in which kinds first came."""
     kept: dict[tuple[Any, ...], Row] = {}

@@ -21,7 +21,7 @@ from bench import (
     tables_start,
 )
 from bench.headline import headline
-from bench.rows import ROOT, Row, newest, rows, table, where
+from bench.rows import ROOT, Row, newest, rows, runs_with, table, where
 
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
 
@@ -46,7 +46,9 @@ def decode() -> str:
 
 
 def m2n() -> str:
-    found = newest([r for r in rows("m2n") if "p50_us" in r], "transport", "bytes", "pairs", "cores")
+    found = newest(
+        [r for r in runs_with(rows("m2n"), "dist") if "p50_us" in r], "transport", "bytes", "pairs", "cores"
+    )
     wanted = [r for r in found if r["pairs"] == "1x1" and r["cores"] == "quiet"]
     if not wanted:
         return ""
@@ -64,7 +66,7 @@ def m2n() -> str:
 
 
 def hosts() -> str:
-    found = newest(rows("m2n_hosts"), "transport", "bytes", "pairs")
+    found = newest(runs_with(rows("m2n_hosts"), "dist"), "transport", "bytes", "pairs")
     found = [r for r in found if "p50_us" in r]
     if not found:
         return ""
@@ -79,6 +81,31 @@ def hosts() -> str:
             [[w, *(cell((w, *size)) for size in sizes)] for w in wires],
         )
     )
+
+
+def pairs() -> str:
+    """`--transport pairs` beside the one transport that a pair of nodes would take by itself."""
+    drawn = []
+    for name, what, peer in (
+        ("m2n", "inside a host", "shm"),
+        ("m2n_hosts", "between two network namespaces", "tcp"),
+    ):
+        found = [r for r in runs_with(rows(name), "pairs") if r.get("pairs") == "1x1" and "p50_us" in r]
+        if not found:
+            continue
+        by = {(r["transport"], r["bytes"]): r["p50_us"] for r in newest(found, "transport", "bytes")}
+        sizes = sorted({size for wire, size in by if wire == "pairs"})
+        drawn.append(
+            f"**`--transport pairs` {what}** ({where(found[-1])}). p50 in us of a round trip, 1:1; `python -m bench.{name} --wires {peer},pairs`.\n\n"
+            + table(
+                ["transport", *(f"{size // 1024} KiB" for size in sizes)],
+                [
+                    *([wire, *(f"{by[wire, size]:,.0f}" for size in sizes)] for wire in (peer, "pairs")),
+                    ["ratio", *(f"{by['pairs', size] / by[peer, size]:.2f}" for size in sizes)],
+                ],
+            )
+        )
+    return "\n\n".join(drawn)
 
 
 def real_pipeline() -> str:
@@ -259,6 +286,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,
+    "Both transports of a deployment on several hosts": pairs,
     "What encryption between hosts costs": tables_hosts.tls,
     "A controller with thousands of nodes": tables_hosts.members,
     "Ping-pong against its bound": pipeline,

@@ -77,3 +77,13 @@ def test_commands_have_the_options_that_pages_give_them():
                 assert name in known, f"{page}: afserve {words[0]} has no {name}"
                 seen += 1
     assert seen > 60
+
+
+def test_the_reference_names_what_exists():
+    named = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    assert len(named) > 5
+    for name in named:
+        module, _, part = name.rpartition(".")
+        whole = ROOT / (name.replace(".", "/") + ".py")
+        source = ROOT / (module.replace(".", "/") + ".py")
+        assert whole.exists() or re.search(rf"^class {part}\b", source.read_text(), re.MULTILINE), name
