@@ -32,4 +32,4 @@ VOLUME /var/lib/afserve
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
-ENTRYPOINT ["python", "-m", "afserve.launch.container"]
+ENTRYPOINT ["python", "-m", "afserve.launch.sites.container"]

@@ -1,6 +1,6 @@
-"""`python -m afserve` is `afserve`."""
+"""`python -m afserve` is `afserve`. The command line is named, not imported: the package itself imports no room."""
 
-from afserve.cli.main import main
+from importlib import import_module
 
 if __name__ == "__main__":
-    main()
+    import_module("afserve.cli.main").main()

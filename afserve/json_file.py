@@ -1,7 +1,7 @@
 """Reads a file that holds one JSON object, as checkpoint folders have them, and refuses what is none by its name.
 
 The size is looked at before anything is read, so that a hostile file costs neither time nor memory. It knows no
-field; `config_json` and `placement/fields` check those.
+field; `config_json` and `placement/planner/perf/fields` check those.
 """
 
 import json

@@ -3,7 +3,7 @@
 `authority.pem` is the deployment's own authority, `node.pem` this host's key and certificate in one file, so that a
 renewed one takes its place in one step. A certificate names the roles that its host may have, as DNS names such as
 `expert.afserve.internal`; who connects asks for the role, never for an address. Nothing here issues one
-(`launch/authority` does), and nothing needs more than Python's own ssl.
+(`launch/sites/authority` does), and nothing needs more than Python's own ssl.
 """
 
 import ipaddress

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from afserve.client import Client
+from afserve.doors.client import Client
 from bench.faults_deployment import WHOLE_S, Deployment
 from bench.faults_load import Load, altered, failed, milliseconds, percentile
 from bench.faults_nodes import Row

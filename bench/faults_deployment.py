@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from afserve.client import Client
+from afserve.doors.client import Client
 from afserve.errors import AfserveError, PeerLost
 from bench.served import Served
 

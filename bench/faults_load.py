@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from afserve import AsyncClient
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError
 
 PROMPTS = tuple(

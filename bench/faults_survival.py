@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from afserve.client import Client
+from afserve.doors.client import Client
 from afserve.errors import AfserveError
 from bench.busy import busy_loops
 from bench.faults_deployment import CONTROLLER, Deployment

@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc.aio
 import psutil
 
-from afserve.control.backend import ClusterView, ServedModel
+from afserve.control.backend import ServedModel
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.node.gateways import FromGateway, GatewayStreams
@@ -40,12 +40,13 @@ from afserve.control.wire.values import (
     AttentionPeer,
     Gateways,
 )
-from afserve.engine.request import TokenEvent
-from afserve.launch.models import CONFIGS
+from afserve.control.wire.view_values import ClusterView
+from afserve.engine.scheduling.request import TokenEvent
+from afserve.launch.plan.models import CONFIGS
 from afserve.server.app import build_app
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "gateway.jsonl"

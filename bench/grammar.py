@@ -13,8 +13,8 @@ from pathlib import Path
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.grammar import of_schema
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.grammars.grammar import of_schema
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "grammar.jsonl"

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from afserve.engine.free_blocks import FreeBlocks
+from afserve.engine.kv.free_blocks import FreeBlocks
 from afserve.kernels.grouped import Groups, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer
 from afserve.kernels.native import Native

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from afserve.engine.request import SamplingParams
-from afserve.llm import LLM
+from afserve.doors.llm import LLM
+from afserve.engine.scheduling.request import SamplingParams
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "kv.jsonl"

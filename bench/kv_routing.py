@@ -21,7 +21,7 @@ from pathlib import Path
 
 from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import SECONDS
-from afserve.engine.prefix_keys import keys_of
+from afserve.engine.kv.prefix_keys import keys_of
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "kv_routing.jsonl"

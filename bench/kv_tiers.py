@@ -36,16 +36,16 @@ from afserve.comm.disk.reader import Reader
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import DEEPSPEED_WAYS, WAYS, Measured, Way, fastest, measure, read_seconds, save
 from afserve.comm.disk.workers import DiskWorkers
-from afserve.engine.blocks import BlockPool, block_hash
-from afserve.engine.kv_cache import Fingerprint, KvBlocks
-from afserve.engine.kv_disk import DiskTier
-from afserve.engine.kv_host import HostArena, HostTier
-from afserve.engine.kv_store import PooledBlocks
-from afserve.engine.kv_tiers import KvTiers, Tier
-from afserve.engine.request import SamplingParams
+from afserve.doors.llm import LLM
+from afserve.engine.kv.blocks import BlockPool, block_hash
+from afserve.engine.kv.cache import Fingerprint, KvBlocks
+from afserve.engine.kv.disk import DiskTier
+from afserve.engine.kv.host import HostArena, HostTier
+from afserve.engine.kv.store import PooledBlocks
+from afserve.engine.kv.tiers import KvTiers, Tier
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.kernels.cache import Copied, LayerShape
 from afserve.kernels.ops import open_ops
-from afserve.llm import LLM
 from afserve.member import attention_node
 from bench.origin import ROOT, origin
 

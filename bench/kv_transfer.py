@@ -30,14 +30,14 @@ import torch
 
 from afserve.clock import MonotonicClock
 from afserve.comm.disk.passes import CacheMemory
-from afserve.comm.kv.carried import CarriedWires, memory_for
+from afserve.comm.kv.carriers.carried import CarriedWires, memory_for
 from afserve.comm.kv.carriers.table import CARRIERS, open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.transports.entrance import listen_on
-from afserve.engine.blocks import BlockPool, block_hash
-from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.kv.blocks import BlockPool, block_hash
+from afserve.engine.kv.store import PooledBlocks
 from afserve.kernels.cache import LayerShape
 from afserve.kernels.ops import open_ops
 from bench.m2n_hosts import ADDRESSES, enter, possible, two_hosts

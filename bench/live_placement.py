@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from afserve.placement.rebalancer import RebalanceRules
+from afserve.placement.rebalance.rebalancer import RebalanceRules
 from bench.live_load import Heard, domains, steady
 from bench.origin import ROOT, origin
 from bench.placement import table_of

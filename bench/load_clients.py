@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from afserve.launch.models import CONFIGS
-from afserve.tokenizer import Tokenizer
+from afserve.launch.plan.models import CONFIGS
+from afserve.tokens.tokenizer import Tokenizer
 from bench.load_reports import CLIENTS, Load, Report, command_of
 from bench.origin import ROOT, origin
 from bench.scripted_server import Script, serving

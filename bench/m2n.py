@@ -138,8 +138,8 @@ def idle_row(busy: bool) -> dict[str, object]:
     mine, theirs = FORK.Pipe()
 
     def wait() -> None:
-        from afserve.comm import connect
         from afserve.comm.conformance import LAYOUT
+        from afserve.comm.transports import connect
 
         end, _ = connect.listen("shm", expert=0, attention_nodes=2, layout=LAYOUT)
         before = time.process_time()

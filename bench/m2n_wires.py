@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from afserve.comm import connect
 from afserve.comm.transport import Box, Header, Kind, Layout, Sender, Transport, WireType
+from afserve.comm.transports import connect
 
 NO_WIRES = ("local", "symm")  # one thread; GPUs (bench.m2n_cuda)
 ROW_BYTES = 2048

@@ -21,10 +21,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from afserve.comm import connect
 from afserve.comm.mailbox import lanes
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.transport import Box, Header, Kind, Layout, Limiting, Transport, WireType
+from afserve.comm.transports import connect
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "mailboxes.jsonl"

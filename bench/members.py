@@ -29,11 +29,11 @@ from afserve.clock import AwakeClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.controller import Controller
 from afserve.control.membership.balancing import BalanceRules
-from afserve.control.membership.desired import SILENCE_SECONDS, Deployment, shortest_silence
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.node.heartbeat import heartbeat_seconds
 from afserve.control.node.report import routed_seconds
 from afserve.control.wire import channel, messages
+from afserve.control.wire.desired import SILENCE_SECONDS, Deployment, shortest_silence
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
     Adopt,
@@ -53,7 +53,7 @@ from afserve.control.wire.values import (
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import NodeId, Role
 from afserve.placement.placement import LayerPlacement, Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 from bench.origin import ROOT, origin
 
 Say = Callable[[FromNode], Awaitable[None]]

@@ -33,7 +33,7 @@ from afserve.control.wire.values import (
     AttentionNodes,
     AttentionPeer,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError
 from afserve.member import AttentionPhase
 from bench.origin import ROOT, origin

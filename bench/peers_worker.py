@@ -60,7 +60,7 @@ def _steady_rate(case: Case, run: Run, batch: int, seed: int) -> float:
 
 def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
     from afserve.cli.bench.ours import _batch
-    from afserve.llm import LLM
+    from afserve.doors.llm import LLM
 
     colocated = name == "colocated"
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from afserve.clock import FakeClock
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Layout, WireType
+from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.pieces import PieceSize
 from afserve.member import AttentionPhase

@@ -20,9 +20,9 @@ from multiprocessing.synchronize import Barrier, Event
 
 import torch
 
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Box, Header, Layout, Parcel, Transport, WireType
+from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
 from bench.origin import ROOT, origin

@@ -21,9 +21,9 @@ from multiprocessing.synchronize import Event
 
 import torch
 
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
+from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import LayerPlacement, Placement
 from bench.origin import ROOT, origin

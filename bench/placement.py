@@ -22,9 +22,9 @@ from afserve.placement.optimizer.outcome import Balanced, Certificate
 from afserve.placement.optimizer.problem import Floats, Ints, Nodes, Problem, scenarios
 from afserve.placement.optimizer.split import node_load, split
 from afserve.placement.placement import Placement
-from afserve.placement.rebalancer import Rebalancer
-from afserve.placement.record import read_counts
-from afserve.placement.stats import RoutingStats
+from afserve.placement.rebalance.rebalancer import Rebalancer
+from afserve.placement.rebalance.record import read_counts
+from afserve.placement.rebalance.stats import RoutingStats
 from bench.eplb import eplb
 from bench.origin import ROOT, origin
 from bench.placement_drift import drift, limits, merged, product, ratios

@@ -15,8 +15,8 @@ from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Floats, Ints, Nodes, Problem, scenarios
 from afserve.placement.optimizer.split import node_load, split
 from afserve.placement.optimizer.uncertainty import uncertainty
-from afserve.placement.rebalancer import Action, Rebalancer, RebalanceRules
-from afserve.placement.stats import RoutingStats
+from afserve.placement.rebalance.rebalancer import Action, Rebalancer, RebalanceRules
+from afserve.placement.rebalance.stats import RoutingStats
 from bench.eplb import eplb
 
 DRAWS, NOISE = 8, 0.02

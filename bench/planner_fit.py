@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from afserve.cli.catalog import load_hardware
+from afserve.cli.plan.catalog import load_hardware
 from afserve.placement.planner.calibrate import (
     Row,
     column,
@@ -26,8 +26,8 @@ from afserve.placement.planner.calibrate import (
     fit_mla_module,
     fit_prefill_attention,
 )
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf_curve import Curve
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf_curve import Curve
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"

@@ -4,7 +4,7 @@ Every row says what its source says: model, layout, context, requests in flight,
 source leaves open is in the row's comment.
 """
 
-from afserve.cli.catalog import load_hardware, load_model
+from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.placement.planner.served import SKEW, ServedRow
 
 FASTAFD = (

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.pipeline import StageTimes
-from afserve.placement.planner.perf import afd_stages
-from afserve.placement.planner.perf_attention import Precision
-from afserve.placement.planner.perf_experts import Routing
-from afserve.placement.planner.setting import Setting
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
+from afserve.placement.pipeline import StageTimes
+from afserve.placement.planner.perf.perf import afd_stages
+from afserve.placement.planner.perf.perf_attention import Precision
+from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.theory import theoretical_cost
-from afserve.placement.planner.workload import fixed_context
 
 TABLE_CHIPS = ("h800", "h20", "a800", "910b")
 TABLE = {

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from afserve.cli.bench.calibrate import Grid
 from afserve.cli.bench.case import Case
-from afserve.cli.catalog import read_lines
+from afserve.cli.plan.catalog import read_lines
 
 LAYOUTS = ((0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))
 """Nodes that only compute prompts, attention nodes, expert nodes; 0 expert nodes are colocated."""
@@ -75,7 +75,7 @@ def read_record(path: Path) -> Record:
 
 def append_rounds(record: Path, count: int, case: Case, micro_batches: int, threads: int, grid: Grid) -> None:
     """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout."""
-    from afserve.launch.models import find_model
+    from afserve.launch.plan.models import find_model
 
     done = len(read_record(record).rounds) if record.exists() else 0
     with TemporaryDirectory() as scratch:

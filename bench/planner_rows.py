@@ -18,10 +18,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from afserve.placement.planner.hardware import Hardware, hardware_from_table
+from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
+from afserve.placement.planner.perf.shape import ModelShape
+from afserve.placement.planner.perf.shape_reader import shape_from_config
 from afserve.placement.planner.served import ServedRow
-from afserve.placement.planner.shape import ModelShape
-from afserve.placement.planner.shape_reader import shape_from_config
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {

@@ -14,10 +14,10 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from afserve.cli.catalog import read_lines
 from afserve.cli.main import run
+from afserve.cli.plan.catalog import read_lines
+from afserve.placement.planner.perf.trace_reader import read_trace
 from afserve.placement.planner.served import ServedRow
-from afserve.placement.planner.trace_reader import read_trace
 from bench.planner_public import DEEPSEEK, FASTAFD, STEP3, WIDE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError, RequestError
-from afserve.grammar import Compiler, of_schema
-from afserve.tokenizer import Tokenizer, eos_ids
+from afserve.grammars.grammar import Compiler, of_schema
+from afserve.tokens.tokenizer import Tokenizer, eos_ids
 from bench.origin import ROOT, origin
 
 Schema = dict[str, Any]

@@ -198,7 +198,7 @@ def measured(model: str, sequences: int, tokens: int, bursts: int) -> dict[str, 
 
 def certify(folder: Path) -> None:
     """One certificate for both namespaces: who is refused is not measured here."""
-    from afserve.launch.authority import Subject, issue, make_authority
+    from afserve.launch.sites.authority import Subject, issue, make_authority
     from afserve.tls import CertifiedRole
 
     make_authority(folder / "authority", 1)

@@ -7,6 +7,7 @@ B block size, P positions.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -541,12 +542,12 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
     if not torch.cuda.is_available():
         raise ConfigError(f"device: {device} asked for, but torch sees no CUDA device here; use --device cpu")
     try:
-        from afserve.kernels.triton.backend import TritonBackend
+        triton = import_module("afserve.kernels.triton.backend")  # it imports this folder
     except ImportError as error:
         if required:
             raise ConfigError(
                 f"backend: triton is not installed ({error}); pip install afserve[gpu]"
             ) from error
         return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
-    opened = TritonBackend.open(device)
+    opened = triton.TritonBackend.open(device)
     return Ops(opened, opened.device, threads)

@@ -179,7 +179,7 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     Skips where the package that issues them is not installed.
     """
     pytest.importorskip("cryptography", reason="certificates need afserve[tls]")
-    from afserve.launch.authority import Subject, issue, make_authority, roles_of
+    from afserve.launch.sites.authority import Subject, issue, make_authority, roles_of
 
     top = tmp_path_factory.mktemp("certificates")
 

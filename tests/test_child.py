@@ -8,7 +8,7 @@ import pytest
 
 from afserve import __version__
 from afserve.child import module
-from afserve.launch.gpus import Gpus, probe_gpus
+from afserve.launch.plan.gpus import Gpus, probe_gpus
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`afserve certs`: a private authority for a deployment, and its hosts' certificates; `launch/authority` does it."""
+"""`afserve certs`: a private authority for a deployment, and its hosts' certificates; `launch/sites/authority` does it."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def certs() -> None:
 @click.option("--days", default=3650, show_default=True, metavar="N", help="How long the authority is valid.")
 def init(folder: Path, days: int) -> None:
     """Make an authority in FOLDER."""
-    from afserve.launch.authority import make_authority
+    from afserve.launch.sites.authority import make_authority
 
     click.echo(
         f"{make_authority(folder, days)}: keep {folder} private; hosts need only what `certs issue` writes"
@@ -55,8 +55,8 @@ def issue(
     name: str, authority: Path, roles: tuple[str, ...], addresses: tuple[str, ...], out: Path, days: float
 ) -> None:
     """Issue a certificate for the host that people call NAME."""
-    from afserve.launch.authority import Subject, roles_of
-    from afserve.launch.authority import issue as write
+    from afserve.launch.sites.authority import Subject, roles_of
+    from afserve.launch.sites.authority import issue as write
 
     _say(write(authority, Subject(name, roles_of(roles), addresses), out, days))
 
@@ -67,14 +67,14 @@ def issue(
 @_DAYS
 def renew(folder: Path, authority: Path, days: float) -> None:
     """Replace the certificate in FOLDER with one for the same host. Nodes use it for their next connection."""
-    from afserve.launch.authority import issue as write
-    from afserve.launch.authority import subject_of
+    from afserve.launch.sites.authority import issue as write
+    from afserve.launch.sites.authority import subject_of
 
     _say(write(authority, subject_of(folder), folder, days))
 
 
 def _say(path: Path) -> None:
-    from afserve.launch.authority import as_text, expires, subject_of
+    from afserve.launch.sites.authority import as_text, expires, subject_of
 
     subject = subject_of(path.parent)
     what = ", ".join(filter(None, (as_text(subject.roles), ", ".join(subject.addresses))))

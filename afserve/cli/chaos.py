@@ -14,8 +14,8 @@ import click
 from afserve.cli.connection import key_of, model_option
 from afserve.cli.options import Within
 from afserve.cli.status import clock_time
-from afserve.client import DEFAULT_URL, Client
-from afserve.control.changes import FaultKind
+from afserve.control.wire.change_values import FaultKind
+from afserve.doors.client import DEFAULT_URL, Client
 from afserve.errors import CapacityError, ConfigError, DeadlineError, NotFoundError, PeerError, RequestError
 from afserve.member import Role
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 import click
 
 from afserve.cli.options import Within
-from afserve.client import DEFAULT_URL, Client
-from afserve.engine.request import SamplingParams
+from afserve.doors.client import DEFAULT_URL, Client
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., object])

@@ -6,7 +6,7 @@ import time
 import click
 
 from afserve.cli.connection import admin_options, connect
-from afserve.client import Client
+from afserve.doors.client import Client
 from afserve.errors import CapacityError, DeadlineError, PeerError
 
 _LOOK_SECONDS = 0.2

@@ -29,8 +29,8 @@ def host(join: str, token_file: Path, called: str, certs: Path | None, insecure_
     """
     import logging
 
-    from afserve.launch.host_agent import HostSettings, carry
-    from afserve.launch.hosts import check_join
+    from afserve.launch.plan.hosts import check_join
+    from afserve.launch.sites.host_agent import HostSettings, carry
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(message)s")
     check_join(join)

@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from afserve.cli.config_file import SCHEMA
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, shown
-from afserve.launch.ray_settings import RaySettings
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.ray_settings import RaySettings
+from afserve.launch.plan.wishes import Wishes
 from afserve.settings import flag_of, settings_of
 
 MOST_MODELS = 16

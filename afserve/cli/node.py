@@ -75,7 +75,7 @@ def node(
         _check_no_gateway(ctx, role)
         run_node(settings)
         return
-    from afserve.launch.gateway_node import joining
+    from afserve.launch.processes.gateway_node import joining
 
     run_node(settings, {Role.GATEWAY: joining(gather(Listening, gateway), gather(ServerSettings, gateway))})
 

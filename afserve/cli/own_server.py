@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from afserve.child import module
-from afserve.client import Client
+from afserve.doors.client import Client
 from afserve.errors import DeadlineError, PeerLost
 
 _READY_SECONDS, _END_SECONDS = 1800.0, 60.0

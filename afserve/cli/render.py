@@ -9,8 +9,8 @@ import click
 
 from afserve.cli.options import existing_file
 from afserve.errors import ConfigError, shown
-from afserve.launch.cluster import read_cluster
-from afserve.launch.render_site import Site, Sizes, site_of
+from afserve.launch.plan.cluster import read_cluster
+from afserve.launch.sites.render_site import Site, Sizes, site_of
 from afserve.member import Role
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,7 +75,7 @@ def k8s(
     **asked: Any,
 ) -> None:
     """Kubernetes objects, and a Kustomize base where --out is a folder."""
-    from afserve.launch.render_k8s import manifests
+    from afserve.launch.sites.render_k8s import manifests
 
     settings = _kubernetes(asked, gateways=gateways, most_gateways=most_gateways)
     _write_yaml(manifests(_site(cluster, cpus, memory, insecure_nodes, extra), settings), out)
@@ -94,7 +94,7 @@ def kuberay(
     **asked: Any,
 ) -> None:
     """A RayJob for KubeRay, whose head runs `afserve up --ray`."""
-    from afserve.launch.render_kuberay import ray_manifests
+    from afserve.launch.sites.render_kuberay import ray_manifests
 
     site = _site(cluster, cpus, memory, insecure_nodes, extra)
     _write_yaml(ray_manifests(site, _kubernetes(asked)), out)
@@ -121,7 +121,7 @@ def slurm(
     command: str,
 ) -> None:
     """A batch script for `sbatch`."""
-    from afserve.launch.render_slurm import SlurmSettings, script
+    from afserve.launch.sites.render_slurm import SlurmSettings, script
 
     options = {Role.ATTENTION: attention_sbatch, Role.EXPERT: expert_sbatch}
     settings = SlurmSettings(name, limit, options, afserve=command)
@@ -138,7 +138,7 @@ def _site(cluster: Path, cpus: int, memory: int, insecure: bool, extra: tuple[st
 
 
 def _kubernetes(asked: Mapping[str, Any], **more: int) -> Any:
-    from afserve.launch.render_objects import KubernetesSettings
+    from afserve.launch.sites.render_objects import KubernetesSettings
 
     selectors = {
         role: dict(_label(flag, text) for text in asked[flag[2:].replace("-", "_")])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from afserve.cli.connection import admin_options, connect, model_option
-from afserve.client import Client
+from afserve.doors.client import Client
 from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
 
 Fields = Mapping[str, Any]  # parsed JSON

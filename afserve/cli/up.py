@@ -16,9 +16,9 @@ from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.cli.topics import topic_command
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
-from afserve.launch.companions import check_companions
-from afserve.launch.ray_settings import RaySettings
-from afserve.launch.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.plan.companions import check_companions
+from afserve.launch.plan.ray_settings import RaySettings
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 
@@ -46,7 +46,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     Each option may also stand in the environment, as AFSERVE_KV_TOKENS for --kv-tokens, or in the file of --config. A
     flag comes before the environment, and the environment before the file.
     """
-    from afserve.launch.processes import NodeProcesses, token_at
+    from afserve.launch.processes.processes import NodeProcesses, token_at
 
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     name, target = flags.pop("named"), flags.pop("write_config")
@@ -69,7 +69,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
             )
             for each in asked
         ]
-        from afserve.launch.run import serve_here  # while the processes import torch
+        from afserve.launch.run.up import serve_here  # while the processes import torch
 
         serve_here(asked, processes)
 

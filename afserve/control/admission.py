@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from afserve.control.requests import Requests
-from afserve.engine.request import NO_TENANT, Tenant
+from afserve.engine.scheduling.request import NO_TENANT, Tenant
 from afserve.errors import OverloadedError
 
 WINDOW_SECONDS = 0.5  # of a measurement at least

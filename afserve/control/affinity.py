@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from afserve.engine.prefix_keys import keys_of
+from afserve.engine.kv.prefix_keys import keys_of
 
 _REMEMBERED = 1 << 17
 _RUNNING = 64  # tokens: what a running request costs one that is computed beside it

@@ -5,7 +5,9 @@ All of a change is checked before any of it is begun. It starts nothing and wait
 
 from collections.abc import Callable
 
-from afserve.control.changes import (
+from afserve.control.controller import Controller
+from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, RestartNodes, Scale
+from afserve.control.wire.change_values import (
     MOST_FAULT_SECONDS,
     PHASE_POOLS,
     POOLS,
@@ -21,8 +23,6 @@ from afserve.control.changes import (
     ScaleTo,
     count_of,
 )
-from afserve.control.controller import Controller
-from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, RestartNodes, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 

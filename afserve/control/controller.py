@@ -21,7 +21,6 @@ from afserve.control.attention_news import AttentionNews
 from afserve.control.identifying import OwnCopy
 from afserve.control.incidents import Incidents
 from afserve.control.membership.balancing import BalanceRules, Balancing
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
@@ -55,6 +54,7 @@ from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
 from afserve.control.streams import NodeStreams
 from afserve.control.traces import NodeLife, TraceFiles
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,

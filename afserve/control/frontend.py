@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from afserve.control.admission import Objectives
 from afserve.control.attendance import Life
-from afserve.control.backend import ClusterView, ServedModel
-from afserve.control.changes import Change, Changed
+from afserve.control.backend import ServedModel
 from afserve.control.gateway import Gateway
 from afserve.control.membership.events import Happening
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Request, Taker
+from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.keeping import Keep, KeptAnswer
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.control.wire.view_values import ClusterView
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError, UnavailableError
 from afserve.member import NodeId, attention_node
 from afserve.trace import Trace

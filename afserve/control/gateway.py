@@ -27,7 +27,7 @@ from afserve.control.wire.values import (
     AttentionNodes,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
 from afserve.tls import CertifiedRole
 

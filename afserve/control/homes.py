@@ -16,10 +16,10 @@ from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity, Route
 from afserve.control.attendance import Attendance, Attending, Life
 from afserve.control.claims import Asking, Claims, GivenAwayError
-from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
 from afserve.control.moves import Moves
 from afserve.control.prompts import Prompts
 from afserve.control.requests import Request, Requests
+from afserve.control.wire.desired import SILENCE_SECONDS, Deployment
 from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -37,7 +37,7 @@ from afserve.control.wire.values import (
     AttentionNodes,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
 from afserve.member import attention_node
 

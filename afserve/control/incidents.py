@@ -9,8 +9,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from afserve.control.backend import IncidentView
 from afserve.control.membership.events import Happening, Incident, MemberId
+from afserve.control.wire.view_values import IncidentView
 from afserve.engine.stats import AttentionStats
 from afserve.member import NodeId, Role
 

@@ -11,7 +11,7 @@ from afserve.control.attendance import Life
 from afserve.control.requests import Request
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionPeer
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 
 
 class Prompts:

@@ -9,13 +9,13 @@ from itertools import count
 from typing import Protocol
 
 from afserve.clock import Clock
-from afserve.control.backend import ClusterView, NodeView
-from afserve.control.changes import Change, Changed
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
 from afserve.control.wire import views
+from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.control.wire.values import Query, QueryAnswer
+from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.errors import AfserveError, ConfigError, DeadlineError, UnavailableError
 from afserve.member import Role
 from afserve.placement.placement import Placement

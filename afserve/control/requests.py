@@ -18,7 +18,7 @@ from afserve.control.wire.request_values import (
     first_request,
     is_of_life,
 )
-from afserve.engine.request import GenerationRequest, Tenant, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, Tenant, TokenEvent
 from afserve.errors import AfserveError
 
 # Is told an event while its reader waits for it, and says whether it has dealt with it.

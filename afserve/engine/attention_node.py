@@ -18,24 +18,25 @@ from afserve.comm.m2n.link import Link, LocalBankLink
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
-from afserve.engine.blocks import Hash
-from afserve.engine.guides import Guides
-from afserve.engine.kv_cache import KvCache
-from afserve.engine.kv_store import PooledBlocks
-from afserve.engine.kv_tiers import DISK, HOST
+from afserve.engine.kv.blocks import Hash
+from afserve.engine.kv.cache import KvCache
+from afserve.engine.kv.prefix_keys import HeldPrefixes
+from afserve.engine.kv.stats import PEER, KvStats, TierStats
+from afserve.engine.kv.store import PooledBlocks
+from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
-from afserve.engine.prefix_keys import HeldPrefixes
-from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.engine.scheduler import Scheduler
-from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
+from afserve.engine.scheduling.guides import Guides
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.stats import AttentionStats
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 from afserve.trace import Arrow, Slice, Trace
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afserve.engine.step_plan import DECODE, StepPlan
+from afserve.engine.scheduling.step_plan import DECODE, StepPlan
 from afserve.kernels.paged import PagedBatch
 
 

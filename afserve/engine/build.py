@@ -13,10 +13,10 @@ from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.guides import Guides
 from afserve.engine.micro_batch import T
+from afserve.engine.scheduling.guides import Guides
 from afserve.families.table import load_spec, naming_of
-from afserve.grammar import Compiler
+from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
@@ -25,7 +25,7 @@ from afserve.models.layers_beyond import check_no_more_layers
 from afserve.models.unread import told_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
-from afserve.tokenizer import eos_ids
+from afserve.tokens.tokenizer import eos_ids
 from afserve.trace import Trace
 
 Progress = Callable[[float], None]

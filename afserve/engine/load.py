@@ -7,7 +7,7 @@ nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E
 import torch
 from torch import Tensor
 
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 KEPT = 32  # steps whose notes may wait
 

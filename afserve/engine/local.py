@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 import torch
 
 from afserve.clock import Clock
-from afserve.comm import connect
 from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import HOST, Layout, Transport
+from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
-from afserve.engine.migrate import fills
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.experts import ExpertBank
+from afserve.placement.migrate import fills
 from afserve.placement.placement import Placement
 
 Wrap = Callable[[Transport], Transport]

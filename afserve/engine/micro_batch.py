@@ -16,16 +16,16 @@ from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
 from afserve.engine.batch import Batch, build
-from afserve.engine.kv_cache import KvCache
+from afserve.engine.kv.cache import KvCache
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
-from afserve.engine.request import TokenEvent, TokenLogprob
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
-from afserve.engine.scheduler import Scheduler
-from afserve.engine.sequence import Sequence
-from afserve.engine.shared_prompts import Abandoned, SharedLayers
+from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
+from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.shared_prompts import Abandoned, SharedLayers
+from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
 from afserve.engine.spoiled import Spoiled
-from afserve.engine.step_plan import PROMPT, Finished, StepPlan
 from afserve.kernels.stack import Stack, Stopped
 from afserve.models.decoder import AttentionModel
 

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afserve.engine.guides import Guide
-from afserve.engine.request import NOT_FINITE, SamplingParams, TokenLogprob
-from afserve.engine.sequence import Sequence
+from afserve.engine.scheduling.guides import Guide
+from afserve.engine.scheduling.request import NOT_FINITE, SamplingParams, TokenLogprob
+from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import RequestError
-from afserve.grammar import forbidden_of
+from afserve.grammars.grammar import forbidden_of
 from afserve.kernels.ops import Ops
 
 T = TypeVar("T")

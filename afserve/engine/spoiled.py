@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from afserve.engine.request import NO_EXPERTS, NOT_FINITE
-from afserve.engine.step_plan import StepPlan
+from afserve.engine.scheduling.request import NO_EXPERTS, NOT_FINITE
+from afserve.engine.scheduling.step_plan import StepPlan
 
 FINE = -1
 

@@ -42,7 +42,7 @@ from afserve.server.state.database import Database
 from afserve.server.text.prepare import BodyKind, Preparer, TextModel
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.text_pool import TextPool
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 __all__ = ["build_app"]
 _EMBED = BodyKind.OLLAMA_EMBED

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afserve.chat_template import ChatTemplate
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.tokenizer import Tokenizer
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer
 from bench.nano import card, facts
 from bench.nano.facts import Fact
 from bench.nano.lessons import HELD_OUT

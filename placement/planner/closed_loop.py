@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.pipeline import larger
-from afserve.placement.planner.engine import PLAIN, Wait
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import prompt_seconds
-from afserve.placement.planner.setting import Setting
+from afserve.placement.pipeline import larger
+from afserve.placement.planner.perf.engine import PLAIN, Wait
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf import prompt_seconds
+from afserve.placement.planner.perf.setting import Setting
 
 Array = NDArray[np.float64]
 

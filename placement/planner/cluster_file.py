@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
-from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
 
 HERE = "127.0.0.1"

@@ -11,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.closed_loop import Crowd, crowd_of, first_token
-from afserve.placement.planner.engine import PLAIN, Engine, Rates, Wait
-from afserve.placement.planner.engine_rows import REACH, Like, MeasuredRows, learned, likeness, local_error
-from afserve.placement.planner.fit import Fit, fit_positive
-from afserve.placement.planner.perf_curve import CurveSet
+from afserve.placement.planner.perf.engine import PLAIN, Engine, Rates, Wait
+from afserve.placement.planner.perf.engine_rows import (
+    REACH,
+    Like,
+    MeasuredRows,
+    learned,
+    likeness,
+    local_error,
+)
+from afserve.placement.planner.perf.fit import Fit, fit_positive
+from afserve.placement.planner.perf.perf_curve import CurveSet
 from afserve.placement.planner.served import ServedRow
 
 Array = NDArray[np.float64]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from afserve.placement.planner.hardware import PRECISIONS
-from afserve.placement.planner.kv import USABLE, cache_bytes
-from afserve.placement.planner.perf_prefill import MOST_PARTS, reader
+from afserve.placement.planner.perf.hardware import PRECISIONS
+from afserve.placement.planner.perf.kv import USABLE, cache_bytes
+from afserve.placement.planner.perf.perf_prefill import MOST_PARTS, reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.search import ANY, APART, DevicePool, Targets, families

@@ -15,13 +15,13 @@ from statistics import median
 
 import numpy as np
 
-from afserve.placement.planner.calibration import bend_through
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import afd_stages, expert_half
-from afserve.placement.planner.perf_curve import Curve, CurveSet
-from afserve.placement.planner.setting import Setting
+from afserve.placement.planner.perf.calibration import bend_through
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf import afd_stages, expert_half
+from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.shared_cores import CoreStages, step_seconds
-from afserve.placement.planner.workload import fixed_context
 
 ALONE, EXPERTS, ATTENTION, IDLE = (
     "a core each",

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afserve.pipeline import StageTimes
+from afserve.placement.pipeline import StageTimes
 from afserve.placement.planner.closed_loop import crowd_of, first_token
-from afserve.placement.planner.engine_rows import Like
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Stages, attention_half, expert_half
-from afserve.placement.planner.perf_prefill import decoding_only
+from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf import Stages, attention_half, expert_half
+from afserve.placement.planner.perf.perf_prefill import decoding_only
+from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.search import PlanFamily
-from afserve.placement.planner.setting import Setting
 
 HOUR, MILLION = 3600.0, 1e6
 WITHIN_80 = 1.2816

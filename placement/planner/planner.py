@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.engine import Engine
-from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.one_machine import OneMachine, Processes
+from afserve.placement.planner.perf.engine import Engine
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan, plan_of
 from afserve.placement.planner.search import (
     ANY,
@@ -25,7 +26,6 @@ from afserve.placement.planner.search import (
     best_batches,
     families,
 )
-from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import USEFUL, Question
 from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets, best_batches
-from afserve.placement.planner.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
-from afserve.placement.planner.perf import Stages, afd_stages, colocated_stages
-from afserve.placement.planner.perf_prefill import (
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
+from afserve.placement.planner.perf.perf import Stages, afd_stages, colocated_stages
+from afserve.placement.planner.perf.perf_prefill import (
     decoding_only,
     expert_seconds_for_prompts,
     reader,
     with_reader,
 )
-from afserve.placement.planner.setting import Setting
+from afserve.placement.planner.perf.setting import Setting
 
 Array = NDArray[np.float64]
 HERE, APART = "here", "apart"

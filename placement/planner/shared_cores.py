@@ -4,7 +4,7 @@ A process that has work waits in line for a core and keeps it until it has nothi
 are far shorter than a scheduler's time slice, and a node that waits for rows gives its core away). The expert nodes'
 soft barrier is the engine's own. Micro-batches begin when their prompts are read, not all at once, so the mean over
 several such beginnings is taken: in step with each other all would merge. With a core for everybody this is the closed
-form of `afserve/pipeline.py`. No I/O.
+form of `afserve/placement/pipeline.py`. No I/O.
 """
 
 import heapq

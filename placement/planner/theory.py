@@ -7,8 +7,8 @@ latencies and bytes of weights is `perf.py`.
 
 from dataclasses import dataclass
 
-from afserve.placement.planner.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.shape import AttentionLayers, ModelShape
+from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
+from afserve.placement.planner.perf.shape import AttentionLayers, ModelShape
 
 
 @dataclass(frozen=True, slots=True)

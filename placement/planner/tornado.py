@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf_curve import Curve, CurveSet
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
+from afserve.placement.planner.perf.workload import LONGEST, Workload, fixed_context, from_samples
 from afserve.placement.planner.plan import WITHIN_80, Plan
 from afserve.placement.planner.planner import Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
-from afserve.placement.planner.workload import LONGEST, Workload, fixed_context, from_samples
 
 TIMES = "times"
 SKEW_STEP, SKEW_MOST, ACCEPTANCE_STEP = 0.4, 4.0, 0.1

@@ -22,7 +22,6 @@ ROOMS = (
     "doors",
     "cli",
 )
-DOORS = {"llm", "client", "client_async", "client_http", "client_wire", "client_resume"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
 
@@ -42,8 +41,6 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) == 1 or parts[1] in ("__init__", "__main__"):
         return "cli"
-    if parts[1] in DOORS:
-        return "doors"
     return parts[1] if parts[1] in ROOMS else "ground"
 
 
@@ -174,9 +171,10 @@ def test_rooms_named_like_packages_have_no_init() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["afserve", "afserve.cli.main", "afserve.client", "afserve.spec", "afserve.families.table", "afserve.server.app",
-     "afserve.control.frontend", "afserve.control.controller", "afserve.cli.plan", "afserve.cli.place",
-     "afserve.cli.simulate"],
+    ["afserve", "afserve.cli.main", "afserve.doors.client", "afserve.spec", "afserve.families.table",
+     "afserve.server.app",
+     "afserve.control.frontend", "afserve.control.controller", "afserve.cli.plan.command", "afserve.cli.plan.place",
+     "afserve.cli.plan.simulate"],
 )  # fmt: skip
 def test_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
@@ -186,7 +184,7 @@ def test_starts_without_torch(module: str) -> None:
 
 def test_the_python_client_api_starts_without_the_http_server() -> None:
     heavy = {"starlette", "uvicorn", "torch", "afserve.control.controller"}
-    code = f"import sys, afserve.llm; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, afserve.doors.llm; print(sorted({heavy!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 
@@ -194,7 +192,7 @@ def test_the_python_client_api_starts_without_the_http_server() -> None:
 def test_the_python_client_api_runs_without_an_http_client() -> None:
     """httpx brings rich, click and pygments along."""
     heavy = {"httpx", "rich", "starlette", "torch"}
-    code = f"import sys, afserve.launch.offline; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, afserve.launch.run.offline; print(sorted({heavy!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 

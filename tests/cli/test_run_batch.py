@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 
-from afserve import client_resume
 from afserve.cli.main import run
 from afserve.cli.run_batch import run_batch
+from afserve.doors import client_resume
 
 ODD = "\ud800 \u2028 \u0085"  # half a character, and ends of lines for some
 

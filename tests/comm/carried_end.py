@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 
 from afserve.clock import AwakeClock
-from afserve.comm.kv import carried
-from afserve.comm.kv.carried import CarriedWires, memory_for
+from afserve.comm.kv.carriers import carried
+from afserve.comm.kv.carriers.carried import CarriedWires, memory_for
 from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.socket_wires import SocketWires

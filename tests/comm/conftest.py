@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from afserve.clock import FakeClock
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
+from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
 

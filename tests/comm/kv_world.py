@@ -15,7 +15,7 @@ from afserve.comm.kv.messages import Offer, Want, checksum_of, decode, decode_he
 from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.wires import Closed, Said
-from afserve.engine.blocks import BlockPool, block_hash
+from afserve.engine.kv.blocks import BlockPool, block_hash
 from afserve.errors import ProtocolError
 
 BLOCK = 64

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import BATTERY, LAYOUT
 from afserve.comm.transport import Transport
+from afserve.comm.transports import connect
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError, RendezvousError

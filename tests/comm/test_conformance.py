@@ -4,11 +4,10 @@ import importlib
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import BATTERY, Ends
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
-from afserve.comm.transports import shm
+from afserve.comm.transports import connect, shm
 from afserve.credentials import NOBODYS, Credentials
 from afserve.tls import Certificates
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from afserve.comm.disk import deepspeed_library as library
-from afserve.launch import checkup_disk
-from afserve.launch.finding import NOTE, OK
+from afserve.launch.plan import checkup_disk
+from afserve.launch.plan.finding import NOTE, OK
 
 BUILDS = """
 import os

@@ -20,12 +20,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm import connect
 from afserve.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
 from afserve.comm.mailbox.record import record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON
 from afserve.comm.transport import Box, Header, Kind
+from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 
 if "dist" in connect.kinds():
@@ -314,7 +314,7 @@ HOST = """
 import sys
 from multiprocessing import Pipe
 sys.path.insert(0, sys.argv[1])
-from afserve.comm import connect
+from afserve.comm.transports import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 from afserve.errors import PeerLost

@@ -11,11 +11,10 @@ import time
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.transport import Box
-from afserve.comm.transports import entrance
+from afserve.comm.transports import connect, entrance
 from afserve.comm.transports.entrance import Entrance, listen_on
 from afserve.comm.transports.refusals import Refusals
 from afserve.credentials import Credentials

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from afserve.clock import MonotonicClock
-from afserve.comm.kv import carried
-from afserve.comm.kv.carried import OF_A_PEER, SLOTS, CarriedWires, memory_for
+from afserve.comm.kv.carriers import carried
+from afserve.comm.kv.carriers.carried import OF_A_PEER, SLOTS, CarriedWires, memory_for
 from afserve.comm.kv.carriers.carrier import Ended, Memory, OneSided
 from afserve.comm.kv.carriers.table import CARRIERS, lacking, open_carrier
 from afserve.comm.kv.exchange import Exchange
@@ -20,8 +20,8 @@ from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.config import KV_TRANSPORTS, SOCKETS
 from afserve.errors import ConfigError, ProtocolError
-from afserve.launch.hosts import HostedNode
-from afserve.launch.transports import check_kv_transport
+from afserve.launch.plan.hosts import HostedNode
+from afserve.launch.plan.transports import check_kv_transport
 from afserve.member import attention_node, expert_node
 from tests.comm.kv_world import BLOCK, Store, chain, content
 
@@ -229,7 +229,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_get_it(monkeyp
 
 
 def test_what_a_run_cannot_use_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr("afserve.launch.transports.lacking", lambda name: "not installed")
+    monkeypatch.setattr("afserve.launch.plan.transports.lacking", lambda name: "not installed")
     here = [HostedNode(attention_node(0), "a", True, "cpu"), HostedNode(expert_node(0), "b", False, "cpu")]
     check_kv_transport(SOCKETS, here, certified=True)
     with pytest.raises(

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox.flags import MessageBoard, PlainBoard
 from afserve.comm.mailbox.lanes import Lanes
@@ -15,6 +14,7 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, Frame, decode
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Layout, WireType
+from afserve.comm.transports import connect
 from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ProtocolError
 

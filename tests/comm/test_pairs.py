@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
 from afserve.comm.transport import Box
+from afserve.comm.transports import connect
 from afserve.errors import PeerLost
 
 pytestmark = pytest.mark.skipif("pairs" not in connect.kinds(), reason="needs Linux")

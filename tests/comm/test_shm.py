@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box, WireType
-from afserve.comm.transports import shm
+from afserve.comm.transports import connect, shm
 from afserve.errors import ConfigError, PeerLost, RendezvousError
 
 BOX = Box(0, 0, 0)

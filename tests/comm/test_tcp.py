@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox.wire import HEADER_BYTES
 from afserve.comm.transport import Box, WireType
+from afserve.comm.transports import connect
 from afserve.comm.transports.entrance import dial
 from afserve.comm.transports.handshake import ask
 from afserve.credentials import NOBODYS
@@ -258,7 +258,7 @@ def test_half_a_message_is_nothing():
 HOST = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from afserve.comm import connect
+from afserve.comm.transports import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 box = Box(0, 0, 0)

@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box, WireType
-from afserve.comm.transports import entrance
+from afserve.comm.transports import connect, entrance
 from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
-from afserve.launch.authority import issue, subject_of
+from afserve.launch.sites.authority import issue, subject_of
 from afserve.tls import Certificates
 
 BOX = Box(0, 0, 0)

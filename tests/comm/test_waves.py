@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertPort
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import DeviceSplit, Splitter, TorchSplit
+from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import FREE, Placement
 from tests.comm.conftest import ExactBank

@@ -22,7 +22,7 @@ from afserve.control.wire.values import (
     AttentionPeer,
     Gateways,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, OverloadedError, RendezvousError, RequestError
 
 BAD = 7  # a prompt that the engine refuses

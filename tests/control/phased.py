@@ -11,7 +11,7 @@ from afserve.comm.kv.split import SplitMember
 from afserve.control.node.kv import KvMoves
 from afserve.control.wire.request_values import KvSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from afserve.member import AttentionPhase
 from tests.comm.kv_world import Wires, World
 

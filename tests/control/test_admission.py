@@ -6,7 +6,7 @@ from afserve.clock import FakeClock
 from afserve.control.admission import WINDOW_SECONDS, Admission, Objectives
 from afserve.control.attendance import Life
 from afserve.control.requests import Requests
-from afserve.engine.request import NO_TENANT, GenerationRequest, Tenant, TokenEvent
+from afserve.engine.scheduling.request import NO_TENANT, GenerationRequest, Tenant, TokenEvent
 from afserve.errors import OverloadedError
 from bench.overload import Case, run
 

@@ -43,11 +43,11 @@ from afserve.control.wire.values import (
     Routed,
     Traced,
 )
-from afserve.engine.request import GenerationRequest, Origin, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, Origin, SamplingParams
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import OverloadedError
 from afserve.member import attention_node, expert_node
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 from afserve.trace import Trace
 from tests.control.test_controller import RUN, TOKEN, Controller
 from tests.control.test_moving import play

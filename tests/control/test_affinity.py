@@ -11,7 +11,7 @@ from afserve.control.wire.request_values import (
     KvSource,
     Tokens,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from bench import kv_routing
 from tests.control.test_homes import Scene, last_submit, tell_with_addresses
 

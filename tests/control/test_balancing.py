@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from afserve.control.membership.balancing import BalanceRules, Balancing, compact
 from afserve.control.membership.migration import Migration, Phase
 from afserve.control.wire.values import Adopt, FillSlots, Retire
-from afserve.engine.migrate import fills
 from afserve.errors import ConfigError, DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, attention_node, expert_node
-from afserve.placement.copies import copied
+from afserve.placement.migrate import fills
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.placement.record import decode
+from afserve.placement.rebalance.copies import copied
+from afserve.placement.rebalance.record import decode
+from afserve.placement.rebalance.stats import RoutedRows
 from afserve.placement.recovery import homeless
-from afserve.placement.stats import RoutedRows
 
 
 def layered(*rows_per_layer, experts, width, epoch=0):

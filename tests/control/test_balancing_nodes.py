@@ -16,7 +16,7 @@ from afserve.errors import ConfigError
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.optimizer.problem import unthrottled
 from afserve.placement.placement import Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 LAYERS, EXPERTS = 2, 6
 

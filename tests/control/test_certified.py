@@ -16,11 +16,11 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Assigned, Register
 from afserve.errors import AfserveError, AuthError
 from afserve.families.table import load_spec
-from afserve.launch.authority import issue, subject_of
-from afserve.launch.machine import this_machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
+from afserve.launch.sites.authority import issue, subject_of
 from afserve.tls import Certificates
 
 TOKEN = "t"

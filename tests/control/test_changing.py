@@ -2,10 +2,10 @@
 
 import pytest
 
-from afserve.control.changes import DrainOne, NewPhase, Restart, ScaleTo
 from afserve.control.changing import Changing
 from afserve.control.membership.events import Left, Ticked
 from afserve.control.membership.recovery import OnLoss
+from afserve.control.wire.change_values import DrainOne, NewPhase, Restart, ScaleTo
 from afserve.errors import CapacityError, ConfigError
 from afserve.member import attention_node
 from tests.control.test_scaling import phased, served

@@ -18,7 +18,6 @@ from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy
 from afserve.control.membership import recovery
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import Place
 from afserve.control.membership.members import State
 from afserve.control.membership.recovery import OnLoss, Rules
@@ -26,6 +25,7 @@ from afserve.control.membership.state import Membership
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.queries import OwnQueries
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.request_values import (
     Attend,
     Cancel,
@@ -49,7 +49,7 @@ from afserve.control.wire.values import (
     Register,
     Shutdown,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import (
     AuthError,
     CheckpointError,
@@ -59,7 +59,7 @@ from afserve.errors import (
     RendezvousError,
     UnavailableError,
 )
-from afserve.launch.supervisor import keep_port
+from afserve.launch.processes.supervisor import keep_port
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 

@@ -13,7 +13,7 @@ from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
 from afserve.control.wire.request_values import KvSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.trace import KV_BLOCKS, Trace, merge
 from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests

@@ -23,7 +23,7 @@ from afserve.control.wire.values import (
     AttentionPeer,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
 from afserve.member import AttentionPhase
 

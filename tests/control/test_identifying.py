@@ -9,12 +9,12 @@ from afserve.comm.mailbox import wire
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
 from afserve.control.identifying import reading
-from afserve.control.membership.desired import Deployment
 from afserve.control.node import wiring
+from afserve.control.wire.desired import Deployment
 from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError
 from afserve.families.table import load_spec
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement

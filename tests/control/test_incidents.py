@@ -1,14 +1,14 @@
 """What people are told of losses: who, why, what was done and how long work stood still."""
 
 from afserve.control.attendance import Life
-from afserve.control.backend import ClusterView, IncidentView, NodeView
 from afserve.control.incidents import KEPT, Incidents
 from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.events import Cause, Happening, Incident, MemberId
 from afserve.control.moves import Moves
 from afserve.control.requests import Request
+from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView
 from afserve.control.wire.views import decode_view, encode_view
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.stats import AttentionStats
 from afserve.member import attention_node, expert_node
 from afserve.placement.placement import LayerPlacement, Placement

@@ -15,7 +15,7 @@ from afserve.control.node.kept import KeptRequests
 from afserve.control.node.spans import NodeSpans
 from afserve.control.node.work_spans import WorkSpans
 from afserve.control.wire.keeping import Keep
-from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, Origin, SamplingParams, TokenEvent
 from afserve.engine.stats import ExpertStats
 from afserve.errors import OverloadedError
 from afserve.logs import JsonLines

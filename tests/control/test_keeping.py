@@ -10,7 +10,7 @@ import pytest
 from afserve.clock import FakeClock
 from afserve.control.node.kept import KeptRequests
 from afserve.control.wire.keeping import Keep
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from tests.control.moving import BAD, Client, GatewaySide, NodeEnd, World
 
 IN_CI, ALL, STEPS = 60, 5000, 700

@@ -10,7 +10,6 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import ExchangeStats
 from afserve.comm.kv.puller import COMPLETE, Pulled
 from afserve.config import EngineSettings
-from afserve.control.backend import NodeView
 from afserve.control.copies import buddies
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
@@ -19,8 +18,10 @@ from afserve.control.wire.values import (
     AttentionNodes,
     AttentionPeer,
 )
-from afserve.engine.request import GenerationRequest
-from afserve.engine.stats import AttentionStats, KvStats
+from afserve.control.wire.view_values import NodeView
+from afserve.engine.kv.stats import KvStats
+from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.stats import AttentionStats
 from afserve.errors import ConfigError
 from afserve.metrics import render
 from afserve.server.metrics.kv_moves import by_phase, moved_kv

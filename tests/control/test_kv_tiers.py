@@ -10,17 +10,18 @@ from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
 from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
-from afserve.control.backend import NodeView
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.control.node.kv_tiers import KvInTiers
 from afserve.control.node.kv_tiers_open import open_tiers
 from afserve.control.wire.request_values import KvSource
-from afserve.engine.kv_cache import Fingerprint
-from afserve.engine.kv_tiers import Restored
-from afserve.engine.request import GenerationRequest
-from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
+from afserve.control.wire.view_values import NodeView
+from afserve.engine.kv.cache import Fingerprint
+from afserve.engine.kv.stats import HostStats, KvStats, TierStats
+from afserve.engine.kv.tiers import Restored
+from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.stats import AttentionStats
 from afserve.errors import ConfigError
-from afserve.launch.checkup_disk import disk
+from afserve.launch.plan.checkup_disk import disk
 from afserve.member import attention_node
 from afserve.metrics import render
 from afserve.server.metrics.kv_tiers import hits, tiers

@@ -33,7 +33,13 @@ from afserve.control.wire.values import (
     Unfilled,
 )
 from afserve.engine.filler import Filler
-from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import (
+    GenerationRequest,
+    Origin,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from afserve.errors import (
     CheckpointError,
     OverloadedError,

@@ -15,7 +15,7 @@ from afserve.control.wire.values import (
     ExpertPeer,
     Register,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import PeerLost, RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, expert_node
 

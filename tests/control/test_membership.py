@@ -3,7 +3,6 @@
 import pytest
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     Begun,
@@ -28,6 +27,7 @@ from afserve.control.membership.migration import Phase
 from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
 from afserve.control.membership.state import Membership
 from afserve.control.membership.unreadable import TRIED, UnreadableExperts
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
     Adopt,
     Drained,

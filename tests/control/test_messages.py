@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from afserve import errors
 from afserve.comm.kv.split import SplitMember
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import put_settings, take_settings
 from afserve.control.wire.placements import pack
 from afserve.control.wire.request_values import (
@@ -58,7 +58,7 @@ from afserve.control.wire.values import (
     Traced,
     Unheard,
 )
-from afserve.engine.request import (
+from afserve.engine.scheduling.request import (
     NO_TENANT,
     GenerationRequest,
     Origin,
@@ -70,7 +70,7 @@ from afserve.engine.request import (
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, Role, expert_node
 from afserve.placement.placement import Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 PLACEMENT = Placement.contiguous(layers=2, experts=4, nodes=3, slots_per_node=2).with_epoch(3)
 RUN = Deployment(

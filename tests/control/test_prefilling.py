@@ -8,7 +8,7 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import COMPLETE, Pulled
 from afserve.control.node.prefilling import FETCHED_TOKENS, Prefilling
-from afserve.engine.request import TokenEvent
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.errors import OverloadedError
 
 BLOCK, KEY = 16, (3, 7)

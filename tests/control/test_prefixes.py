@@ -9,8 +9,8 @@ from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import MOST_KEYS, SECONDS, PrefixTeller
 from afserve.control.wire import messages
 from afserve.control.wire.request_values import Prefixes
-from afserve.engine.prefix_keys import HeldPrefixes, keys_of
-from afserve.engine.request import GenerationRequest
+from afserve.engine.kv.prefix_keys import HeldPrefixes, keys_of
+from afserve.engine.scheduling.request import GenerationRequest
 from tests.control.test_homes import Scene
 
 PROMPT = tuple(range(1600))

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
 from afserve.config import ModelSource
-from afserve.control.membership.desired import MOST_HEARTBEATS, shortest_silence
 from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds
 from afserve.control.node.report import Reporter
+from afserve.control.wire.desired import MOST_HEARTBEATS, shortest_silence
 from afserve.control.wire.values import Heartbeat, Routed
 from afserve.engine.local import colocated
 from afserve.engine.stats import AttentionStats
 from afserve.families.table import load_spec
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 from tests.engine.driving import LENGTHS, NEW, config, prompts, requests
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from afserve.control.changes import count_of
 from afserve.control.membership.events import (
     ChangePhase,
     ChangeRole,
@@ -22,6 +21,7 @@ from afserve.control.membership.events import (
     Ticked,
 )
 from afserve.control.membership.recovery import OnLoss
+from afserve.control.wire.change_values import count_of
 from afserve.control.wire.values import (
     Adopted,
     Drain,

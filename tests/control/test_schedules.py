@@ -14,7 +14,6 @@ import pytest
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.balancing import BalanceRules, Balancing
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
@@ -45,6 +44,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
 from afserve.control.node.account import Account
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
     Adopt,
     Adopted,
@@ -64,13 +64,13 @@ from afserve.control.wire.values import (
     Unfilled,
 )
 from afserve.control.wire.values import Drained as NodeDrained
-from afserve.engine.migrate import SlotUse
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ConfigError, ModelError, PeerLost
 from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.placement.migrate import SlotUse
 from afserve.placement.optimizer.problem import unthrottled
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
 RULES = Rules(

@@ -8,7 +8,7 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 

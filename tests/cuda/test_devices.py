@@ -12,7 +12,7 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.kernels.ops import open_ops
 from afserve.placement.placement import FREE, LayerPlacement, Placement

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from afserve.control.backend import ServedModel
 from afserve.server.http.settings import ServerSettings
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import ScriptedBackend, Server
 
 SECONDS = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0

@@ -15,9 +15,9 @@ from afserve.cli.main import run
 from afserve.comm.m2n.link import ExpertLink
 from afserve.config import ModelSource
 from afserve.kernels.ops import open_ops
-from afserve.launch.machine import this_machine
-from afserve.launch.models import find_model
-from afserve.placement.planner.calibration import read_calibration
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import find_model
+from afserve.placement.planner.perf.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
 from bench.planner_self import judged_all, main, summaries
 

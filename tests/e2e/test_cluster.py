@@ -23,11 +23,11 @@ from afserve.config import ModelSource
 from afserve.control.controller import Controller
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
-from afserve.launch.hosts import own_addresses
-from afserve.launch.machine import this_machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.hosts import own_addresses
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 from afserve.trace import backwards
 
 pytestmark = pytest.mark.process

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from afserve.launch.cluster import read_cluster
-from afserve.launch.render_k8s import manifests
-from afserve.launch.render_objects import RUN, KubernetesSettings
-from afserve.launch.render_site import Sizes, site_of
+from afserve.launch.plan.cluster import read_cluster
+from afserve.launch.sites.render_k8s import manifests
+from afserve.launch.sites.render_objects import RUN, KubernetesSettings
+from afserve.launch.sites.render_site import Sizes, site_of
 from tests.e2e.conftest import DEADLINE
 from tests.launch.test_render import pods
 
@@ -65,7 +65,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         with open(tmp_path / f"{name}.log", "wb") as log:
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "afserve.launch.container", *words],
+                    [sys.executable, "-m", "afserve.launch.sites.container", *words],
                     stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **env},
                 )
             )  # fmt: skip

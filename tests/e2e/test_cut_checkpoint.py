@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from tests.e2e.streams import wait
 
 pytestmark = pytest.mark.process

@@ -12,7 +12,7 @@ import pytest
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Nodes, Problem
 from afserve.placement.placement import Placement
-from afserve.placement.record import decode
+from afserve.placement.rebalance.record import decode
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 TOPOLOGY = ("--attention", "2", "--experts", "3")

@@ -12,9 +12,9 @@ from afserve import LLM, SamplingParams
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import ConfigError, OverloadedError, RequestError
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from tests.engine.driving import collect, drive
 from tests.engine.test_eight_bits import RowsThroughFp8, with_rounded_experts
 

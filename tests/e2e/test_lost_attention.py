@@ -16,19 +16,19 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.control.membership.recovery import OnLoss
 from afserve.errors import ProtocolError
 from afserve.families.table import load_spec
-from afserve.launch.gateway_options import options_of
-from afserve.launch.gpus import Gpus
-from afserve.launch.hosts import HostAssignment
-from afserve.launch.http import HttpHere, HttpInProcesses
-from afserve.launch.local_run import GatewayProcesses, LocalRun
-from afserve.launch.machine import this_machine
-from afserve.launch.models import find_model
-from afserve.launch.processes import NodeProcesses
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.hosts import HostAssignment
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import find_model
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
+from afserve.launch.processes.gateway_options import options_of
+from afserve.launch.processes.http import HttpHere, HttpInProcesses
+from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.run.local_run import GatewayProcesses, LocalRun
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 SECONDS = 90.0

@@ -10,10 +10,10 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
-from afserve.launch.models import CONFIGS
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.launch.plan.models import CONFIGS
 from afserve.server.replies.choice import ChoiceDecoder
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.conftest import TINY
 from tests.engine.driving import GREEDY, config
 

@@ -21,10 +21,10 @@ from afserve.control.identifying import OwnCopy, reading
 from afserve.control.wire import channel
 from afserve.errors import RendezvousError
 from afserve.families.table import load_spec
-from afserve.launch.machine import this_machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 from afserve.member import MODEL_ROLES
 from afserve.models.shards import ShardFile
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from afserve import LLM, SamplingParams
-from afserve.launch.models import CONFIGS
-from afserve.tokenizer import Tokenizer
+from afserve.launch.plan.models import CONFIGS
+from afserve.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.process
 GOOD, BAD = "def main():\n", "\u2603"  # a snowman, which nobody writes in the answers below

@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from afserve.launch import run_folder
-from afserve.launch.run_folder import RunFolder
+from afserve.launch.processes import run_folder
+from afserve.launch.processes.run_folder import RunFolder
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}

@@ -16,12 +16,12 @@ from afserve.control.gateway import Gateway
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.queries import OwnQueries
 from afserve.control.wire import channel
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
-from afserve.launch.machine import this_machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 
 pytestmark = pytest.mark.process
 SECONDS = 240.0

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from afserve.trace import backwards
 
 pytestmark = pytest.mark.process

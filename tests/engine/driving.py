@@ -3,7 +3,7 @@
 import torch
 
 from afserve.config import EngineConfig
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 
 NEW = 64
 LENGTHS = (5, 17, 33)

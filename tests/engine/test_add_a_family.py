@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from afserve.cli.catalog import load_model
+from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import CheckpointError

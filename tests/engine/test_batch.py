@@ -3,9 +3,9 @@
 import torch
 
 from afserve.engine.batch import build
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.sequence import Sequence
-from afserve.engine.step_plan import Chunk, ChunkKind, StepPlan
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
 
 
 def chunk(tokens: int, start: int, count: int, blocks: list[int], kind: ChunkKind) -> Chunk:

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.blocks import ROOT, BlockPool, block_hash, root_hash
+from afserve.engine.kv.blocks import ROOT, BlockPool, block_hash, root_hash
 
 BLOCKS = 6
 CALLS = st.lists(

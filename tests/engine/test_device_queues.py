@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
+from afserve.comm.transports import connect
 from afserve.engine import device_queues
 from afserve.engine.device_queues import CudaDevice, DeviceQueues, queues_of
 from afserve.engine.expert_node import ExpertNode

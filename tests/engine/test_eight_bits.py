@@ -11,8 +11,8 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.comm.mailbox.fp8 import dequantise, quantise
 from afserve.comm.transport import WireType
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.membership.desired import Deployment
 from afserve.control.node import wiring
+from afserve.control.wire.desired import Deployment
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError

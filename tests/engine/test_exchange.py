@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from afserve.comm import connect
 from afserve.comm.m2n import exchanges
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.transports import connect
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode

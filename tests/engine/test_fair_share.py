@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig
-from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
-from afserve.engine.scheduler import Scheduler
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
+from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.errors import OverloadedError, RequestError
 
 BUDGET = 64

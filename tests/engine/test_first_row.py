@@ -6,7 +6,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.engine.free_blocks import LONG, RUN, FreeBlocks
+from afserve.engine.kv.free_blocks import LONG, RUN, FreeBlocks
 
 
 @given(st.integers(0, 5 * RUN), st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))

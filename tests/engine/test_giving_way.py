@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig
-from afserve.engine import giving_way, scheduler
-from afserve.engine.giving_way import AHEAD, FAR, MADE
-from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
-from afserve.engine.scheduler import Scheduler
+from afserve.engine.scheduling import giving_way, scheduler
+from afserve.engine.scheduling.giving_way import AHEAD, FAR, MADE
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
+from afserve.engine.scheduling.scheduler import Scheduler
 
 PROMPT, VOCAB = 40, 211
 CONFIG = EngineConfig(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine import giving_way
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
+from afserve.engine.scheduling import giving_way
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts
 
 GREEDY = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)

@@ -11,13 +11,21 @@ from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.engine.sampler import Failure, sample
-from afserve.engine.sequence import Sequence
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import RequestError
-from afserve.grammar import Compiler, forbidden_of, of_choice, of_lark, of_object, of_regex, of_schema
+from afserve.grammars.grammar import (
+    Compiler,
+    forbidden_of,
+    of_choice,
+    of_lark,
+    of_object,
+    of_regex,
+    of_schema,
+)
 from afserve.kernels.ops import open_ops
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 NANO = Path("configs/nano")
 VOCABULARY = 2048

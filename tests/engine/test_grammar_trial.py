@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from afserve.errors import RequestError
-from afserve.grammar import MAX_RULES, Compiler, forbidden_of, of_choice, of_lark, of_regex, of_schema
-from afserve.grammar_trial import in_words
+from afserve.grammars.grammar import (
+    MAX_RULES,
+    Compiler,
+    forbidden_of,
+    of_choice,
+    of_lark,
+    of_regex,
+    of_schema,
+)
+from afserve.grammars.grammar_trial import in_words
 
 NANO = Path("configs/nano")
 VOCABULARY, END = 2048, 2
@@ -181,7 +189,7 @@ def test_any_text_is_a_choice(compiler, text):
     grammar = of_choice([text, "other"])
     compiler.check(grammar, "guided_choice")
     if text:
-        from afserve.tokenizer import Tokenizer
+        from afserve.tokens.tokenizer import Tokenizer
 
         ids = Tokenizer.from_folder(NANO).encode(text, add_special_tokens=False)
         matcher = compiler.compile(grammar)

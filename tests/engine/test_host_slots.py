@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from afserve.engine.host_slots import HostSlots
+from afserve.engine.kv.host_slots import HostSlots
 
 NAMES = st.lists(st.integers(0, 30), max_size=8, unique=True)
 

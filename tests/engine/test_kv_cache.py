@@ -9,9 +9,9 @@ import torch
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
-from afserve.engine.kv_cache import Fingerprint, KvBlocks, layout_of
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.sequence import Sequence
+from afserve.engine.kv.cache import Fingerprint, KvBlocks, layout_of
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import ProtocolError, RendezvousError
 from afserve.kernels.cache import LayerShape
 from afserve.kernels.ops import open_ops

@@ -8,7 +8,7 @@ import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.disk.passes import Passes
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
 
@@ -29,7 +29,7 @@ def placed(request, monkeypatch):
         monkeypatch.setattr("afserve.comm.disk.passes.native_library", lambda: None)
     elif Passes.open(1000) is None:
         pytest.skip("the native library was not built")
-    monkeypatch.setattr("afserve.engine.kv_disk.LEAST_PART", 1 if request.param == "in place" else 1 << 40)
+    monkeypatch.setattr("afserve.engine.kv.disk.LEAST_PART", 1 if request.param == "in place" else 1 << 40)
     return request.param != "by copies"
 
 
@@ -183,7 +183,7 @@ def test_what_came_is_held_until_the_turn_behind_its_end(node):
 
 
 def test_a_chain_is_looked_up_in_parts(node, monkeypatch):
-    monkeypatch.setattr("afserve.engine.kv_disk._BEGUN_BYTES", 1)  # one block at once
+    monkeypatch.setattr("afserve.engine.kv.disk._BEGUN_BYTES", 1)  # one block at once
     one, request = node(), requests(prompts())[2]
     one.ask(request)
     one.forget()

@@ -11,7 +11,7 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from tests.comm.kv_world import Wires, World
 from tests.engine.driving import FAMILIES, GREEDY, NEW, config, prompts
 

@@ -7,7 +7,7 @@ import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.disk.passes import Passes
-from afserve.engine.kv_host import HostArena
+from afserve.engine.kv.host import HostArena
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.engine.blocks import BlockPool
-from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.kv.blocks import BlockPool
+from afserve.engine.kv.store import PooledBlocks
 
 BLOCKS = 40
 

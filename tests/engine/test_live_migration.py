@@ -7,9 +7,9 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.filler import Filler
 from afserve.engine.local import LocalCluster
-from afserve.engine.migrate import SlotUse, fills, stages
 from afserve.errors import CheckpointError
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
+from afserve.placement.migrate import SlotUse, fills, stages
 from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
 from tests.engine.driving import FAMILIES, collect, config, prompts, requests
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.migrate import fills, stages
 from afserve.errors import ConfigError
+from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 

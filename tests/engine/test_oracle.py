@@ -6,7 +6,7 @@ import torch
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.conftest import TINY

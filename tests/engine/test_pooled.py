@@ -6,7 +6,7 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import RequestError
 from tests.engine.driving import GREEDY, config, drive, prompts, requests
 

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import ModelSource
+from afserve.engine.kv.prefix_keys import HeldPrefixes, extend, keys_of, marks
 from afserve.engine.local import colocated
-from afserve.engine.prefix_keys import HeldPrefixes, extend, keys_of, marks
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.engine.driving import collect, config, drive, prompts, requests
 
 SIZE = 8

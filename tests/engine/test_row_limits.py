@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.member import AttentionPhase
 from tests.engine.driving import collect, config, drive, prompts, requests
 

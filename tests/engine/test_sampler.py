@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.engine.sampler import Failure, logprobs_of
 from afserve.engine.sampler import sample as sample_with
-from afserve.engine.sequence import Sequence
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import RequestError
 from afserve.kernels.ops import open_ops
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig
-from afserve.engine.blocks import ROOT, BlockPool, block_hash
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.scheduler import Scheduler
-from afserve.engine.step_plan import ChunkKind, StepPlan
+from afserve.engine.kv.blocks import ROOT, BlockPool, block_hash
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.scheduling.step_plan import ChunkKind, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
 VOCAB = 50

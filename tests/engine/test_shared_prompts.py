@@ -7,11 +7,11 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember, split_over
 from afserve.comm.kv.split_messages import Leave, Slice
 from afserve.config import ModelSource
-from afserve.engine.kv_cache import KvCache
+from afserve.engine.kv.cache import KvCache
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.scheduler import Scheduler
-from afserve.engine.shared_prompts import Abandoned, SharedLayers
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.scheduling.shared_prompts import Abandoned, SharedLayers
 from tests.engine.driving import config
 
 ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import NO_EXPERTS, NOT_FINITE, GenerationRequest, SamplingParams
-from afserve.engine.sequence import Sequence
+from afserve.engine.scheduling.request import NO_EXPERTS, NOT_FINITE, GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import PROMPT, Chunk, StepPlan
 from afserve.engine.spoiled import Spoiled
-from afserve.engine.step_plan import PROMPT, Chunk, StepPlan
 from tests.engine.driving import config, prompts
 
 BAD = [math.nan, math.inf, -math.inf]

@@ -9,7 +9,7 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests

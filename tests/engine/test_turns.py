@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.turns import Turns
+from afserve.engine.scheduling.turns import Turns
 from afserve.errors import OverloadedError
 from tests.engine.test_fair_share import BUDGET, A, Asked, scheduler
 
@@ -138,7 +138,7 @@ def test_what_is_computed_again_lets_none_go_before_its_elder():
     budget=st.sampled_from((8, BUDGET)),
 )
 def test_a_long_prompt_has_its_turn_however_many_short_ones_come(flood, own, later, each, places, budget):
-    """More come in every step than are computed in it, for ever; the bound is that of `afserve.engine.turns`."""
+    """More come in every step than are computed in it, for ever; the bound is that of `engine/scheduling/turns.py`."""
     asked = Asked(scheduler(max_sequences=places, max_waiting=64, max_batch_tokens=budget))
     for tokens in flood:
         asked.submit(A, tokens)

@@ -4,7 +4,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.kernels.ops import open_ops
 from tests.engine.driving import collect, config, prompts, requests
 from tests.families.tiny import TINY

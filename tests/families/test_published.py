@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.catalog import load_model
+from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.errors import CheckpointError, ConfigError

@@ -6,16 +6,16 @@ import tracemalloc
 
 import pytest
 
-from afserve.chat_template import ChatTemplate
-from afserve.cli.catalog import load_model
 from afserve.cli.main import run
+from afserve.cli.plan.catalog import load_model
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import load_spec
 from afserve.json_file import CONFIG_BYTES, LIST_BYTES, read_object
-from afserve.launch.models import find_model
+from afserve.launch.plan.models import find_model
 from afserve.models.shards import INDEX
 from afserve.models.weights import Checkpoint
-from afserve.tokenizer import Tokenizer, eos_ids, special_tokens
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer, eos_ids, special_tokens
 
 BAD = {
     "not UTF-8": (b'{"a": "\xff"}', "is not UTF-8 text: invalid start byte at byte 7"),

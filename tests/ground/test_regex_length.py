@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.errors import RequestError
-from afserve.grammar import of_regex
-from afserve.regex_length import MAX_FORCED, shortest_length
+from afserve.grammars.grammar import of_regex
+from afserve.grammars.regex_length import MAX_FORCED, shortest_length
 
 atoms = st.sampled_from(["a", "b", r"\.", r"[ab]", r"[^b]", r"\w", ".", r"[\]a]"])
 patterns = st.recursive(

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import RequestError
-from afserve.json_schema import MAX_DEPTH, MAX_ENTRIES
-from afserve.schema_reader import FORMATS, plain_schema
+from afserve.grammars.json_schema import MAX_DEPTH, MAX_ENTRIES
+from afserve.grammars.schema_reader import FORMATS, plain_schema
 
 # Names with what JSON pointers and URIs write in another way.
 KEYS = ("a", "b/c", "d~e", "f%g", "h i", "")

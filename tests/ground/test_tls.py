@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from afserve.errors import ConfigError
-from afserve.launch.authority import expires, issue, make_authority, subject_of
+from afserve.launch.sites.authority import expires, issue, make_authority, subject_of
 from afserve.tls import NODE_FILE, Certificates, CertifiedRole, check_exposed, is_loopback, lacks
 
 

@@ -8,10 +8,10 @@ import socket
 import psutil
 import pytest
 
-from afserve.control.changes import FaultKind
+from afserve.control.wire.change_values import FaultKind
 from afserve.errors import ConfigError
-from afserve.launch.chaos import Chaos
-from afserve.launch.processes import NodeProcesses
+from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.run.chaos import Chaos
 from afserve.member import expert_node
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]

@@ -17,14 +17,14 @@ from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.banner import StartedModel, banner, examples, ranges
-from afserve.launch.footprint import NODE_OVERHEAD, needs
-from afserve.launch.gpus import Gpus
-from afserve.launch.machine import Machine, this_machine
-from afserve.launch.models import CONFIGS, find_model, shapes
-from afserve.launch.planned_run import plan_here
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Share, Wishes
+from afserve.launch.plan.footprint import NODE_OVERHEAD, needs
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.machine import Machine, this_machine
+from afserve.launch.plan.models import CONFIGS, find_model, shapes
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.launch.run.banner import StartedModel, banner, examples, ranges
+from afserve.launch.run.planned_run import plan_here
 from afserve.member import Role
 from afserve.quantization import Quantization
 

@@ -8,15 +8,15 @@ import pytest
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.cluster import Host, read_cluster
-from afserve.launch.gpus import Gpus
-from afserve.launch.hosts import HostAssignment, assign, look_up, own_addresses
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.render_site import Sizes, site_of
-from afserve.launch.site import _assigned
-from afserve.launch.topology import choose
-from afserve.launch.wishes import RunSettings, Share, UpFlags, Wishes
+from afserve.launch.plan.cluster import Host, read_cluster
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.hosts import HostAssignment, assign, look_up, own_addresses
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import RunSettings, Share, UpFlags, Wishes
+from afserve.launch.sites.render_site import Sizes, site_of
+from afserve.launch.sites.site import _assigned
 from afserve.member import AttentionPhase, Role, attention_node, expert_node
 from afserve.server.http.settings import Listening, ServerSettings
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from afserve.launch.container import command, make_key
-from afserve.launch.render_objects import USER
+from afserve.launch.sites.container import command, make_key
+from afserve.launch.sites.render_objects import USER
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTRUCTIONS = {
@@ -44,7 +44,7 @@ def test_the_dockerfile_keeps_the_rules() -> None:
             subprocess.run(["bash", "-n"], input=line, text=True, capture_output=True, check=True).stderr
             == ""
         )
-    assert json.loads(of("ENTRYPOINT")[0]) == ["python", "-m", "afserve.launch.container"]
+    assert json.loads(of("ENTRYPOINT")[0]) == ["python", "-m", "afserve.launch.sites.container"]
     assert not any(re.search(r"(?i)token|secret|password|key=", rest) for _, rest in instructions())
     final = [name for name, _ in instructions()][[name for name, _ in instructions()].index("FROM", 1) :]
     assert "COPY" in final and final.index("USER") < final.index("ENTRYPOINT")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.launch.environment import kept_environment
+from afserve.launch.processes.environment import kept_environment
 
 pytestmark = pytest.mark.process
 SCRIPT = """
 import os, sys
 os.environ["CHANGED_TOKEN"] = "never2"
-from afserve.launch.environment import forget_secrets
+from afserve.launch.processes.environment import forget_secrets
 forget_secrets()
 child = os.fork()
 if child == 0:

@@ -10,14 +10,14 @@ from afserve.config import ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.banner import StartedModel, banner
-from afserve.launch.cluster import read_cluster
-from afserve.launch.footprint import NODE_OVERHEAD
-from afserve.launch.hosts import assign
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Share, Wishes
+from afserve.launch.plan.cluster import read_cluster
+from afserve.launch.plan.footprint import NODE_OVERHEAD
+from afserve.launch.plan.hosts import assign
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.launch.run.banner import StartedModel, banner
 from afserve.member import Role
 from afserve.placement.placement import FREE
 

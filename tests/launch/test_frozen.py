@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from afserve.clock import AwakeClock, FakeClock
-from afserve.launch.supervisor import BEAT_SECONDS, FROZEN_SECONDS, Supervisor
+from afserve.launch.processes.supervisor import BEAT_SECONDS, FROZEN_SECONDS, Supervisor
 
 
 @pytest.fixture

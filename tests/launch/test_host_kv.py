@@ -7,11 +7,11 @@ import pytest
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.gpus import Gpus
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Share, Wishes
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Share, Wishes
 
 GIB = 1 << 30
 NANO = load_spec(CONFIGS / "nano")

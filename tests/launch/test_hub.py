@@ -25,7 +25,7 @@ from afserve.launch.hub.cache import CachedModel
 from afserve.launch.hub.download import Hub
 from afserve.launch.hub.listing import HubFile, Listing
 from afserve.launch.hub.pull import hub_of
-from afserve.launch.models import CONFIGS, find_model
+from afserve.launch.plan.models import CONFIGS, find_model
 from tests.launch.hub_server import COMMIT, Repository, serving
 
 NANO = CONFIGS / "nano"

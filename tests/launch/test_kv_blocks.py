@@ -9,10 +9,10 @@ import pytest
 from afserve.config import EngineSettings, ModelSource
 from afserve.engine.local import colocated
 from afserve.families.table import load_spec, spec_from_config
-from afserve.launch.kv_blocks import block_size, per_token
-from afserve.launch.machine import Machine
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.kv_blocks import block_size, per_token
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 
 MODELS = Path(__file__).parents[2] / "configs/models"
 GIB = 1 << 30

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from afserve.errors import CheckpointError
-from afserve.launch.models import CONFIGS, find_model
+from afserve.launch.plan.models import CONFIGS, find_model
 
 CONFIG = (CONFIGS / "nano" / "config.json").read_text()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.launch.orders import Order, Signal, close, order_of, pair, receive, send
+from afserve.launch.processes.orders import Order, Signal, close, order_of, pair, receive, send
 
 words = st.text(max_size=30)
 orders = st.builds(

@@ -11,9 +11,9 @@ import sys
 import psutil
 import pytest
 
-from afserve.launch import forker
-from afserve.launch.forker import HELPER
-from afserve.launch.processes import NodeProcesses
+from afserve.launch.processes import forker
+from afserve.launch.processes.forker import HELPER
+from afserve.launch.processes.processes import NodeProcesses
 from afserve.member import expert_node
 
 pytestmark = pytest.mark.process

@@ -9,13 +9,13 @@ import pytest
 
 from afserve.cli.up import asked_of, up
 from afserve.errors import ConfigError
-from afserve.launch.launcher import Launcher
-from afserve.launch.models import CONFIGS, find_model
-from afserve.launch.processes import NodeProcesses
-from afserve.launch.ray_launcher import RayLauncher
-from afserve.launch.ray_run import listening, set_aside
-from afserve.launch.ray_settings import RaySettings, bundle_of, in_words
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.models import CONFIGS, find_model
+from afserve.launch.plan.ray_settings import RaySettings, bundle_of, in_words
+from afserve.launch.plan.wishes import Wishes
+from afserve.launch.processes.launcher import Launcher
+from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.sites.ray_launcher import RayLauncher
+from afserve.launch.sites.ray_run import listening, set_aside
 from afserve.member import Role, attention_node, expert_node
 
 MACHINE = {"cores": 4, "memory": 8 << 30, "memory_total": 16 << 30, "limited_by": ""}
@@ -110,6 +110,7 @@ def test_both_launchers_are_launchers() -> None:
 
 def test_a_local_run_never_imports_ray() -> None:
     """Nor does anything but the helper process of a run on Ray."""
-    code = "import sys, afserve.llm, afserve.launch.run, afserve.launch.ray_launcher; print('ray' in sys.modules)"
+    modules = "afserve.doors.llm, afserve.launch.run.up, afserve.launch.sites.ray_launcher"
+    code = f"import sys, {modules}; print('ray' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

@@ -15,12 +15,12 @@ from afserve.cli.node import node
 from afserve.cli.render import render
 from afserve.cli.up import asked_of, up
 from afserve.errors import ConfigError
-from afserve.launch.cluster import read_cluster
-from afserve.launch.render_k8s import manifests
-from afserve.launch.render_kuberay import entrypoint, ray_manifests
-from afserve.launch.render_objects import RUN, KubernetesSettings
-from afserve.launch.render_site import Site, Sizes, site_of
-from afserve.launch.render_slurm import SlurmSettings, script
+from afserve.launch.plan.cluster import read_cluster
+from afserve.launch.sites.render_k8s import manifests
+from afserve.launch.sites.render_kuberay import entrypoint, ray_manifests
+from afserve.launch.sites.render_objects import RUN, KubernetesSettings
+from afserve.launch.sites.render_site import Site, Sizes, site_of
+from afserve.launch.sites.render_slurm import SlurmSettings, script
 from afserve.member import Role
 
 MINORS = ("1.35", "1.36", "1.37")

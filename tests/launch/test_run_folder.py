@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.launch import run_folder
-from afserve.launch.run_folder import PREFIX, RunFolder
+from afserve.launch.processes import run_folder
+from afserve.launch.processes.run_folder import PREFIX, RunFolder
 
 TOKEN, CONFIG = "a-token", '{"layers": 2}'
 

@@ -19,10 +19,10 @@ from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.config_ranges import Range
+from afserve.doors.llm import LLM
 from afserve.errors import ConfigError
-from afserve.launch.ray_settings import RaySettings
-from afserve.launch.wishes import RunSettings, UpFlags, Wishes
-from afserve.llm import LLM
+from afserve.launch.plan.ray_settings import RaySettings
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, FileUse, settings_of
 
@@ -167,10 +167,10 @@ from afserve.cli.up import asked_of, up
 from afserve.control.wire import messages
 from afserve.control.wire.values import Assigned
 from afserve.families.table import load_spec
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.llm import LLM
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.doors.llm import LLM
 from afserve.member import attention_node
 from afserve.config import ModelSource
 

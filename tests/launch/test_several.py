@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from afserve.config import ModelSource
 from afserve.errors import DoesNotFitError
-from afserve.launch.gpus import Gpus
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS, FoundModel
-from afserve.launch.planned_run import PlannedRun, plan_here
-from afserve.launch.several import shared, trace_files
-from afserve.launch.site import RunSite
-from afserve.launch.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS, FoundModel
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.run.planned_run import PlannedRun, plan_here
+from afserve.launch.run.several import shared, trace_files
+from afserve.launch.sites.site import RunSite
 from afserve.member import Role
 from afserve.server.http.settings import Listening, ServerSettings
 

@@ -10,7 +10,7 @@ SCRIPT = """
 import logging, os, sys
 {before}
 from rich.console import Console
-from afserve.launch.streams import tolerate_lost_output
+from afserve.launch.processes.streams import tolerate_lost_output
 from afserve.logs import configure
 tolerate_lost_output()
 tolerate_lost_output()

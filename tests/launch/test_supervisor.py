@@ -9,7 +9,7 @@ pytestmark = pytest.mark.process
 SCRIPT = """
 import os, signal, sys
 from afserve.errors import AfserveError, ConfigError
-from afserve.launch.supervisor import Supervisor, Wanted
+from afserve.launch.processes.supervisor import Supervisor, Wanted
 from afserve.member import AttentionPhase, Role
 
 def live(life):

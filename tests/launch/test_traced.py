@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.traces import SUFFIX, NodeLife, TraceFiles, read_life
-from afserve.launch.traced import write_parts
+from afserve.launch.run.traced import write_parts
 from afserve.trace import Trace, backwards, merge
 from afserve.trace_part import TracePart
 

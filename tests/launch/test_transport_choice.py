@@ -6,16 +6,16 @@ import sys
 import pytest
 
 from afserve.config import EngineConfig, EngineSettings, ModelSource
-from afserve.control.membership.desired import Deployment
+from afserve.control.wire.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
-from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.hosts import HostAssignment, HostedNode
-from afserve.launch.machine import Machine
-from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose
-from afserve.launch.transports import choose_transport
-from afserve.launch.wishes import Share, Wishes
+from afserve.launch.plan.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.plan.hosts import HostAssignment, HostedNode
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.transports import choose_transport
+from afserve.launch.plan.wishes import Share, Wishes
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afserve.cli.catalog import load_model
 from afserve.cli.main import run
+from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
 from afserve.config_ranges import RANGES
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import CheckpointError, ConfigError, DoesNotFitError
 from afserve.families.table import FAMILIES, load_spec
-from afserve.launch.machine import Machine
-from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 from afserve.server.bodies.sampling import RECOMMENDED, model_defaults
 from afserve.spec import ModelSpec
 

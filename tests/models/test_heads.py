@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import CheckpointError, ConfigError
 from tests.conftest import TINY
 from tests.engine.driving import config, drive, prompts

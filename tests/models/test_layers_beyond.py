@@ -12,7 +12,7 @@ from afserve.engine.build import build_expert_bank, load_spec, naming_of
 from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
 from afserve.families.naming import Naming
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from afserve.models.layers_beyond import check_no_more_layers
 from tests.engine.driving import config
 

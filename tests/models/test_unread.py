@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
 from afserve.families.naming import Naming
-from afserve.launch.models import CONFIGS
+from afserve.launch.plan.models import CONFIGS
 from afserve.models.unread import unread
 from tests.engine.driving import config
 

@@ -288,7 +288,7 @@ def test_large_dummy_weights_and_codes_are_spread_alike():
 def test_fp8_checkpoint_runs(tiny_checkpoint, tmp_path):
     """A whole V3 checkpoint in DeepSeek's FP8 layout gives the logits of its de-quantised twin."""
     from afserve.config import EngineConfig
-    from afserve.engine.request import GenerationRequest, SamplingParams
+    from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 
     source = tiny_checkpoint("v3")
     tensors = load_file(source / "model.safetensors")

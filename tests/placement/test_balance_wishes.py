@@ -13,7 +13,7 @@ from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import MovePrice, Nodes, Problem, TimeModel, scenarios
 from afserve.placement.optimizer.split import node_load, split
 from afserve.placement.placement import FREE, Placement
-from afserve.placement.record import read_counts
+from afserve.placement.rebalance.record import read_counts
 from bench.eplb import eplb
 
 DATA = (

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import ConfigError
-from afserve.placement.copies import copied, copies_in_words, least_slots
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, Placement
+from afserve.placement.rebalance.copies import copied, copies_in_words, least_slots
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=9))

@@ -8,16 +8,16 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.cli.plan import plan
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
+from afserve.cli.plan.command import plan
 from afserve.errors import ConfigError
-from afserve.placement.planner.found import TIERS, Found, FoundTier, parse_found
-from afserve.placement.planner.kv import cache_bytes
-from afserve.placement.planner.perf import afd_stages, prompt_seconds
-from afserve.placement.planner.perf_attention import Precision, prefill_step
-from afserve.placement.planner.perf_prefill import decoding_only, reader
-from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.workload import Lengths, from_lengths
+from afserve.placement.planner.perf.found import TIERS, Found, FoundTier, parse_found
+from afserve.placement.planner.perf.kv import cache_bytes
+from afserve.placement.planner.perf.perf import afd_stages, prompt_seconds
+from afserve.placement.planner.perf.perf_attention import Precision, prefill_step
+from afserve.placement.planner.perf.perf_prefill import decoding_only, reader
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import Lengths, from_lengths
 
 CHIP, SHAPE, WIDTHS = load_hardware("h200"), load_model("deepseek-v3"), Precision(kv="bf16")
 PROMPT = 4000.0

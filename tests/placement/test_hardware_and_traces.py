@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afserve.cli.catalog import load_hardware
+from afserve.cli.plan.catalog import load_hardware
 from afserve.errors import ConfigError
-from afserve.placement.planner.hardware import hardware_from_table
-from afserve.placement.planner.trace_reader import read_trace
-from afserve.placement.planner.workload import Lengths, from_lengths, parse_lengths
+from afserve.placement.planner.perf.hardware import hardware_from_table
+from afserve.placement.planner.perf.trace_reader import read_trace
+from afserve.placement.planner.perf.workload import Lengths, from_lengths, parse_lengths
 
 CONFIGS = Path(__file__).parents[2] / "configs/hardware"
 TRACES = Path(__file__).parents[3] / "shared/data/request_traces"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf import afd_stages, colocated_stages
-from afserve.placement.planner.perf_attention import Precision
-from afserve.placement.planner.perf_exchange import ExchangeWay, m2n_ways, ways_period
-from afserve.placement.planner.perf_experts import (
+from afserve.placement.planner.perf.perf import afd_stages, colocated_stages
+from afserve.placement.planner.perf.perf_attention import Precision
+from afserve.placement.planner.perf.perf_exchange import ExchangeWay, m2n_ways, ways_period
+from afserve.placement.planner.perf.perf_experts import (
     Routing,
     _pack,
     _pack_runs,
@@ -21,8 +21,8 @@ from afserve.placement.planner.perf_experts import (
     imbalance,
     largest_normal,
 )
-from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.workload import fixed_context
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import fixed_context
 
 
 def one(value: float) -> np.ndarray:

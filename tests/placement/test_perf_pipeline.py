@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.pipeline import StageTimes, larger, layer_period
+from afserve.placement.pipeline import StageTimes, larger, layer_period
 
 times = st.floats(1e-6, 1e-2)
 

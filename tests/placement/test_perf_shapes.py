@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.catalog import load_hardware, load_model
+from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.shape_reader import shape_from_config
+from afserve.placement.planner.perf.shape_reader import shape_from_config
 from afserve.placement.planner.theory import theoretical_cost
 
 MODELS = Path(__file__).parents[2] / "configs/models"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from afserve.cli.place import place
+from afserve.cli.plan.place import place
 from afserve.errors import AfserveError
 from afserve.placement.placement import Placement
-from afserve.placement.record import encode_header, encode_record
+from afserve.placement.rebalance.record import encode_header, encode_record
 
 
 def run(*args: object) -> tuple[int, str]:
@@ -253,7 +253,9 @@ def test_no_rows_and_one_expert_with_everything(tmp_path, counts_json, slots):
 
 
 def test_it_starts_without_torch():
-    script = "import sys, afserve.cli.place; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    script = (
+        "import sys, afserve.cli.plan.place; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.main import run
-from afserve.cli.plan import plan as plan_command
-from afserve.cli.plan_options import GROUPS, build_question
-from afserve.cli.simulate import simulate
-from afserve.placement.record import encode_header, encode_record
+from afserve.cli.plan.command import plan as plan_command
+from afserve.cli.plan.plan_options import GROUPS, build_question
+from afserve.cli.plan.simulate import simulate
+from afserve.placement.rebalance.record import encode_header, encode_record
 
 SMALL = "--model qwen3-30b-a3b --pool h20=8 --pool l40s=8 --tpot 30ms --context 2048"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.plan_goodput import PlannedGoodput, how_to_start, which_pays
-from afserve.launch.cluster import read_cluster
-from afserve.placement.planner.search_phases import KINDS, BestLayout, split_of
-from afserve.placement.planner.simulate_phases import GoodputTargets, PhaseLayout, SimulatedRequest
+from afserve.cli.plan.plan_goodput import PlannedGoodput, how_to_start, which_pays
+from afserve.launch.plan.cluster import read_cluster
+from afserve.placement.planner.simulate.search_phases import KINDS, BestLayout, split_of
+from afserve.placement.planner.simulate.simulate_phases import GoodputTargets, PhaseLayout, SimulatedRequest
 from tests.placement.test_plan_cli import call
 
 ASKED = "plan --model qwen3-30b-a3b --pool h200=4 --ttft 1s --tpot 50ms --goodput"
@@ -31,7 +31,7 @@ def test_the_three_are_played_and_the_best_is_named(
         assert targets == GoodputTargets(1.0, 0.05) and asked[1] == SimulatedRequest(0.1, 511, 23)
         return 30.0 if layout.both else 20.0 if layout.pieces else 10.0
 
-    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", scripted)
     code, out, _ = call(capsys, f"{ASKED} --trace {trace}")
     assert code == 0
     lines = [line for line in out.splitlines() if "requests/s  " in line]
@@ -65,7 +65,7 @@ def test_the_layout_that_can_be_started_is_written_and_read_back(
         apart = layout.pieces is not None and split_of(layout).experts
         return 30.0 if layout.both else best if apart and split_of(layout).degrees == (1, 1) else 10.0
 
-    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", scripted)
     path = tmp_path / "cluster.toml"
     code, out, err = call(capsys, f"{ASKED} --trace {trace} --cluster {path}")
     assert code == 0
@@ -87,7 +87,7 @@ def test_the_layout_that_can_be_started_is_written_and_read_back(
 def test_where_no_played_layout_can_be_started_the_plan_is_written(
     capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", lambda *_, **__: 0.0)
+    monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", lambda *_, **__: 0.0)
     path = tmp_path / "cluster.toml"
     code, _, err = call(capsys, f"{ASKED} --trace {trace} --cluster {path}")
     assert code == 0 and f"note: {path} is the plan above" in err

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from afserve.cli.main import run
-from afserve.cli.plan import plan as plan_command
-from afserve.cli.plan_options import asked_question
+from afserve.cli.plan.command import plan as plan_command
+from afserve.cli.plan.plan_options import asked_question
 from afserve.placement.planner import same_layout
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.scale import LIKELY, on_more_devices

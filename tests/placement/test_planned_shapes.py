@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.cli.catalog import load_model
+from afserve.cli.plan.catalog import load_model
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import FAMILIES, spec_from_config
-from afserve.placement.planner.shape_reader import shape_from_config
+from afserve.placement.planner.perf.shape_reader import shape_from_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # weights on attention nodes, of the routed experts, that a token passes; cache of 32,768 tokens; FLOPs of a pair;

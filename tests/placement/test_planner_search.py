@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.infeasible import explain
-from afserve.placement.planner.kv import largest_batch
-from afserve.placement.planner.perf_attention import Precision
-from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.perf.kv import largest_batch
+from afserve.placement.planner.perf.perf_attention import Precision
+from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import OBJECTIVES, Question, answer, pareto
 from afserve.placement.planner.search import (
@@ -27,8 +29,6 @@ from afserve.placement.planner.search import (
     families,
 )
 from afserve.placement.planner.sensitivity import sensitivity, verdict
-from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
 
 def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: object) -> Question:

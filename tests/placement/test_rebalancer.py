@@ -9,8 +9,8 @@ import pytest
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import MovePrice, Nodes, Problem
 from afserve.placement.placement import FREE
-from afserve.placement.rebalancer import Action, Rebalancer, RebalanceRules, imbalance, imbalances
-from afserve.placement.stats import RoutingStats
+from afserve.placement.rebalance.rebalancer import Action, Rebalancer, RebalanceRules, imbalance, imbalances
+from afserve.placement.rebalance.stats import RoutingStats
 
 LAYERS, EXPERTS, TICK = 3, 32, 0.25
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.migrate import stages
+from afserve.placement.migrate import stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.recovery import homeless, in_parts, recovered
 

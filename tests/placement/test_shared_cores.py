@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.pipeline import StageTimes
+from afserve.placement.pipeline import StageTimes
 from afserve.placement.planner.shared_cores import CoreStages, step_seconds
 
 LAYERS = 6

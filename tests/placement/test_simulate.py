@@ -7,16 +7,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.planner.perf_experts import Routing
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
+from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.search import DevicePool as Offered
 from afserve.placement.planner.search import Targets
-from afserve.placement.planner.setting import Setting
-from afserve.placement.planner.simulate import Played, Script, Simulation
-from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
-from afserve.placement.planner.simulate_requests import (
+from afserve.placement.planner.simulate.simulate import Played, Script, Simulation
+from afserve.placement.planner.simulate.simulate_ranks import arrivals_for, rank_of
+from afserve.placement.planner.simulate.simulate_requests import (
     Arrivals,
     PrefillPool,
     Rank,
@@ -26,9 +27,8 @@ from afserve.placement.planner.simulate_requests import (
     read_first,
     serve,
 )
-from afserve.placement.planner.simulate_stages import StageTable
-from afserve.placement.planner.timeline import perfetto_json
-from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
+from afserve.placement.planner.simulate.simulate_stages import StageTable
+from afserve.placement.planner.simulate.timeline import perfetto_json
 
 
 def planned(model: str, pools: dict[str, int], context: float, tpot: float = 0.05) -> tuple[Question, Plan]:

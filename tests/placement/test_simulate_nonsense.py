@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afserve.cli import simulate_play
 from afserve.cli.main import run
+from afserve.cli.plan import simulate_play
 
 SMALL = "simulate --model qwen3-30b-a3b --pool h20=4 --pool l40s=4"
 WORDS = st.sampled_from(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.placement.planner.phase_stages import (
+from afserve.placement.planner.simulate.phase_stages import (
     IDLE,
     Apart,
     Beside,
@@ -19,8 +19,8 @@ from afserve.placement.planner.phase_stages import (
     pieces_on_gpu,
     together,
 )
-from afserve.placement.planner.phase_tables import StageTables, StepTimes, Work, interpolate
-from afserve.placement.planner.search_phases import (
+from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
+from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     KINDS,
     SHARED,
@@ -31,7 +31,7 @@ from afserve.placement.planner.search_phases import (
     replay,
     search,
 )
-from afserve.placement.planner.simulate_phases import (
+from afserve.placement.planner.simulate.simulate_phases import (
     GoodputTargets,
     PhaseLayout,
     PhasesRun,
@@ -302,7 +302,7 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
         rate = 100.0 - off - abs(decodes - 8) - abs(layout.chunk - 1024) / 1024
         return rate if rate > above else 0.0
 
-    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", scripted)
     pool, load = PhasePool.of(STAGES.setting, STAGES.chip, 32), PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1))
     found = search(kind, pool, load, ON_GPU)
     rates = [one.rate for one in found.values()]

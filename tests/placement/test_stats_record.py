@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import ConfigError
-from afserve.placement.record import MAGIC, decode, encode_header, encode_record, read_counts
-from afserve.placement.stats import DECODE, PREFILL, RoutingStats, skew
+from afserve.placement.rebalance.record import MAGIC, decode, encode_header, encode_record, read_counts
+from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutingStats, skew
 
 
 def test_router_choices_are_counted_by_layer_and_class():

@@ -15,17 +15,18 @@ import pytest
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from afserve.control.backend import ClusterView, IncidentView, NodeView, ServedModel
-from afserve.control.changes import Change, Changed, DrainOne
+from afserve.control.backend import ServedModel
 from afserve.control.requests import Request, Taker
+from afserve.control.wire.change_values import Change, Changed, DrainOne
 from afserve.control.wire.keeping import Keep
-from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
+from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError, NotFoundError, OverloadedError, UnavailableError
 from afserve.server.app import build_app
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.kept import Answer, Found, Nodes, Opened
 
 TEXT = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from afserve.control.claims import GivenAwayError
 from afserve.control.wire.keeping import Keep
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 
 
 class Answer:

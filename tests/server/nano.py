@@ -9,7 +9,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.backend import ServedModel
 from afserve.control.requests import Taker
 from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 
 FOLDER = Path("configs/nano")
 VOCABULARY = 2048

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from afserve import AsyncClient, Client
 from afserve.cli.scale import scale
-from afserve.control.changes import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
+from afserve.control.wire.change_values import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.errors import ProtocolError
 

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from afserve.control.backend import ServedModel
-from afserve.detokenizer import detokenizer, text_up_to
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.server.http.settings import ServerSettings
 from afserve.server.replies.choice import ChoiceDecoder
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.detokenizer import detokenizer, text_up_to
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import ScriptedBackend, Server
 
 SPECIAL = ["<unk>", "<s>", "</s>"]

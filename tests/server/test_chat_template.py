@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from afserve.chat_template import ChatTemplate
 from afserve.errors import CheckpointError, RequestError
+from afserve.tokens.chat_template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL = {

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from afserve.cli.chat import chat
-from afserve.cli.complete import complete
+from afserve.cli.chat.command import chat
+from afserve.cli.chat.complete import complete
 from afserve.cli.top import top
 from afserve.errors import PeerLost
 
@@ -76,7 +76,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         # A shell's background job ignores Ctrl-C, and its children inherit that.
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        code += f"from afserve.cli.chat import chat; chat(['--url', {url!r}])"
+        code += f"from afserve.cli.chat.command import chat; chat(['--url', {url!r}])"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=theirs,

@@ -89,7 +89,9 @@ def test_leaving_a_stream_cancels(client, server):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_before_the_first_token(client, server, raised, seen, stream, monkeypatch):
-    monkeypatch.setattr("afserve.client_resume._MOST_ASKED", 0.01)  # of the pause before it is tried again
+    monkeypatch.setattr(
+        "afserve.doors.client_resume._MOST_ASKED", 0.01
+    )  # of the pause before it is tried again
     server.backend.error = raised
     with pytest.raises(seen) as caught:
         list(client.complete_stream("x")) if stream else client.complete("x")

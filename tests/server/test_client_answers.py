@@ -6,8 +6,9 @@ import json
 import httpx
 import pytest
 
-from afserve import AsyncClient, Client, client_resume
-from afserve.client import ToolCall
+from afserve import AsyncClient, Client
+from afserve.doors import client_resume
+from afserve.doors.client import ToolCall
 from afserve.errors import CapacityError, OverloadedError, RequestError, UnavailableError
 
 WHOLE = {

@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from afserve.server.app import build_app
 from afserve.server.http.settings import ServerSettings
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, normalizers
 
-from afserve.detokenizer import StopStrings, detokenizer
-from afserve.engine.request import SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import SamplingParams, TokenEvent
 from afserve.server.replies.choice import ChoiceDecoder
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.detokenizer import StopStrings, detokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 ids = st.lists(st.integers(0, 339), max_size=40)
 PARTS = ["the", " fox", "x", "日", "本語", "😀", " a", "\ufffd", "é", "</s>"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from afserve.control.attendance import Life
 from afserve.control.requests import TAKEN_AT_ONCE, Request, Requests
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, PeerLost
 from afserve.server.replies.completion_reply import CompletionReply
 from tests.server.test_disconnect import post, read_all

@@ -13,7 +13,7 @@ from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.errors import OverloadedError
 from afserve.server.http.settings import ServerSettings
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend
 

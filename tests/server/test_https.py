@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from afserve.errors import ConfigError
-from afserve.launch.authority import issue, subject_of
-from afserve.launch.http import settings_for
+from afserve.launch.processes.http import settings_for
+from afserve.launch.sites.authority import issue, subject_of
 from afserve.server.http import encryption
 from afserve.server.http.encryption import renew, server_context
 from afserve.server.http.settings import Listening, ServerSettings

@@ -6,7 +6,7 @@ import sys
 CODE = """
 import sys
 from pathlib import Path
-import afserve.server.app, afserve.server.serve, afserve.client, afserve.server.metrics.observe
+import afserve.server.app, afserve.server.serve, afserve.doors.client, afserve.server.metrics.observe
 heavy = {"torch", "transformers", "pydantic", "grpc", "prometheus_client"} & set(sys.modules)
 assert not heavy, heavy
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
@@ -14,7 +14,7 @@ print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 CLIENT = """
 import sys
-import afserve.cli.chat, afserve.cli.complete
+import afserve.cli.chat.command, afserve.cli.chat.complete
 heavy = {"torch", "transformers", "numpy", "grpc", "starlette", "tokenizers"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 
 from afserve.cli.main import run as command
 from afserve.clock import FakeClock
-from afserve.engine.request import NO_TENANT, Tenant
+from afserve.engine.scheduling.request import NO_TENANT, Tenant
 from afserve.errors import AuthError, ConfigError
-from afserve.launch.http import settings_for
+from afserve.launch.processes.http import settings_for
 from afserve.server.access import key_file
 from afserve.server.access.door import PAGE_PREFIX, Door, ForbiddenError
 from afserve.server.access.key_file import (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.backend import NodeView
+from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats
 from afserve.errors import OverloadedError
 from afserve.metrics import Histogram, quantile

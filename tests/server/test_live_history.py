@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.backend import NodeView
+from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.server.live.history import KEPT_SECONDS, History
 

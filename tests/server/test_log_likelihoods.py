@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from afserve.server.http.settings import ServerSettings
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from afserve.errors import ConfigError
-from afserve.launch.http import settings_for
+from afserve.launch.processes.http import settings_for
 from afserve.logs import ACCESS, JsonLines, TextLines, configure, open_access_log
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
 from afserve.server.http.settings import Listening, ServerSettings

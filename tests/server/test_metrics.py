@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from afserve.cli.status import phase_lines
 from afserve.clock import FakeClock
-from afserve.control.backend import NodeView
-from afserve.engine.request import TokenEvent
+from afserve.control.wire.view_values import NodeView
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
 from afserve.server.metrics.exposition import HttpMetrics, exposition

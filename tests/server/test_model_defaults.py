@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import ConfigError
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.sampling import model_defaults, sampling_params

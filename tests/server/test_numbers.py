@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.request import TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As JSON text: Python's own numbers cannot say most of these.

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from afserve.chat_template import ChatTemplate
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import chat_request
 from afserve.server.reading.parts import Argued, Called
 from afserve.server.replies.chat_reply import ReadChoice
 from afserve.server.replies.choice import TextPiece
 from afserve.server.text.conversation import Conversation
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.family_templates import FAMILIES
 from tests.server.nano import FOLDER
 from tests.server.rendered import read, strict_json

@@ -9,7 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from afserve.engine.request import SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import SamplingParams, TokenEvent
 from afserve.server.answers.asked import Asked
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
 from afserve.server.bodies.prepared import Prepared

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from afserve.engine.request import Origin
+from afserve.engine.scheduling.request import Origin
 from afserve.errors import ConfigError
-from afserve.launch.http import settings_for
+from afserve.launch.processes.http import settings_for
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.server.metrics import spans
 from afserve.server.metrics.spans import NOWHERE, Spans

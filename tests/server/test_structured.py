@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.nano import FOLDER, NanoBackend
 
 USER = [{"role": "user", "content": "hello"}]
@@ -236,10 +236,10 @@ def narrow(monkeypatch):
     """Engines that give up where repetitions begin; what is tried beforehand has all that it needs."""
     from llguidance import LLParserLimits
 
-    import afserve.grammar
+    import afserve.grammars.grammar
 
     limits = LLParserLimits(step_lexer_fuel=3000, verbose_errors=False)
-    monkeypatch.setattr(afserve.grammar, "engine_limits", lambda: limits)
+    monkeypatch.setattr(afserve.grammars.grammar, "engine_limits", lambda: limits)
 
 
 LATE = r"[ab]{12}(\w{0,9} ?){20}"

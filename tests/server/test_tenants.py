@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
-from afserve.engine.prefix_keys import keys_of
-from afserve.engine.request import MAX_SALT
+from afserve.engine.kv.prefix_keys import keys_of
+from afserve.engine.scheduling.request import MAX_SALT
 from afserve.errors import CapacityError, NotFoundError
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.access.fair_room import has_room, most_held

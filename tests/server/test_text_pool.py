@@ -12,15 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from afserve.chat_template import ChatTemplate
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
 from afserve.server.bodies.prepared import from_bytes, to_bytes
 from afserve.server.http.settings import ServerSettings
 from afserve.server.text.prepare import BodyKind, Elsewhere, Preparer, TextModel
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.text_pool import INLINE_BYTES, TextPool
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DEEP = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"

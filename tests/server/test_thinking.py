@@ -7,11 +7,11 @@ import httpx
 import openai
 import pytest
 
-from afserve.grammar import Compiler, of_thought
+from afserve.grammars.grammar import Compiler, of_thought
 from afserve.server.bodies.fields import Fields
 from afserve.server.http.settings import ServerSettings
 from afserve.server.surfaces import anthropic, ollama, responses
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, VOCABULARY, NanoBackend
 

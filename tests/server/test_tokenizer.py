@@ -5,7 +5,7 @@ import json
 import pytest
 
 from afserve.errors import CheckpointError, RequestError
-from afserve.tokenizer import BYTE_OF, Tokenizer, eos_ids, special_tokens
+from afserve.tokens.tokenizer import BYTE_OF, Tokenizer, eos_ids, special_tokens
 
 
 def test_no_tokenizer_says_how_to_make_one(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import openai
 import pytest
 
-from afserve.grammar import Compiler
+from afserve.grammars.grammar import Compiler
 from tests.server.test_structured import nano  # noqa: F401 - a fixture
 
 USER = [{"role": "user", "content": "hello"}]

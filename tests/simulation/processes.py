@@ -6,9 +6,9 @@ streams and the in-process transport; it never blocks.
 
 from collections import deque
 
-from afserve.comm import connect
 from afserve.comm.faults import FaultyTransport
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.transports import connect
 from afserve.control.attendance import Life
 from afserve.control.membership.members import MemberId
 from afserve.control.node.attention import AttentionLoop

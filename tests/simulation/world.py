@@ -11,7 +11,6 @@ from dataclasses import replace
 from afserve.clock import FakeClock
 from afserve.comm.faults import Faults
 from afserve.control.membership.balancing import AT_ONCE, BalanceRules, Balancing
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
@@ -38,8 +37,9 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import AttentionNodes, Gateways, Register
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import Placement

@@ -127,7 +127,7 @@ def _tell_of_others() -> None:
 def origin(model: str, threads: int) -> Row:
     """What every row carries."""
     from afserve.cli.bench.report import commit, processor
-    from afserve.launch.machine import this_machine
+    from afserve.launch.plan.machine import this_machine
 
     return {
         "model": Path(model).name,
@@ -174,7 +174,7 @@ def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambd
     import tempfile
 
     from afserve.config import ModelSource
-    from afserve.launch.models import find_model
+    from afserve.launch.plan.models import find_model
 
     with tempfile.TemporaryDirectory() as scratch:
         found = find_model(model, Path(scratch))
@@ -201,7 +201,7 @@ def deployments(model: str, grid: Grid) -> Iterator[Row]:
     in no stage's own time. Half of the rounds each time."""
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, in_turns
-    from afserve.launch.machine import this_machine
+    from afserve.launch.plan.machine import this_machine
 
     cores = this_machine().cores
     crowds = [(1, cores, 2), (cores, 1, 2)] if 1 < cores <= _CROWDED else []

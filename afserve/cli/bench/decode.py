@@ -103,8 +103,8 @@ def _emit(row: BenchRow, case: Case, as_json: bool, out: Path | None) -> None:
 
 def _peer(case: Case) -> Iterator[BenchRow]:
     """transformers, where it is installed, on the folder that afserve would take."""
-    from afserve.launch.machine import this_machine
-    from afserve.launch.models import CONFIGS
+    from afserve.launch.plan.machine import this_machine
+    from afserve.launch.plan.models import CONFIGS
 
     if importlib.util.find_spec("transformers") is None:
         click.echo(

@@ -24,14 +24,14 @@ from afserve.child import module
 from afserve.cli.bench.marked import NotedLink
 from afserve.cli.bench.stages import WARM, AttentionSide, Row
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm import connect
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout
+from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.errors import PeerLost
-from afserve.launch.machine import this_machine
+from afserve.launch.plan.machine import this_machine
 from afserve.placement.placement import Placement
 
 DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out

@@ -12,8 +12,8 @@ from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import BenchRow
 from afserve.control.frontend import Frontend
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.llm import LLM
+from afserve.doors.llm import LLM
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.member import Role
 
 _WARM_UP = 2

@@ -124,7 +124,7 @@ def setups(
     """One for each batch."""
     from afserve.cli.bench.pipeline_node import Setup
     from afserve.config import ModelSource
-    from afserve.launch.models import find_model
+    from afserve.launch.plan.models import find_model
 
     found = find_model(model, scratch)
     if not found.weights:
@@ -150,7 +150,7 @@ def rows(setup: "Setup", micro_batches: Sequence[int]) -> Iterator[Row]:
 def origin(setup: "Setup") -> Row:
     """What every row carries."""
     from afserve.cli.bench.report import commit, processor
-    from afserve.launch.machine import this_machine
+    from afserve.launch.plan.machine import this_machine
 
     return {
         "bench": "pipeline",

@@ -14,16 +14,16 @@ from dataclasses import dataclass, fields
 import torch
 
 from afserve.cli.bench.case import prompts
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, SharingCores, Transport
+from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.local import colocated
 from afserve.engine.micro_batch import T
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.placement import Placement
 

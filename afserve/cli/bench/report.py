@@ -10,7 +10,7 @@ from pathlib import Path
 
 import afserve
 from afserve.cli.bench.case import Case
-from afserve.launch.machine import this_machine
+from afserve.launch.plan.machine import this_machine
 
 
 @dataclass(frozen=True, slots=True)

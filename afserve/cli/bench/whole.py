@@ -15,8 +15,8 @@ from statistics import median
 
 from afserve.cli.bench.exchange import DISPATCH_BYTES, ExchangeBench, layout_of
 from afserve.cli.bench.stages import WARM, AttentionSide, Row
-from afserve.comm import connect
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.transports import connect
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank
 from afserve.engine.expert_node import ExpertNode

@@ -20,10 +20,10 @@ from afserve.control.membership.unreadable import Barred
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.placement.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
-from afserve.placement.record import encode_header, encode_record
+from afserve.placement.rebalance.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
+from afserve.placement.rebalance.record import encode_header, encode_record
+from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 from afserve.placement.recovery import in_parts, recovered
-from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
 log = logging.getLogger("afserve.control")
 AT_ONCE = 128  # of a large model some 6 GB, seconds of reading; nano's are one part

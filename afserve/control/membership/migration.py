@@ -14,9 +14,9 @@ from enum import Enum
 import numpy as np
 
 from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
-from afserve.engine.migrate import stages
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, expert_node
+from afserve.placement.migrate import stages
 from afserve.placement.placement import FREE, Placement
 
 FILL_SECONDS = 600.0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from afserve.control.membership.desired import SILENCE_SECONDS
 from afserve.control.membership.events import Cause, Effect, EndRun, Exited, Happening, Incident, Start
 from afserve.control.membership.roster import Member
+from afserve.control.wire.desired import SILENCE_SECONDS
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
 from afserve.member import NodeId, Role

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import Start
+from afserve.control.wire.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.member import NodeId, Role
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from afserve.adviser import Adviser
 from afserve.control.membership.coverage import Coverage
-from afserve.control.membership.desired import Deployment, Desired
 from afserve.control.membership.events import Effect, Joined, Tell
 from afserve.control.membership.members import Members
 from afserve.control.membership.migration import Migration, Outgoing
@@ -21,6 +20,7 @@ from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
 from afserve.control.membership.unreadable import UnreadableExperts
 from afserve.control.membership.watching import Watch
+from afserve.control.wire.desired import Deployment, Desired
 from afserve.control.wire.values import AttentionNodes, Drain
 from afserve.member import AttentionPhase, NodeId, Role
 

@@ -51,7 +51,7 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.credentials import Credentials
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import AttentionPhase, Role, attention_node

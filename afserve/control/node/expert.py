@@ -31,9 +31,9 @@ from afserve.control.wire.values import (
 )
 from afserve.credentials import Credentials
 from afserve.engine.filler import Filler
-from afserve.engine.migrate import SlotUse
 from afserve.errors import PeerLost, ProtocolError
 from afserve.member import AttentionPhase, expert_node
+from afserve.placement.migrate import SlotUse
 from afserve.placement.placement import Placement
 from afserve.trace import Slice, Trace
 

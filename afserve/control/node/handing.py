@@ -18,8 +18,8 @@ from afserve.comm.kv.split import SplitMember
 from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.splitting import SplitPrompt, parts_of
 from afserve.control.wire.request_values import KvSource
-from afserve.engine.request import GenerationRequest
-from afserve.engine.turns import Group, Turns
+from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.turns import Group, Turns
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS, Arrow
 

@@ -11,8 +11,8 @@ import time
 import psutil
 
 from afserve.adviser import Adviser
-from afserve.control.membership.desired import shortest_silence
 from afserve.control.node.stream import ControlStream
+from afserve.control.wire.desired import shortest_silence
 from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
 

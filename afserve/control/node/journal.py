@@ -13,7 +13,7 @@ from functools import partial
 from afserve import otlp
 from afserve.adviser import Adviser
 from afserve.clock import Clock, WallClock
-from afserve.engine.request import Origin
+from afserve.engine.scheduling.request import Origin
 
 LEFT = "left"  # its gateway wants it no more, or has given it to another node
 log = logging.getLogger("afserve.node")

@@ -17,7 +17,7 @@ from afserve.control.wire.request_values import (
     Refused,
     gateway_of,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, PeerError
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from afserve.clock import AwakeClock
-from afserve.comm.kv.carried import CarriedWires, Wake, memory_for
+from afserve.comm.kv.carriers.carried import CarriedWires, Wake, memory_for
 from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.reach import listen_here

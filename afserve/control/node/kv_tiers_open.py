@@ -16,9 +16,9 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Assigned, Noted
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.kv_disk import DiskTier
-from afserve.engine.kv_host import HostArena, HostTier
-from afserve.engine.kv_tiers import KvTiers, Tier
+from afserve.engine.kv.disk import DiskTier
+from afserve.engine.kv.host import HostArena, HostTier
+from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.errors import CheckpointError
 from afserve.models.identity import identify, weights_of
 

@@ -15,7 +15,7 @@ from afserve.comm.kv.messages import Name, Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import LEAD, Split, SplitMember, split_over
-from afserve.engine.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
 

@@ -17,7 +17,7 @@ from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember
 from afserve.control.node.parts import Begun, PartExchange, PartNode, Parts
-from afserve.engine.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS, Arrow
 

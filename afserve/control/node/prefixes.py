@@ -9,7 +9,7 @@ from typing import Protocol
 from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.request_values import Prefixes
-from afserve.engine.prefix_keys import HeldPrefixes
+from afserve.engine.kv.prefix_keys import HeldPrefixes
 
 SECONDS = 1.0  # between two messages with what changed
 MOST_KEYS = 1 << 13  # of one message: 64 KiB

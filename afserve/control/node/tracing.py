@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
-from afserve.control.membership.desired import Deployment
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Traced
 from afserve.trace import Trace
 from afserve.trace_part import MOST_EVENTS, TracePart, own_clock

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, SharingCores, Transport
+from afserve.comm.transports import connect
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading, unchanged
-from afserve.control.membership.desired import Deployment
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Assigned, Peers
 from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode

@@ -4,7 +4,17 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from afserve.control.changes import Change, Changed, DrainOne, End, Fault, NewPhase, NewRole, Restart, ScaleTo
+from afserve.control.wire.change_values import (
+    Change,
+    Changed,
+    DrainOne,
+    End,
+    Fault,
+    NewPhase,
+    NewRole,
+    Restart,
+    ScaleTo,
+)
 from afserve.errors import ProtocolError
 
 _KINDS: dict[str, type[Change]] = {

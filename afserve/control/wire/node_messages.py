@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.membership.desired import Deployment
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import (
     Codec,
     Proto,
@@ -59,12 +59,13 @@ from afserve.control.wire.values import (
     Unfilled,
     Unheard,
 )
-from afserve.engine.stats import AttentionStats, ExpertStats, HostStats, KvStats, TierStats
+from afserve.engine.kv.stats import HostStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ProtocolError
 from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 Stats = AttentionStats | ExpertStats | None
 PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]

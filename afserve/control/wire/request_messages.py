@@ -30,7 +30,7 @@ from afserve.control.wire.request_values import (
     Submit,
     Tokens,
 )
-from afserve.engine.request import (
+from afserve.engine.scheduling.request import (
     NO_ORIGIN,
     NO_TENANT,
     GenerationRequest,

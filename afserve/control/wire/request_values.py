@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from afserve.comm.kv.split import SplitMember
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
 
 # ---- attention node to gateway
@@ -49,7 +49,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Which beginnings of prompts this node's cache has, by the keys of `engine/prefix_keys`: those that came and went
+    """Which beginnings of prompts this node's cache has, by the keys of `engine/kv/prefix_keys`: those that came and went
     since it said so last. With `anew`, what was said before counts no more."""
 
     came: tuple[int, ...] = ()

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from afserve.control.membership.desired import Deployment
+from afserve.control.wire.desired import Deployment
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId
 from afserve.placement.placement import Placement
-from afserve.placement.stats import RoutedRows
+from afserve.placement.rebalance.stats import RoutedRows
 
 PROTOCOL = 7
 

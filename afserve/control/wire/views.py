@@ -6,10 +6,10 @@ from itertools import chain
 
 from google.protobuf.message import DecodeError
 
-from afserve.control.backend import ClusterView, IncidentView, NodeView
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire.fields import Proto
 from afserve.control.wire.node_messages import put_stats, take_stats
+from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView
 from afserve.errors import ProtocolError
 
 

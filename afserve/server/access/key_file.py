@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from afserve.config_ranges import Range
-from afserve.engine.request import MAX_PRIORITY, MAX_SHARE
+from afserve.engine.scheduling.request import MAX_PRIORITY, MAX_SHARE
 from afserve.errors import ConfigError, shown
 
 MOST_BYTES = 256 << 10  # more than a thousand keys; gateways read it between two requests

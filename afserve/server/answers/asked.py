@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from afserve.control.wire.keeping import MOST_ABOUT, Keep
-from afserve.engine.request import NO_ORIGIN, Origin
+from afserve.engine.scheduling.request import NO_ORIGIN, Origin
 from afserve.errors import ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.generation import Task
@@ -24,7 +24,7 @@ from afserve.server.replies.completion_reply import CompletionReply, Echo
 from afserve.server.replies.replies import Reply
 from afserve.server.replies.wording import ChunkHeader
 from afserve.server.text.prepare import BodyKind
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 _PREFIX = {BodyKind.COMPLETION: "cmpl", BodyKind.CHAT: "chatcmpl"}
 

@@ -13,7 +13,14 @@ from typing import Protocol
 
 from afserve.control.backend import Backend
 from afserve.control.requests import Taker
-from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant, TokenEvent
+from afserve.engine.scheduling.request import (
+    NO_ORIGIN,
+    GenerationRequest,
+    Origin,
+    SamplingParams,
+    Tenant,
+    TokenEvent,
+)
 from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.running import Watched
@@ -22,7 +29,7 @@ from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.observe import RequestTimer, ServerMetrics
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 Numbered = tuple[int, TextPiece]
 # Pieces that may wait for a slow client, per sequence, before the engine's iterator is no longer read.

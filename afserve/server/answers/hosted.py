@@ -10,7 +10,7 @@ from afserve.server.answers.generation import Generator
 from afserve.server.metrics.goodput import ANY_TIME, Times
 from afserve.server.metrics.observe import ServerMetrics
 from afserve.server.text.preparers import unserved
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

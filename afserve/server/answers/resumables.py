@@ -12,7 +12,7 @@ from contextlib import aclosing, contextmanager
 
 from afserve.control.backend import Kept, Opened
 from afserve.control.claims import GivenAwayError
-from afserve.engine.request import NO_ORIGIN, Origin
+from afserve.engine.scheduling.request import NO_ORIGIN, Origin
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.access.fair_room import has_room

@@ -1,6 +1,6 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import (
+from afserve.control.wire.change_values import (
     MOST_FAULT_SECONDS,
     DrainOne,
     End,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afserve.engine.request import MAX_LOGPROBS
+from afserve.engine.scheduling.request import MAX_LOGPROBS
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else, refuse, token_ids
 from afserve.server.bodies.messages import messages_of

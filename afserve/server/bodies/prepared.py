@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
 from afserve.server.bodies.scheduling import Scheduling

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError, shown
+from afserve.tokens.chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 ROLES = ("system", "developer", "user", "assistant", "tool")

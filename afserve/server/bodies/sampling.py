@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import ConfigError, RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
-from afserve.tokenizer import read_json
+from afserve.tokens.tokenizer import read_json
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_STOPS = 16

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from afserve.engine.request import MAX_PRIORITY, MAX_SALT
+from afserve.engine.scheduling.request import MAX_PRIORITY, MAX_SALT
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
-from afserve.grammar import MAX_CHOICES, Compiler, of_choice, of_lark, of_object, of_regex, of_schema
+from afserve.grammars.grammar import MAX_CHOICES, Compiler, of_choice, of_lark, of_object, of_regex, of_schema
 from afserve.server.bodies.fields import Fields
 
 MAX_BLAMED = 64  # parts of a grammar that are compiled to find which one is at fault

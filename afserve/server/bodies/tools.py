@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
-from afserve.grammar import Tag, of_plain_schema, of_tags
-from afserve.json_schema import check_size
-from afserve.schema_reader import plain_schema
+from afserve.grammars.grammar import Tag, of_plain_schema, of_tags
+from afserve.grammars.json_schema import check_size
+from afserve.grammars.schema_reader import plain_schema
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.structured import WantedGrammar
 from afserve.server.bodies.unsupported import passes_hosted

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from afserve.control.admission import Objectives
-from afserve.engine.request import Tenant
+from afserve.engine.scheduling.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.answers.hosted import Hosted, Models

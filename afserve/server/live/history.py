@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from afserve.control.backend import NodeView
+from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats
 
 KEPT_SECONDS = 600.0

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from afserve.control.backend import NodeView
+from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import MetricFamily, Sample, gauge
 

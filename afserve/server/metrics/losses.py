@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from afserve.control.backend import ClusterView
+from afserve.control.wire.view_values import ClusterView
 from afserve.metrics import MetricFamily, Sample, gauge
 
 _SERVING = ("ready", "draining")

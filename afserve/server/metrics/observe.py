@@ -6,8 +6,8 @@ Counts and draws; knows neither HTTP nor when anything happens beyond the clock 
 from collections.abc import Iterator
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.control.backend import ClusterView
-from afserve.engine.request import TokenEvent
+from afserve.control.wire.view_values import ClusterView
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.metrics import (
     FIRST_TOKEN_BUCKETS,

@@ -20,7 +20,7 @@ import httpx
 from starlette.types import Scope
 
 from afserve import otlp
-from afserve.engine.request import Origin
+from afserve.engine.scheduling.request import Origin
 from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS, Attributes, SpanIds
 from afserve.server.http.access_log import REQUEST_ID
 

@@ -5,7 +5,7 @@ A request's schema names what is looked at; other fields are ignored, as long as
 
 from collections.abc import Mapping
 
-from afserve.engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
+from afserve.engine.scheduling.request import MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
 from afserve.server.bodies.embedding_request import FORMATS
 from afserve.server.bodies.messages import MAX_MESSAGES
 from afserve.server.bodies.openai import EFFORTS

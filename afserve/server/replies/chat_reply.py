@@ -9,7 +9,7 @@ from afserve.server.reading.table import Reading
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.logprobs import chat_entries
 from afserve.server.replies.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 
 class ReadChoice:

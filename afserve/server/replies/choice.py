@@ -6,10 +6,10 @@ Values in, values out: no HTTP, no clock, no tasks.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afserve.detokenizer import StopStrings, detokenizer
-from afserve.engine.request import ASKED, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import ASKED, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import CapacityError, ModelError, RequestError
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.detokenizer import StopStrings, detokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

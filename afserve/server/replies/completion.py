@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from afserve.engine.request import FinishReason, TokenLogprob
+from afserve.engine.scheduling.request import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

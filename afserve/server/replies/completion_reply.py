@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from afserve.engine.request import TokenLogprob
+from afserve.engine.scheduling.request import TokenLogprob
 from afserve.server.bodies.prepared import EchoText
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.logprobs import Columns, Scored
 from afserve.server.replies.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 # Tokens of a prompt that are drawn at once: 256 with twenty alternatives take about 5 ms.
 TURN = 256

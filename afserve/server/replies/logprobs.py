@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from afserve.engine.request import TokenLogprob
-from afserve.tokenizer import Tokenizer
+from afserve.engine.scheduling.request import TokenLogprob
+from afserve.tokens.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from afserve.engine.request import TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 from afserve.server.replies.position import Position
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from afserve.errors import RequestError
 from afserve.server.bodies.prepared import ContextLengthError
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 # Texts with more characters than this per token of context are counted in pieces first.
 SCREENED_CHARACTERS = 4

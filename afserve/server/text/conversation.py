@@ -7,9 +7,8 @@ reasoning. Of tokens it knows the marks around calls and reasoning.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_thought
+from afserve.grammars.grammar import of_thought
 from afserve.server.bodies.openai import BUDGET, ChatRequest
 from afserve.server.bodies.roles import Roles
 from afserve.server.bodies.structured import WantedGrammar
@@ -19,7 +18,8 @@ from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.json_calls import HERMES
 from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
-from afserve.tokenizer import Tokenizer
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer
 
 # What templates call the switches that an effort turns.
 _SWITCHES = ("enable_thinking", "thinking")

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from afserve.chat_template import ChatTemplate
-from afserve.control.changes import Change
+from afserve.control.wire.change_values import Change
 from afserve.control.wire.changes import encode_change
-from afserve.detokenizer import text_up_to
-from afserve.engine.request import SamplingParams
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
-from afserve.grammar import Compiler
+from afserve.grammars.grammar import Compiler
 from afserve.server.bodies.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.bodies.embedding_request import embedding_request
 from afserve.server.bodies.fields import Fields
@@ -38,7 +36,9 @@ from afserve.server.surfaces import anthropic, ollama, responses
 from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
 from afserve.server.text.context import Context
 from afserve.server.text.conversation import Conversation, conversation_of
-from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.detokenizer import text_up_to
+from afserve.tokens.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
-from afserve.grammar import Compiler
+from afserve.grammars.grammar import Compiler
 from afserve.kinship import die_with_parent
 from afserve.server.bodies.prepared import to_bytes
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.text.prepare import BodyKind, Preparer, TextModel, check_template
 from afserve.server.text.preparers import Preparers
-from afserve.tokenizer import Tokenizer, eos_ids
+from afserve.tokens.chat_template import ChatTemplate
+from afserve.tokens.tokenizer import Tokenizer, eos_ids
 
 # In front of a body: what it is for, how long it is. In front of an answer: how long it is.
 QUESTION, LENGTH = struct.Struct("=BI"), struct.Struct("=Q")

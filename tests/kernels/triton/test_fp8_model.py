@@ -6,7 +6,7 @@ import torch
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.kernels.reference_fp8 import BlockReference
 from afserve.kernels.scaled import FP8, BlockScaled, quantised_blocks

@@ -1,0 +1,6 @@
+from afserve.doors.client import Client as Client
+from afserve.doors.client_async import AsyncClient as AsyncClient
+from afserve.doors.llm import LLM as LLM
+from afserve.engine.scheduling.request import SamplingParams as SamplingParams
+
+__version__: str

@@ -1,0 +1,139 @@
+"""`afserve chat`: talk to the model on the terminal, or ask it one thing."""
+
+import sys
+
+import click
+
+from afserve.cli.chat.conversation import Conversation
+from afserve.cli.chat.history import line_editing
+from afserve.cli.chat.markdown import MarkdownText, PlainText
+from afserve.cli.connection import connect, model_option, sampling, sampling_options, server_options
+from afserve.doors.client import Client
+from afserve.errors import AfserveError
+
+HELP = """\
+  /reset         forget the conversation        /retry   answer the last message again
+  /system TEXT   set the system message         /help    this list
+  /params        show how tokens are chosen     /params temperature=0.2 seed=none ...   change it
+  /exit          leave (or Ctrl-D)              Ctrl-C   stop the current answer
+  A line that ends in \\ goes on in the next one."""
+
+
+@click.command()
+@click.argument("message", required=False)
+@click.option("--system", help="A system message to begin with.")
+@click.option("--max-tokens", type=int, help="At most this many tokens per answer. [default: what fits]")
+@click.option("--plain", is_flag=True, help="Show answers as they come, without rendering Markdown.")
+@click.option("--no-history", is_flag=True, help="Neither read nor keep what is typed.")
+@sampling_options
+@server_options
+@model_option
+def chat(
+    message: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    plain: bool,
+    no_history: bool,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    stop: tuple[str, ...],
+    url: str,
+    api_key_file: str | None,
+    model: str | None,
+) -> None:
+    """Talk to a running server.
+
+    With MESSAGE, or with text on standard input, prints one answer. Otherwise a conversation begins;
+    type /help in it. On a terminal answers are rendered as Markdown, and what you type is kept below
+    $XDG_STATE_HOME/afserve for the arrow keys.
+    """
+    with connect(url, api_key_file, model) as client:
+        params = sampling(max_tokens or 1, temperature, top_p, seed, stop)
+        show = PlainText if plain or not sys.stdout.isatty() else MarkdownText
+        talk = Conversation(client, system, params, unlimited=max_tokens is None, show=show)
+        if message is None and not sys.stdin.isatty():
+            message = sys.stdin.read()
+        if message is not None:
+            if not message.strip():
+                raise click.UsageError(
+                    'there is nothing to answer; give a message, such as: afserve chat "hello"'
+                )
+            if talk.answer(message).interrupted:
+                raise KeyboardInterrupt
+            return
+        with line_editing(keep=not no_history):
+            _converse(client, talk, model or client.models()[0])
+
+
+def _converse(client: Client, talk: Conversation, model: str) -> None:
+    click.secho(f"{model} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
+    while (line := _read()) is not None:
+        if line.startswith("/"):
+            if not _command(talk, line):
+                return
+        elif line.strip():
+            _answer(talk, line)
+
+
+def _command(talk: Conversation, line: str) -> bool:
+    """Whether the conversation goes on."""
+    name, _, rest = line.partition(" ")
+    if name in ("/exit", "/quit", "/q"):
+        return False
+    if name == "/reset":
+        talk.reset()
+    elif name == "/system":
+        talk.set_system(rest.strip() or None)
+    elif name == "/params":
+        _params(talk, rest)
+    elif name == "/retry":
+        last = talk.take_back()
+        if last is None:
+            click.secho("there is nothing to answer again", dim=True)
+        else:
+            _answer(talk, last)
+    else:
+        click.echo(HELP)
+    return True
+
+
+def _params(talk: Conversation, text: str) -> None:
+    try:
+        talk.set_params(text)
+    except AfserveError as error:
+        click.secho(error.message, fg="red", err=True)
+    click.secho(talk.params, dim=True)
+
+
+def _answer(talk: Conversation, text: str) -> None:
+    try:
+        said = talk.answer(text)
+    except AfserveError as error:
+        click.secho(str(error), fg="red", err=True)
+        return
+    rate = f", {said.rate:.0f} tokens/s" if said.rate else ""
+    end = (
+        " (stopped)" if said.interrupted else " (cut at the limit)" if said.finish_reason == "length" else ""
+    )
+    click.secho(
+        f"{said.tokens} tokens, first after {said.first_after * 1e3:.0f} ms{rate}{end}", dim=True, err=True
+    )
+
+
+def _read() -> str | None:
+    """One message; None at the end of input. Ctrl-C drops the line being typed."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("... " if lines else ">>> ")
+        except EOFError:
+            click.echo()
+            return None
+        except KeyboardInterrupt:
+            click.echo("  (Ctrl-D leaves)")
+            lines = []
+            continue
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])

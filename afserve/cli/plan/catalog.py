@@ -1,0 +1,167 @@
+"""Where `afserve plan` finds models, hardware and fitted curves: names in configs/, or paths to the user's own files.
+
+The only part of the planner that opens configuration files. A wrong name is answered with the nearest known ones.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import afserve
+from afserve.errors import ConfigError, NotFoundError, shown
+from afserve.json_file import read_object
+from afserve.placement.planner.perf.calibration import fit_calibration, models_of, read_calibration
+from afserve.placement.planner.perf.engine import Engine
+from afserve.placement.planner.perf.engine_file import engine_from_values
+from afserve.placement.planner.perf.fields import nearest
+from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
+from afserve.placement.planner.perf.perf_attention import Precision
+from afserve.placement.planner.perf.perf_curve import CurveSet, curves_from_table
+from afserve.placement.planner.perf.shape import ModelShape
+from afserve.placement.planner.perf.shape_reader import shape_from_config
+
+CONFIGS = Path(afserve.__file__).parent / "configs"
+
+
+def load_model(name: str) -> ModelShape:
+    """A name in configs/models (or an alias), `nano`, a TOML file, a config.json or a folder that holds one."""
+    path = Path(name)
+    for folder in (path, CONFIGS / name):
+        if folder.is_dir() and (folder / "config.json").is_file():
+            return _from_json(folder.name, folder / "config.json")
+    if path.suffix == ".json" and path.is_file():
+        return _from_json(path.parent.name or path.stem, path)
+    found = _find("models", name)
+    if found is None:
+        raise NotFoundError(
+            f"--model {name}: no such model; {nearest(name, _names('models'))} A path to a Hugging Face config.json "
+            "works too",
+            param="model",
+        )
+    table = _read_toml(found)
+    config = table.get("config")
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{found}: [config] is missing; copy the fields of config.json there", param="model"
+        )
+    return shape_from_config(str(_meta(table).get("name", found.stem)), config, source=str(found))
+
+
+def _from_json(name: str, path: Path) -> ModelShape:
+    return shape_from_config(name, read_object(path, refusal=ConfigError), source=str(path))
+
+
+def load_hardware(name: str) -> Hardware:
+    """A name in configs/hardware (or an alias), or a TOML file of the user's."""
+    found = _find("hardware", name)
+    if found is None:
+        raise NotFoundError(
+            f"--pool {name}: no such hardware; {nearest(name, _names('hardware'))} Copy one of configs/hardware/*.toml "
+            "to describe your own and give its path",
+            param="pool",
+        )
+    return hardware_from_table(str(found), _read_toml(found))
+
+
+def load_curves(
+    name: str,
+    shape: ModelShape | None = None,
+    chip: Hardware | None = None,
+    precision: Precision | None = None,
+    option: str = "curves",
+) -> CurveSet:
+    """Fitted efficiency curves: a name in configs/hardware/fits, a path, or the JSON lines that `afserve bench`
+    measured on this machine, which are fitted here for that shape, chip and precision. `option` is named in errors."""
+    path = Path(name)
+    if path.suffix == ".jsonl" and shape and chip and precision:
+        lines = read_lines(path, option)
+        fitted = fit_calibration(name, read_calibration(name, lines), shape, chip, precision)
+        fitted.models = models_of(lines)
+        return fitted
+    if not path.is_file():
+        path = CONFIGS / "hardware" / "fits" / f"{name}.toml"
+    if not path.is_file():
+        known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
+        raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
+    return curves_from_table(str(path), _read_toml(path))
+
+
+def load_engine(name: str) -> Engine:
+    """A profile in configs/engines, or a JSON file of the user's."""
+    path = Path(name)
+    if path.suffix != ".json":
+        path = CONFIGS / "engines" / f"{name.lower()}.json"
+    if not path.is_file():
+        raise NotFoundError(
+            f"--engine {shown(name)}: no such engine; {nearest(name, engine_names())} A profile that `python -m "
+            "bench.planner_engines` wrote works too, and the .jsonl of `afserve bench calibrate`",
+            param="engine",
+        )
+    return engine_from_values(str(path), read_object(path, refusal=ConfigError))
+
+
+def engine_names() -> list[str]:
+    return [path.stem for path in (CONFIGS / "engines").glob("*.json")]
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--{option} {path}: not a text file ({error.reason})", param=option) from error
+
+
+def read_counts(path: Path) -> tuple[float, ...]:
+    """Any file that `afserve place` takes: the mean share of the hottest expert, of the second, and so on, over the
+    layers of all scenarios in it."""
+    from afserve.placement.rebalance.record import MAGIC, decode
+    from afserve.placement.rebalance.record import read_counts as scenarios_of
+
+    try:
+        data = path.read_bytes()
+        text = "" if data.startswith(MAGIC) else data.decode()
+        scenarios = scenarios_of(text) if text else {"": decode(data).total()}
+    except OSError as error:
+        raise ConfigError(f"--counts {path}: {error.strerror}", param="counts") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--counts {path}: neither JSON nor a routing recording", param="counts") from error
+    except ConfigError as error:
+        raise ConfigError(f"--counts {path}: {error.message}", param="counts") from error
+    rows = [sorted(map(float, layer), reverse=True) for layers in scenarios.values() for layer in layers]
+    rows = [row for row in rows if sum(row) > 0]
+    if not rows:
+        raise ConfigError(f"--counts {path}: no expert was ever chosen", param="counts")
+    return tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
+
+
+def _find(folder: str, name: str) -> Path | None:
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    direct = CONFIGS / folder / f"{name.lower()}.toml"
+    if direct.is_file():
+        return direct
+    wanted = name.lower().rsplit("/", 1)[-1]
+    for candidate in sorted((CONFIGS / folder).glob("*.toml")):
+        aliases = _meta(_read_toml(candidate)).get("aliases", [])
+        if candidate.stem == wanted or (isinstance(aliases, list) and wanted in aliases):
+            return candidate
+    return None
+
+
+def _names(folder: str) -> list[str]:
+    return [path.stem for path in (CONFIGS / folder).glob("*.toml")]
+
+
+def _meta(table: Mapping[str, object]) -> Mapping[str, object]:
+    meta = table.get("meta")
+    return meta if isinstance(meta, Mapping) else {}
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error

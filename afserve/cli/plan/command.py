@@ -1,0 +1,286 @@
+"""`afserve plan`: read the question, ask the planner, print a table (or JSON), a verdict, charts, reports, a cluster
+file."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.cli.options import Within
+from afserve.cli.plan.plan_asked import typed_flags
+from afserve.cli.plan.plan_layout import on_one_machine
+from afserve.cli.plan.plan_options import asked_question, question_flags
+from afserve.config import THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from afserve.cli.plan.plan_goodput import PlannedGoodput
+    from afserve.placement.planner.plan import Plan
+    from afserve.placement.planner.planner import Question, RankedPlans
+
+
+def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
+    """Answers at once: nothing is planned."""
+    if given:
+        from afserve.cli.plan.plan_compare import compared
+
+        click.echo(compared(*given))
+        context.exit()
+
+
+@click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")
+@question_flags
+@click.option(
+    "--top",
+    default=3,
+    type=Within(1, 50, whole=True),
+    help="Plans to show beside the baseline.  [default: 3]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
+@click.option(
+    "--chart",
+    "charts",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help="Pareto chart: .png, .html. Repeatable.",
+)
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the verdict "
+    "and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. Repeatable.",
+)
+@click.option(
+    "--cluster",
+    type=Path,
+    metavar="FILE",
+    help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
+)
+@click.option(
+    "--goodput",
+    is_flag=True,
+    help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
+    "--trace, --ttft, --tpot and one --pool.",
+)
+@click.option(
+    "--cores",
+    type=Within(THREADS.low, THREADS.high, whole=True),
+    help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a calibration "
+    "as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=Path,
+    metavar="A.json B.json",
+    is_eager=True,
+    expose_value=False,
+    callback=_compare,
+    help="Put two answers of --json side by side, and plan nothing.",
+)
+def plan(
+    top: int,
+    as_json: bool,
+    charts: tuple[Path, ...],
+    reports: tuple[Path, ...],
+    cluster: Path | None,
+    goodput: bool,
+    cores: int | None,
+    **flags: Any,
+) -> None:
+    """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
+    and whether to disaggregate at all.
+
+    \b
+    afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
+    """
+    from afserve.cli.plan.plan_goodput import check_goodput, goodputs, played_lines, played_values
+    from afserve.cli.plan.plan_report import as_table, as_values
+    from afserve.errors import DoesNotFitError
+    from afserve.placement.planner.infeasible import explain
+    from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.scale import on_more_devices
+    from afserve.placement.planner.sensitivity import sensitivity, verdict
+
+    _check_endings("chart", charts, (".png", ".html"))
+    _check_endings("report", reports, (".html", ".json", ".png"))
+    _check_file("cluster", cluster)
+    model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
+    question = on_one_machine(asked_question(flags), cores)
+    if goodput:
+        check_goodput(question, typed)
+    found = answer(question)
+    best = found.best()
+    if best is None:
+        raise DoesNotFitError(explain(question))
+    words, changes = verdict(question, found), sensitivity(question, best)
+    words = " ".join(filter(None, (words, on_more_devices(question, found))))
+    if reports:
+        _write_reports(reports, question, found, words, changes, typed_flags(click.get_current_context()))
+    played = goodputs(question) if goodput else ()
+    if as_json:
+        values = as_values(question, found, words, changes) | played_values(played)
+        click.echo(json.dumps(values, indent=2))
+    else:
+        click.echo(as_table(question, found, words, changes, top) + played_lines(played))
+    if cluster is not None and not (played and _write_phases(cluster, question, played, model)):
+        _write_cluster(cluster, question, found.plans, model)
+    if charts:
+        _draw(charts, question)
+
+
+def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
+    """Before anything is planned: what is written, and where there is a folder for it."""
+    from afserve.errors import ConfigError, shown
+
+    for path in paths:
+        if path.suffix not in endings:
+            wanted = " or ".join(endings)
+            raise ConfigError(f"--{option} {shown(str(path))}: the name must end in {wanted}", param=option)
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"--{option} {shown(str(path))}: there is no folder {shown(str(path.parent))}; make it first",
+                param=option,
+            )
+        if path.is_dir():
+            raise ConfigError(f"--{option} {shown(str(path))}: it is a folder", param=option)
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Before anything is planned: whether it can be a file."""
+    from afserve.errors import ConfigError, shown
+
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = (
+            "it is a folder"
+            if path.is_dir()
+            else f"there is no folder {shown(str(path.parent))}; make it first"
+        )
+        raise ConfigError(f"--{option} {shown(str(path))}: {why}", param=option)
+
+
+def _write_reports(
+    paths: tuple[Path, ...],
+    question: "Question",
+    found: "RankedPlans",
+    verdict: str,
+    changes: dict[str, float | None],
+    typed: dict[str, str],
+) -> None:
+    """All from one evaluation: pages and JSON say the same."""
+    from afserve.cli.plan.report import report_of, values
+    from afserve.cli.plan.report_page import page
+    from afserve.cli.plan.report_png import write_png
+
+    report = report_of(question, found, verdict, changes, typed)
+    for path in paths:
+        if path.suffix == ".html":
+            _write(path, "report", page(report))
+        elif path.suffix == ".png":
+            write_png(path, report)
+        else:
+            _write(path, "report", json.dumps(values(report), indent=2, allow_nan=False) + "\n")
+        click.echo(f"wrote {path}", err=True)
+
+
+def _write_phases(path: Path, question: "Question", played: "Sequence[PlannedGoodput]", model: str) -> bool:
+    """The best played layout that `afserve up` can start, where there is one. Says when another one is better."""
+    from afserve.cli.plan.plan_goodput import phases_of
+    from afserve.placement.planner.cluster_file import phases_toml
+
+    found = next(((one, phases) for one in played if (phases := phases_of(one, question))), None)
+    if found is None:
+        click.echo(
+            f"note: {path} is the plan above: `afserve up` starts no played layout from a file", err=True
+        )
+        return False
+    one, phases = found
+    chip, name = question.pools[0].chip, question.setting.shape.name
+    _write(path, "cluster", phases_toml(phases, chip, name, path=_checkpoint(model), rate=one.rate))
+    if one is not played[0]:
+        click.echo(
+            f"note: {path} is {one.kind}, {one.rate / played[0].rate - 1:+.0%} requests/s: `afserve up` starts no "
+            f"{played[0].kind} from a file",
+            err=True,
+        )
+    return True
+
+
+def _checkpoint(model: str) -> str:
+    """The folder of a model that was given by one; empty for a name."""
+    given = Path(model)
+    folder = given.parent if given.suffix == ".json" and given.is_file() else given
+    return str(folder.resolve()) if (folder / "config.json").is_file() else ""
+
+
+def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:
+    """The best plan that `afserve up` can start; where there is none, the best one. Says when that is not the same."""
+    from afserve.placement.planner.cluster_file import cluster_toml, obstacle
+    from afserve.placement.planner.infeasible import describe
+
+    best = plans[0]
+    chosen = next((plan for plan in plans if not obstacle(plan)), best)
+    here = _on_one_machine(chosen, question)
+    copies = question.setting.routing.copies
+    text = cluster_toml(
+        chosen,
+        question.setting.shape.name,
+        path=_checkpoint(model),
+        here=here,
+        copies=copies,
+        ttft=question.setting.ttft,
+    )
+    _write(path, "cluster", text)
+    if obstacle(chosen):
+        click.echo(f"note: `afserve up` cannot start {path}: {obstacle(chosen)}", err=True)
+    elif chosen is not best:
+        slower, dearer = chosen.tpot / best.tpot - 1, chosen.usd_per_mtok / best.usd_per_mtok - 1
+        click.echo(
+            f"note: {path} is {describe(chosen)}, at {slower:+.0%} TPOT and {dearer:+.0%} $/Mtok: "
+            f"`afserve up` cannot start the best plan, {obstacle(best)}",
+            err=True,
+        )
+
+
+def _on_one_machine(plan: "Plan", question: "Question") -> bool:
+    """Whether one host has all the devices. CPU hosts' nodes are processes: any machine can try those."""
+    from afserve.placement.planner.cluster_file import on_cpu
+
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    kinds = set(plan.used)
+    if all(on_cpu(kind) for kind in kinds):
+        return True
+    return len(kinds) == 1 and plan.devices <= chips[plan.attention.hardware].devices
+
+
+def _draw(charts: tuple[Path, ...], question: "Question") -> None:
+    from afserve.cli.plan.plan_chart import pareto_html, pareto_png
+    from afserve.placement.planner.planner import pareto
+
+    curves: dict[str, list[Plan]] = {}
+    for share, found in pareto(question):
+        curves = found
+        if sys.stderr.isatty():
+            print(f"chart: {share:4.0%}", end="\r", file=sys.stderr, flush=True)
+    for chart in charts:
+        if chart.suffix == ".html":
+            _write(chart, "chart", pareto_html(question, curves))
+        else:
+            pareto_png(chart, question, curves)
+        click.echo(f"wrote {chart}", err=True)
+
+
+def _write(path: Path, option: str, text: str) -> None:
+    from afserve.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error

@@ -1,0 +1,365 @@
+"""`afserve place`: expert placement from routing counts. It reads files and prints a table, JSON or a heat map."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from afserve.cli.options import Within
+from afserve.errors import ConfigError, shown
+from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
+
+if TYPE_CHECKING:
+    from afserve.placement.optimizer.outcome import Balanced
+    from afserve.placement.optimizer.problem import Floats, Nodes, Problem
+    from afserve.placement.placement import Placement
+
+_COUNT, _SLOTS = Within(1, MOST_NODES, whole=True), Within(1, MOST_SLOTS, whole=True)
+_EXPERTS = Within(0, MOST_SLOTS, whole=True)
+_SPEED, _WEIGHT, _NODE = Within(1e-6, 1e6), Within(0, 1e9), Within(0, MOST_NODES, whole=True)
+_SHOWN = 40  # layers in the table; --json has all
+
+
+@click.command("place", short_help="Place experts on nodes from routing counts.")
+@click.option(
+    "--counts",
+    "files",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help='Routing counts: {"counts": [[per expert] per layer]}, several scenarios of that, or a recording. Repeatable.',
+)
+@click.argument("more", nargs=-1, type=Path, metavar="[FILE]...")
+@click.option("--nodes", required=True, type=_COUNT, help="Expert nodes.")
+@click.option(
+    "--slots",
+    type=_SLOTS,
+    help="Slots per layer, all nodes together. Default: one spare slot on every node.",
+)
+@click.option(
+    "--memory",
+    type=_SLOTS,
+    help="Slots per node over all layers together; the width of each layer is chosen.",
+)
+@click.option(
+    "--groups",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Racks: replicas are spread over them.",
+)
+@click.option(
+    "--nodes-per-host",
+    "per_host",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="So many nodes in a row share a host; whole hosts stand in a rack.",
+)
+@click.option(
+    "--expert-copies",
+    "copies",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Nodes that hold each expert at least: in different racks, else on different hosts, where there is room.",
+)
+@click.option("--speed", help="Relative speed of each node, such as 1,1,0.5,0.5.")
+@click.option("--dead", default="", help="Nodes to leave out, such as 3,7.")
+@click.option(
+    "--scenario",
+    "names",
+    multiple=True,
+    metavar="NAME[=WEIGHT]|FILE",
+    help="Use only these scenarios of the files, with weights, or one more file. Repeatable. Default: all, alike.",
+)
+@click.option(
+    "--current", type=Path, metavar="FILE", help="The placement that stands now (an earlier --json)."
+)
+@click.option(
+    "--moves", type=Within(0, 1 << 40, whole=True), help="How many experts may travel, with --current."
+)
+@click.option(
+    "--protect",
+    type=_EXPERTS,
+    default=0,
+    show_default=True,
+    help="The hottest K experts of each layer survive the loss of any one node.",
+)
+@click.option(
+    "--expert-mib", type=Within(1e-6, 1e9), help="Size of one expert: prices moves, with --link-gbs."
+)
+@click.option(
+    "--link-gbs",
+    type=Within(1e-6, 1e6),
+    default=25.0,
+    show_default=True,
+    help="GB/s into a node that moves may use.",
+)
+@click.option(
+    "--horizon",
+    type=Within(1e-3, 1e9),
+    default=60.0,
+    show_default=True,
+    help="Seconds over which a move must pay.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the placement file itself.")
+@click.option("--plot", type=Path, metavar="PNG", help="Write a heat map of node loads per layer.")
+def place(
+    files: tuple[Path, ...],
+    more: tuple[Path, ...],
+    nodes: int,
+    slots: int | None,
+    memory: int | None,
+    groups: int,
+    per_host: int,
+    copies: int,
+    speed: str | None,
+    dead: str,
+    names: tuple[str, ...],
+    current: Path | None,
+    moves: int | None,
+    protect: int,
+    expert_mib: float | None,
+    link_gbs: float,
+    horizon: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Place experts on nodes so that every node gets equally many rows. FILE is the same as --counts FILE.
+
+    Prints how close each layer is to a proved lower bound. With several scenarios the placement is made for all of
+    them and for what they do not show; with --current it moves as few experts as it must.
+    """
+    from afserve.placement.optimizer.balance import balance
+    from afserve.placement.optimizer.problem import MovePrice, Problem, scenarios
+
+    extra = [name for name in names if os.path.isfile(name)]
+    counts = (*files, *more, *map(Path, extra))
+    if not counts:
+        raise ConfigError(
+            "no routing counts to place by; give a FILE of them, or --counts FILE", param="counts"
+        )
+    named = _read(counts)
+    chosen, weights = _choose(named, [name for name in names if name not in extra])
+    load_CLE = scenarios([named[name] for name in chosen])
+    now = _placement(current) if current is not None else None
+    price = None
+    if expert_mib is not None:
+        price = MovePrice(expert_mib * 2**20, link_gbs * 1e9, horizon)
+    if slots is None and memory is None:
+        slots = _default_slots(load_CLE.shape[2], nodes, copies)
+    pool = _nodes(nodes, slots, memory, groups, per_host, speed, dead, load_CLE.shape[1:])
+    problem = Problem(
+        load_CLE,
+        pool,
+        weights,
+        now,
+        moves,
+        price,
+        memory=memory,
+        protect=_hottest(load_CLE, protect),
+        copies=copies,
+    )
+    found = balance(problem)
+    epoch = 0 if now is None else now.epoch + 1
+    if plot is not None:
+        _plot(plot, found, problem)
+    if as_json:
+        click.echo(found.placement(epoch).to_json())
+    else:
+        _table(found, problem, chosen, plot)
+
+
+def _read(files: Sequence[Path]) -> "dict[str, Floats]":
+    """Scenarios of all files by name; names that occur twice get their file's name in front."""
+    from afserve.placement.rebalance.record import MAGIC, decode, read_counts
+
+    named: dict[str, Floats] = {}
+    for file in files:
+        data = _bytes(file, "counts")
+        try:
+            if data.startswith(MAGIC):
+                found = {file.stem: decode(data).total()}
+            else:
+                found = read_counts(_text(data))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error.message}") from error
+        for name, table in found.items():
+            key = name if len(files) == 1 else f"{file.stem}:{name}" if len(found) > 1 else file.stem
+            named[key if key not in named else f"{file}:{name}"] = table
+    shapes = {name: table.shape for name, table in named.items()}
+    if len(set(shapes.values())) > 1:
+        raise ConfigError(f"the counts are of different models (layers, experts): {shapes}")
+    return named
+
+
+def _bytes(file: Path, what: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from error
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError("it is neither JSON text nor a routing recording") from error
+
+
+def _placement(file: Path) -> "Placement":
+    from afserve.placement.placement import Placement
+
+    try:
+        return Placement.from_json(_text(_bytes(file, "placement")))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.message}") from error
+
+
+def _choose(named: "dict[str, Floats]", wanted: Sequence[str]) -> tuple[list[str], tuple[float, ...]]:
+    if not wanted:
+        return list(named), ()
+    chosen, weights = [], []
+    for text in wanted:
+        name, _, weight = (text, "", "1") if text in named else text.rpartition("=")
+        if name not in named:
+            raise ConfigError(
+                f"no scenario {shown(name or text)} in the counts: there are {', '.join(named)}"
+            )
+        chosen.append(name)
+        weights.append(_number("--scenario", weight, _WEIGHT))
+    return chosen, tuple(weights)
+
+
+def _default_slots(experts: int, nodes: int, copies: int) -> int:
+    """Of a layer, all nodes together: one slot more than they must have on every node."""
+    return (-(-experts * copies // nodes) + 1) * nodes
+
+
+def _nodes(
+    count: int,
+    slots: int | None,
+    memory: int | None,
+    groups: int,
+    per_host: int,
+    speed: str | None,
+    dead: str,
+    shape: tuple[int, ...],
+) -> "Nodes":
+    from dataclasses import replace
+
+    from afserve.placement.optimizer.problem import Nodes
+
+    layers, experts = shape
+    if slots is not None and memory is not None:
+        raise ConfigError("give --slots or --memory, not both")
+    if slots is None:
+        slots = experts * count
+    kept = count * memory if memory is not None else layers * slots
+    if kept > MOST_SLOTS or layers * count > MOST_ROWS:
+        raise ConfigError(
+            f"{layers} layers on {count} nodes, {kept:,} slots together: over all layers a placement has at most "
+            f"{MOST_ROWS:,} nodes and {MOST_SLOTS:,} slots; lower --nodes, --slots or --memory"
+        )
+    pool = Nodes.even(count, slots, groups=groups, per_host=per_host, dead=_whole("--dead", dead))
+    return pool if speed is None else replace(pool, speed=_numbers("--speed", speed, _SPEED))
+
+
+def _numbers(flag: str, text: str, within: Within) -> tuple[float, ...]:
+    return tuple(_number(flag, part, within) for part in text.split(",") if part.strip())
+
+
+def _whole(flag: str, text: str) -> frozenset[int]:
+    return frozenset(int(value) for value in _numbers(flag, text, _NODE))
+
+
+def _number(flag: str, text: str, within: Within) -> float:
+    value = within.number(text.strip())
+    if value is None or not within.range.holds(value):
+        raise ConfigError(f"{flag}: {shown(text)} is not {within.range}")
+    return value
+
+
+def _hottest(load_CLE: "Floats", count: int) -> frozenset[tuple[int, int]]:
+    if not 0 <= count <= load_CLE.shape[2]:
+        raise ConfigError(f"--protect {count}: a layer has {load_CLE.shape[2]} experts")
+    order = (-load_CLE.mean(0)).argsort(1, kind="stable")[:, :count]
+    return frozenset((layer, int(expert)) for layer, row in enumerate(order) for expert in row)
+
+
+def _table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: Path | None) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    from afserve.placement.rebalance.copies import copies_in_words
+
+    proof, console = found.certificate, Console()
+    table = Table(
+        "layer", "replicas", "hottest", "most replicas", "max load", "bound", "gap", box=None, pad_edge=False
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    share = problem.load_CLE.mean(0)
+    for layer in range(min(len(proof.max_load), _SHOWN)):
+        held = found.slot_LNS[layer][found.slot_LNS[layer] >= 0]
+        hot, most = int(share[layer].argmax()), int(np.bincount(held).max())
+        top, bound = proof.max_load[layer], proof.lower_bound[layer]
+        gap = f"{top / bound - 1:.2%}" if bound > 0 else "-"
+        table.add_row(str(layer), str(len(held)), str(hot), str(most), f"{top:,.0f}", f"{bound:,.0f}", gap)
+    console.print(table)
+    if len(proof.max_load) > _SHOWN:
+        console.print(f"... and {len(proof.max_load) - _SHOWN} more layers (--json has all)")
+    console.print(
+        f"{len(chosen)} scenario(s): {', '.join(chosen[:8])}; {proof.gap:.2%} above the lower bound over all layers"
+    )
+    if problem.copies > 1:
+        console.print(copies_in_words(found.placement(), problem.nodes.host))
+    if problem.current is not None:
+        console.print(f"{proof.reason} ({proof.moves} moves, at most {proof.busiest} into one node)")
+    if plot is not None:
+        console.print(f"heat map in {plot}")
+
+
+def _plot(target: Path, found: "Balanced", problem: "Problem") -> None:
+    """Node loads over the mean per layer: before (experts in order) or as it stands, and planned."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'afserve[plot]'") from error
+    from afserve.placement.placement import Placement
+
+    layers, experts = problem.load_CLE.shape[1:]
+    before = problem.current or Placement.contiguous(layers=layers, experts=experts, nodes=len(problem.nodes))
+    name = "now" if problem.current else "experts in order"
+    heats = {name: _heat(before, problem), "planned": _heat(found.placement(), problem)}
+    figure = Figure(figsize=(11, 1.6 + min(9.0, 0.18 * layers + 1)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    top = max(2.0, min(4.0, max(float(h.max()) for h in heats.values())))
+    for panel, (title, heat) in zip(panels, heats.items(), strict=True):
+        image = panel.imshow(heat, aspect="auto", vmin=0, vmax=top, cmap="magma", interpolation="nearest")
+        panel.locator_params(integer=True)
+        panel.set(
+            title=f"{title}: max/mean {heat.max(1).mean():.3f}", xlabel="expert node", ylabel="MoE layer"
+        )
+    figure.colorbar(image, ax=panels, label="rows / mean")
+    try:
+        figure.savefig(target, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write the heat map {target}: {error}") from error
+
+
+def _heat(placement: "Placement", problem: "Problem") -> "Floats":
+    import numpy as np
+
+    from afserve.placement.optimizer.split import node_load
+
+    mean_LE = np.tensordot(problem.weights, problem.load_CLE, 1)
+    level_LN = node_load(placement.slot_array(), placement.share_array(), mean_LE) / problem.nodes.pace()
+    heat: Floats = level_LN / np.maximum(level_LN.mean(1, keepdims=True), 1e-300)
+    return heat

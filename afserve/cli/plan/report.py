@@ -1,0 +1,138 @@
+"""What `afserve plan --report FILE` says: the answer of `--json`, with the question as it was typed, the Pareto front,
+what the plan hangs on and what is assumed. `report_page.py` draws it; here are the values, and their JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from afserve.cli.plan.measure import PER_DEVICE, Measure, measures, optimised
+from afserve.cli.plan.plan_asked import command_line
+from afserve.cli.plan.plan_report import as_values, chance
+from afserve.cli.plan.report_assumed import Assumed, assumed
+from afserve.placement.planner.infeasible import describe
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import Question, RankedPlans, pareto
+from afserve.placement.planner.sensitivity import decider
+from afserve.placement.planner.tornado import Swing, tornado
+
+_SURE = "The two are far enough apart: no one measurement is likely to turn the answer."
+_ONE_KIND = "Only one kind has a plan here: there is nothing to decide between."
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """chance: that AFD is better, None where only one kind has a plan. wanted: tokens per second and user that the
+    targets ask for. front: by kind, fastest first, the chosen plan among them. heights: of its charts; by the first
+    one the plans were chosen. answer: the values of `--json`."""
+
+    asked: str
+    question: Question
+    best: Plan
+    verdict: str
+    chance: float | None
+    decider: str
+    wanted: float | None
+    heights: Sequence[Measure]
+    front: Mapping[str, Sequence[Plan]]
+    swings: tuple[Swing, ...]
+    assumed: tuple[Assumed, ...]
+    answer: Mapping[str, object]
+
+
+def report_of(
+    question: Question,
+    found: RankedPlans,
+    verdict: str,
+    changes: dict[str, float | None],
+    typed: Mapping[str, str],
+) -> PlanReport:
+    """`found` has a plan. It searches once per point of the front, and evaluates the chosen layout for the rest."""
+    best, tpot = found.plans[0], question.targets.tpot
+    return PlanReport(
+        asked=command_line(typed),
+        question=question,
+        best=best,
+        verdict=verdict,
+        chance=chance(question, found),
+        decider=_decider(question, found),
+        wanted=1 / tpot if tpot < float("inf") else None,
+        heights=measures(question.objective),
+        front=_front(question, best),
+        swings=tornado(question, best),
+        assumed=tuple(assumed(question, typed)),
+        answer=as_values(question, found, verdict, changes),
+    )
+
+
+def _decider(question: Question, found: RankedPlans) -> str:
+    afd, colocated = found.best("afd"), found.best("colocated")
+    if afd is None or colocated is None:
+        return _ONE_KIND
+    words = decider(question, afd, colocated)
+    return words[:1].upper() + words[1:] if words else _SURE
+
+
+def _front(question: Question, best: Plan) -> dict[str, list[Plan]]:
+    """By what the plan was chosen by, or tokens per device where that counts nothing per token."""
+    height = optimised(question.objective)
+    per_token = question if height is not PER_DEVICE else replace(question, objective="device")
+    curves: dict[str, list[Plan]] = {}
+    for _, found in pareto(per_token):
+        curves = found
+    return {
+        kind: _undominated([*plans, best] if kind == best.kind else plans, height)
+        for kind, plans in curves.items()
+    }
+
+
+def _undominated(plans: Sequence[Plan], height: Measure) -> list[Plan]:
+    """Those that no other beats in both the speed of a user and the height."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.tpot, -height.of(plan))):
+        if not kept or height.of(plan) > height.of(kept[-1]):
+            kept.append(plan)
+    return kept
+
+
+def values(report: PlanReport) -> dict[str, object]:
+    """JSON values, the same for the same question. Rates in tokens per second, times in ms."""
+    planned = report.best.tok_s_per_device
+    return {
+        "question": report.asked,
+        "workload": report.question.setting.workload.name,
+        **report.answer,
+        "what_would_decide": report.decider,
+        "target_tok_s_per_user": None if report.wanted is None else round(report.wanted, 3),
+        "pareto": {kind: [_point(plan) for plan in plans] for kind, plans in report.front.items()},
+        "tornado": [_swing(swing, planned) for swing in report.swings],
+        "assumed": [{"what": row.what, "value": row.value, "source": row.source} for row in report.assumed],
+    }
+
+
+def _point(plan: Plan) -> dict[str, object]:
+    return {
+        "plan": describe(plan),
+        "micro_batches": plan.micro_batches,
+        "batch": plan.batch,
+        "tok_s_per_user": round(1 / plan.tpot, 3),
+        "tok_s_per_device": round(plan.tok_s_per_device, 2),
+        "usd_per_mtok": round(plan.usd_per_mtok, 5),
+    }
+
+
+def _swing(swing: Swing, planned: float) -> dict[str, object]:
+    return {
+        "assumption": swing.name,
+        "unit": swing.unit,
+        "low": round(swing.low, 4),
+        "planned": round(swing.planned, 4),
+        "high": round(swing.high, 4),
+        "tok_s_per_device_at_low": _rate(swing.at_low),
+        "tok_s_per_device_at_high": _rate(swing.at_high),
+        "effect_tok_s_per_device": round(swing.effect(planned), 2),
+        "why": swing.why,
+    }
+
+
+def _rate(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 2)

@@ -1,0 +1,106 @@
+"""A plan's report as one picture, for slides and messages: verdict, Pareto front, stages, tornado.
+
+matplotlib (the `plot` extra) draws it. What is assumed, and the tables, are on the page and in the JSON only.
+"""
+
+import itertools
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from afserve.cli.plan.drawing import pyplot_for
+from afserve.cli.plan.measure import Measure
+from afserve.cli.plan.report import PlanReport
+from afserve.cli.plan.report_figures import SAID, amount, rate, shown_swings, split_of, splits, stages
+from afserve.errors import ConfigError, shown
+
+_COLOURS = {
+    "colocated": "#0072b2",
+    "afd": "#b84a00",
+    "compute": "#009e73",
+    "moved": "#7f7f7f",
+    "low": "#cc79a7",
+    "high": "#8a6d00",
+}
+_MARKS = "os^Dv<>PX*"
+
+
+def write_png(path: Path, report: PlanReport) -> None:
+    """Raises ConfigError where matplotlib is not installed, or the file cannot be written."""
+    pyplot = pyplot_for("report", path)
+    heights = report.heights
+    figure, panels = pyplot.subplots(
+        len(heights) + 2,
+        1,
+        figsize=(8, 7 + 3.6 * len(heights)),
+        dpi=150,
+        height_ratios=(*[4] * len(heights), 1.6, 4),
+        layout="constrained",
+    )
+    setting = report.question.setting
+    conclusion = report.verdict.partition(". ")[0].rstrip(".")  # the page has all of it
+    title = f"{setting.shape.name}, {setting.workload.name}\n{textwrap.fill(conclusion, 100)}"
+    figure.suptitle(title, fontsize=9, x=0.02, ha="left", parse_math=False)
+    for axes, height in zip(panels, heights, strict=False):
+        _front(axes, report, height)
+    _stages(panels[-2], report)
+    _tornado(panels[-1], report)
+    try:
+        figure.savefig(path, metadata={"Software": "afserve"})
+    except OSError as error:
+        raise ConfigError(f"--report {shown(str(path))}: {error.strerror}", param="report") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _front(axes: Any, report: PlanReport, height: Measure) -> None:
+    marks = dict(zip(splits(report), itertools.cycle(_MARKS)))
+    for kind, plans in report.front.items():
+        axes.plot([1 / plan.tpot for plan in plans], list(map(height.of, plans)), color=_COLOURS[kind])
+        for split in dict.fromkeys(map(split_of, plans)):
+            of_split = [plan for plan in plans if split_of(plan) == split]
+            users, up = [1 / plan.tpot for plan in of_split], list(map(height.of, of_split))
+            axes.plot(users, up, marks[split], ms=5, color=_COLOURS[kind], label=split)
+    best = report.best
+    axes.plot(1 / best.tpot, height.of(best), "o", ms=13, mfc="none", color="black", label="chosen plan")
+    if report.wanted is not None:
+        label = f"target: {rate(report.wanted)} tokens per second and user"
+        axes.axvline(report.wanted, color="#888888", lw=0.8, ls="--", label=label)
+    axes.set_xlabel("tokens per second and user")
+    axes.set_ylabel(height.label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
+def _stages(axes: Any, report: PlanReport) -> None:
+    for name, seconds, kind in reversed(stages(report.best)):
+        axes.barh(name, seconds * 1e6, color=_COLOURS[kind], label=SAID[kind])
+        axes.text(seconds * 1e6, name, f" {seconds * 1e6:,.1f} us", fontsize=7, va="center")
+    axes.margins(x=0.12)
+    axes.set_xlabel("microseconds of one layer of one micro-batch")
+    _legend(axes)
+
+
+def _tornado(axes: Any, report: PlanReport) -> None:
+    planned = report.best.tok_s_per_device
+    axes.axvline(planned, color="black", lw=1)
+    swings = shown_swings(report)[::-1]
+    for place, swing in enumerate(swings):
+        ends = (("low", 0.2, swing.low, swing.at_low), ("high", -0.2, swing.high, swing.at_high))
+        for end, above, value, found in ends:
+            width = (found or 0.0) - planned
+            axes.barh(place + above, width, 0.36, left=planned, color=_COLOURS[end], label=SAID[end])
+            said = f" {amount(swing, value)}: {'misses the target' if found is None else rate(found)}"
+            axes.text(max(found or 0.0, planned), place + above, said, fontsize=7, va="center")
+    axes.set_yticks(range(len(swings)), [f"{swing.name} ({swing.unit})" for swing in swings])
+    axes.margins(x=0.2)
+    axes.set_xlabel(f"tokens per second and device; as planned {rate(planned)}")
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Each colour once."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(*zip(*dict(zip(labels, zip(handles, labels))).values()), fontsize=7)

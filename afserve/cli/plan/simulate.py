@@ -1,0 +1,258 @@
+"""`afserve simulate`: play the best plan event by event, layers first, then requests."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.cli.options import Within, gather_group, group_options
+from afserve.cli.plan.plan_options import asked_question, question_flags
+from afserve.cli.plan.simulate_losses import (
+    LossFlags,
+    long_run,
+    loss_text,
+    recovery_of,
+    said_of,
+    typed_losses,
+)
+from afserve.cli.plan.simulate_play import MOST_REQUESTS, PlayedRequests, play_layers
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.plan import Plan
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.simulate.simulate import Played
+    from afserve.placement.planner.simulate.simulate_losses import Struck
+    from afserve.placement.planner.simulate.simulate_requests import ServedRequests
+
+_LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
+_MOST_RANKS = 20_000
+
+
+@click.command("simulate", short_help="Play a plan event by event.")
+@question_flags
+@click.option(
+    "--steps",
+    default=16,
+    type=Within(2, 10000, whole=True),
+    help="Decode steps per micro-batch.  [default: 16]",
+)
+@click.option(
+    "--requests",
+    type=Within(1, MOST_REQUESTS, whole=True),
+    help="Requests to play, over 8 ranks at most.  [default: four for every request that fits, 200000 at most]",
+)
+@click.option(
+    "--load",
+    default=0.8,
+    type=Within(0.001, 10),
+    help="Arrival rate as a share of what the plan can serve.  [default: 0.8]",
+)
+@click.option(
+    "--jitter",
+    default=0.02,
+    type=Within(0, 1),
+    help="Mean random lengthening of every stage.  [default: 0.02]",
+)
+@click.option(
+    "--stall",
+    default=0.0,
+    type=Within(0, 1),
+    help="Chance that a stage takes five times as long.  [default: 0]",
+)
+@group_options(LossFlags)
+@click.option("--seed", default=0, type=_SEED, help="Random seed.")
+@click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(
+    steps: int,
+    requests: int | None,
+    load: float,
+    jitter: float,
+    stall: float,
+    seed: int,
+    timeline: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Play the best plan event by event: ping-pong, random lengths, stragglers, arrivals, lost devices.
+
+    \b
+    afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
+    """
+    from afserve.errors import DoesNotFitError
+    from afserve.placement.planner.infeasible import explain
+    from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.simulate.losses import again_second, outages, roles_of
+    from afserve.placement.planner.simulate.simulate_losses import Struck
+
+    losses = gather_group(LossFlags, flags)
+    recovery = recovery_of(losses)
+    question = asked_question(flags)
+    best = answer(question).best()
+    if best is None:
+        raise DoesNotFitError(explain(question))
+    _check_size(best)
+    _check_timeline(timeline, best)
+    roles = roles_of(question, best, recovery) if losses.asked else ()
+    happened = outages(roles, typed_losses(losses, roles))
+    endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None
+    calm = play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
+    played = play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
+    requested = PlayedRequests(question, best, played, requests, load, seed)
+    values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], load)
+    if happened:
+        struck = Struck(happened, recovery, again_second(question, best))
+        values |= _with_losses(question, values, requested, struck)
+    if endured is not None:
+        values["long_run"] = endured
+    click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
+    if timeline is not None and played is not None:
+        _write_timeline(timeline, played)
+
+
+def _values(
+    question: "Question",
+    plan: "Plan",
+    runs: "tuple[Played | None, Played | None]",
+    served: "ServedRequests",
+    load: float,
+) -> dict[str, Any]:
+    import numpy as np
+
+    from afserve.placement.planner.infeasible import describe
+
+    values: dict[str, Any] = {
+        "plan": describe(plan),
+        "micro_batches": plan.micro_batches,
+        "batch": plan.batch,
+        "closed_form_tpot_ms": round(plan.tpot * 1e3, 3),
+        "load": load,
+        **_of_requests(question, served),
+    }
+    calm, played = runs
+    if calm is not None and played is not None:
+        step, slower = (
+            float(np.mean(run.step_seconds)) / question.setting.tokens_per_step for run in (calm, played)
+        )
+        decode = plan.tpot * (1 - plan.prefill_share)
+        values["full_batch_tpot_ms"] = round(step * 1e3, 3)
+        values["closed_form_tpot_ms"] = round(decode * 1e3, 3)
+        values["difference"] = round(step / decode - 1, 4)
+        values["stragglers"] = round(slower / step - 1, 4)
+        values["idle"] = {name: round(1 - share, 4) for name, share in played.busy.items()}
+    return values
+
+
+def _of_requests(question: "Question", served: "ServedRequests") -> dict[str, Any]:
+    from afserve.placement.planner.simulate.simulate_requests import goodput, percentile
+
+    def percentiles(seconds: list[float]) -> dict[str, float]:
+        return {f"p{p}": round(percentile(seconds, served.weight, p / 100) * 1e3, 3) for p in (50, 90, 99)}
+
+    targets = question.targets
+    return {
+        "requests": len(served.ended),
+        "tpot_ms": percentiles(served.tpot),
+        "ttft_ms": percentiles(served.ttft),
+        "tok_s": round(served.tokens / served.seconds, 1),
+        "goodput_requests_per_s": round(goodput(served, targets.tpot, targets.ttft), 3),
+    }
+
+
+def _with_losses(
+    question: "Question", calm: dict[str, Any], requested: PlayedRequests, struck: "Struck"
+) -> dict[str, Any]:
+    """The values of requests with losses; the `calm` ones are kept as `undisturbed`. Raises ConfigError where a device
+    is lost when nothing is played any more."""
+    from afserve.errors import ConfigError
+    from afserve.placement.planner.simulate.simulate_requests import percentile
+
+    last, ends = struck.outages[-1].at, requested.ends
+    if last >= ends:
+        raise ConfigError(
+            f"--lose: {last:g} s is after the last request, which ends at {ends:.1f} s; add --requests N",
+            param="lose",
+        )
+    served, losing = requested.play(struck)
+    values = _of_requests(question, served)
+    stalls = {
+        f"p{p}": round(percentile(served.stalls, [1.0] * len(served.stalls), p / 100), 3)
+        for p in (50, 99)
+        if served.stalls
+    }
+    return values | {
+        "losses": said_of(struck.outages),
+        "moved": {
+            "requests": losing.moved,
+            "next_token_s": stalls or None,
+            "tokens_again": round(losing.again),
+        },
+        "undisturbed": {name: calm[name] for name in values},
+    }
+
+
+def _text(plan: "Plan", values: dict[str, Any]) -> str:
+    batches = (
+        f"{plan.micro_batches} micro-batches of {plan.batch}"
+        if plan.micro_batches > 1
+        else f"batch {plan.batch}"
+    )
+    lines = [f"{values['plan']}; {batches} per rank"]
+    if "idle" in values:
+        idle = ", ".join(f"{name} {share:.0%}" for name, share in values["idle"].items())
+        lines.append(
+            f"full batch, decode: {values['full_batch_tpot_ms']} ms per token simulated, "
+            f"{values['closed_form_tpot_ms']} in closed form ({values['difference']:+.1%}); with stragglers "
+            f"{values['stragglers']:+.1%}; idle: {idle}"
+        )
+    else:
+        lines.append(
+            f"closed form: {values['closed_form_tpot_ms']} ms per token, every rank full, prompts included"
+        )
+    lines.append(
+        f"played with random lengths and arrivals at {values['load']:.0%} of what the plan can serve:"
+    )
+    for name, label in (("tpot_ms", "TPOT"), ("ttft_ms", "TTFT")):
+        found = values[name]
+        lines.append(f"{label} ms: p50 {found['p50']:,.1f}, p90 {found['p90']:,.1f}, p99 {found['p99']:,.1f}")
+    lines.append(
+        f"{values['tok_s']:,.0f} tok/s, {values['goodput_requests_per_s']:,.2f} requests/s inside the targets, "
+        f"{values['requests']:,} requests played"
+    )
+    return "\n".join(lines + loss_text(values))
+
+
+def _check_size(plan: "Plan") -> None:
+    from afserve.errors import ConfigError
+
+    if plan.ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"--pool: the plan has {plan.ranks:,} attention ranks, and {_MOST_RANKS:,} is the most that are played; "
+            "ask about a part of it with a smaller --pool or --attention-devices",
+            param="pool",
+        )
+
+
+def _check_timeline(path: Path | None, plan: "Plan") -> None:
+    """Before anything is played."""
+    from afserve.errors import ConfigError
+
+    if path is not None and plan.kind != "afd":
+        raise ConfigError(
+            "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
+        )
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = "it is a folder" if path.is_dir() else "there is no such folder; make it first"
+        raise ConfigError(f"--timeline {path}: {why}", param="timeline")
+
+
+def _write_timeline(path: Path, played: "Played") -> None:
+    from afserve.errors import ConfigError
+    from afserve.placement.planner.simulate.timeline import perfetto_json
+
+    try:
+        path.write_text(perfetto_json(played.spans), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--timeline {path}: {error.strerror}", param="timeline") from error
+    click.echo(f"wrote {path}; open it at https://ui.perfetto.dev", err=True)

@@ -1,0 +1,195 @@
+"""Blocks of KV cache as integers: who holds which, and which full blocks can be found again by content.
+
+A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is evicted for
+reuse, least recently released first. A cached copy that is kept for another node stays for longer: as if it had been
+released as many releases later as there are blocks. It knows no tensors and no requests.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from afserve.engine.kv.free_blocks import FreeBlocks
+
+Hash = bytes
+OnEvict = Callable[[Sequence[tuple[int, Hash]]], None]
+OnIdle = Callable[[Sequence[tuple[int, Hash]]], None]
+ROOT: Hash = b""
+
+
+def root_hash(model: str, dtype: str, salt: bytes = b"") -> Hash:
+    """What stands before a sequence's first block: equal names mean equal keys and values only within one model and
+    dtype, and nobody finds blocks of another salt."""
+    digest = hashlib.blake2b(digest_size=16, person=b"afserve-kv-root")
+    for part in (model.encode(), dtype.encode(), salt):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def block_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
+    """Name of a full block: its tokens and everything before them. 128 bits of BLAKE2b."""
+    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def salted(root: Hash, salt: str) -> Hash:
+    """The root of one request's blocks: those of another salt are never found."""
+    if not salt:
+        return root
+    return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"afserve-kv-salt").digest()
+
+
+class BlockPool:
+    """`root` is the name before the first block of every sequence. `on_evict` is told the blocks that lose their names,
+    with those, once, all of one allocation together, before they are given out: what they hold can still be read, and
+    the last of a chain comes first. `on_idle` is told the
+    named blocks that nobody holds any more and that are no copies, those of one release together, in the order of their
+    chain."""
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        root: Hash = ROOT,
+        on_evict: OnEvict = lambda blocks: None,
+        on_idle: OnIdle = lambda blocks: None,
+    ) -> None:
+        self.block_size = block_size
+        self.caching = caching
+        self.root = root
+        self._on_evict, self._on_idle = on_evict, on_idle
+        self._free = FreeBlocks(blocks)
+        self._references = [0] * blocks
+        self._hash_of: dict[int, Hash] = {}
+        self._block_of: dict[Hash, int] = {}
+        # Both in the order of release; the value is its number.
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        self._copies: OrderedDict[int, int] = OrderedDict()
+        self._releases = 0
+        self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
+        self.copy_hits = 0
+
+    @property
+    def blocks(self) -> int:
+        return len(self._references)
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + len(self._cached) + len(self._copies)
+
+    @property
+    def copies(self) -> int:
+        """Cached blocks that are kept for another node."""
+        return len(self._copies)
+
+    @property
+    def used(self) -> int:
+        return self.blocks - self.available
+
+    def match(self, hashes: Iterable[Hash]) -> list[int]:
+        """The longest run of known blocks from the start. They are not yet held: `hold` them at once."""
+        found: list[int] = []
+        if self.caching:
+            for digest in hashes:
+                block = self._block_of.get(digest)
+                if block is None:
+                    break
+                found.append(block)
+        return found
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._cached.pop(block, None)
+            if self._copies.pop(block, None) is not None:
+                self.copy_hits += 1
+            self._references[block] += 1
+
+    def is_held(self, block: int) -> bool:
+        return self._references[block] > 0
+
+    def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
+        """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
+        spared = sum(1 for block in sparing if block in self._cached or block in self._copies)
+        return count <= self.available - spared
+
+    def allocate(self, count: int, last: int | None = None) -> list[int]:
+        """`count` held blocks with unknown content, behind block `last` where those are free. The caller asked
+        `can_allocate`."""
+        assert count <= self.available, f"{count} blocks asked, {self.available} available"
+        taken: list[int] = []
+        while len(taken) < count and self._free:
+            taken += self._free.take_some(last, count - len(taken))
+            last = taken[-1]
+        if len(taken) < count:
+            evicted = [self._evict() for _ in range(count - len(taken))]
+            self._on_evict(evicted)
+            taken += [block for block, _ in evicted]
+        for block in taken:
+            self._references[block] = 1
+        return taken
+
+    def _evict(self) -> tuple[int, Hash]:
+        block, _ = self._next_evicted().popitem(last=False)
+        name = self._hash_of.pop(block)
+        del self._block_of[name]
+        self._restored.pop(block, None)
+        return block, name
+
+    def _next_evicted(self) -> OrderedDict[int, int]:
+        """Where the cached block is that was released first, by the count that is a copy's."""
+        if not (self._cached and self._copies):
+            return self._cached or self._copies
+        cached, copy = next(iter(self._cached.values())), next(iter(self._copies.values()))
+        return self._cached if cached <= copy + self.blocks else self._copies
+
+    def publish(self, block: int, digest: Hash) -> None:
+        """A held block is full and written: let others find it. The first block of a content wins."""
+        if self.caching and digest not in self._block_of and block not in self._hash_of:
+            self._block_of[digest] = block
+            self._hash_of[block] = digest
+
+    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+        """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
+        node."""
+        idle: list[tuple[int, Hash]] = []
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} released twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._hash_of:
+                    self._releases += 1
+                    (self._copies if copies else self._cached)[block] = self._releases
+                    if not copies:
+                        idle.append((block, self._hash_of[block]))
+                else:
+                    self._free.add(block)
+        if idle:
+            self._on_idle(idle[::-1])
+
+    def publish_restored(self, blocks: Sequence[int], names: Sequence[Hash], tier: str) -> None:
+        """`publish` of each; these came from that tier."""
+        for block, name in zip(blocks, names, strict=True):
+            self.publish(block, name)
+            if block in self._hash_of:
+                self._restored[block] = tier
+
+    def take_restored(self, blocks: Iterable[int]) -> Counter[str]:
+        """How many of them came from which tier; each is counted once."""
+        if not self._restored:
+            return Counter()
+        return Counter(self._restored.pop(block) for block in blocks if block in self._restored)
+
+    def check(self, holders: Iterable[Sequence[int]]) -> None:
+        """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""
+        counted = [0] * self.blocks
+        for blocks in holders:
+            for block in blocks:
+                counted[block] += 1
+        assert counted == self._references, "reference counts disagree with the holders"
+        idle = [*self._free, *self._cached, *self._copies]
+        assert len(set(idle)) == len(idle), "a block is idle twice"
+        assert all(self._references[b] == 0 for b in idle), "a held block is on an idle list"
+        assert len(idle) + sum(1 for r in self._references if r) == self.blocks, "a block is lost"
+        assert {b: h for h, b in self._block_of.items()} == self._hash_of, "the two hash maps disagree"

@@ -1,0 +1,420 @@
+"""Which tokens run next: continuous batching with chunked prefill, prefix hits and preemption.
+
+Integers in, integers out: no tensors, no clock, no sockets. Each micro-batch has its own running sequences;
+all share one pool of blocks and one waiting queue. A plan's sequences are in flight until `commit`; only
+sequences that are not in flight lose their blocks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from types import MappingProxyType
+
+from afserve.comm.kv.sharing import SharedPrompt
+from afserve.config import EngineConfig
+from afserve.engine.kv.blocks import BlockPool, Hash
+from afserve.engine.kv.prefix_keys import HeldPrefixes
+from afserve.engine.kv.prefix_keys import extend as extend_keys
+from afserve.engine.scheduling.endings import extend
+from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
+from afserve.engine.scheduling.giving_way import gives_way, steps_back
+from afserve.engine.scheduling.guides import Guide
+from afserve.engine.scheduling.prefix_hits import PrefixHits
+from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.request_limits import RequestLimits
+from afserve.engine.scheduling.sequence import Sequence, turn_of
+from afserve.engine.scheduling.shared_prompts import leave, own_chunk, shared_of
+from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
+from afserve.engine.scheduling.turns import Group, Turns
+from afserve.errors import OverloadedError, RequestError
+
+
+class Scheduler:
+    """`pool` is the node's; without one, for the scheduler alone, it makes its own."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        pool: BlockPool | None = None,
+        prefixes: HeldPrefixes | None = None,
+    ) -> None:
+        self._config = config
+        self._eos_ids = eos_ids
+        self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self.prefixes = HeldPrefixes() if prefixes is None else prefixes
+        self._limits = RequestLimits(
+            config.max_model_len, self.pool.blocks * self.pool.block_size, vocab_size
+        )
+        self._shares = FairShares()
+        self._waiting = WaitingRequests(self._shares)
+        self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
+        self._by_handle: dict[int, Sequence] = {}
+        # Of the running ones, by order, those that brought the row of their next token.
+        self._undrawn: dict[int, Sequence] = {}
+        self._turns = Turns()
+        self._order = 0
+        self.active = config.micro_batches
+        self.step_tokens = config.max_batch_tokens
+        self.prompt_tokens = config.max_batch_tokens  # of those
+        self.preemptions = 0
+        self.prefix = PrefixHits()
+
+    # -- what may come in ------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        guide: Guide | None = None,
+        arrived: float = 0.0,
+        shared: SharedPrompt | None = None,
+    ) -> None:
+        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar.
+        Other nodes compute parts of a `shared` prompt."""
+        if request.handle in self._by_handle:
+            raise RequestError(f"request {request.handle} is already running", param="handle")
+        self._limits.check(request)
+        eos = frozenset() if request.params.ignore_eos else self._eos_ids
+        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
+        if not self._waiting.room(sequence, self._config.max_waiting):
+            raise OverloadedError(
+                f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
+            )
+        sequence.arrived, sequence.shared = arrived, shared
+        lacks = len(sequence.tokens) - len(self._prefix(sequence)) * self.pool.block_size
+        sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
+        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._prompts_left())
+        self._order += 1
+        self._by_handle[request.handle] = sequence
+        self._shares.opened(sequence)
+        self._queue(sequence)
+
+    def cancel(self, handle: int) -> bool:
+        """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
+        sequence = self._by_handle.get(handle)
+        if sequence is None:
+            return False
+        if sequence.in_flight:
+            sequence.cancelled = True
+        else:
+            self._drop(sequence)
+        return True
+
+    # -- what runs next --------------------------------------------------------------------------------
+
+    def plan(self, micro_batch: int) -> StepPlan | None:
+        """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight.
+
+        Only the first `active` micro-batches take sequences; the others hand theirs over.
+        """
+        self._even_out(micro_batch)
+        if micro_batch < self.active:
+            self._admit(micro_batch)
+        if (drawn := self._drawn(micro_batch)) is not None:
+            return drawn
+        chunks: list[Chunk] = []
+        budget, prompts = self.step_tokens, self.prompt_tokens
+        # Decodes first: one long prompt must not stall those who already read along.
+        turn = self._shares.step_turn if self._shares.several else turn_of
+        for sequence in sorted(self._running[micro_batch], key=turn):
+            if budget == 0:
+                break
+            if sequence.micro_batch != micro_batch:
+                continue  # preempted by an earlier one of this loop
+            if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
+                own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
+                if own is not None:
+                    self._shares.charge(sequence, own.start, own.count)
+                    return StepPlan(micro_batch, (own,))
+                continue
+            start, known = sequence.computed, len(sequence.tokens)
+            kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
+            most = min(budget, prompts) if kind is PROMPT else budget
+            count = self._reserve(sequence, min(known - start, most)) if most else 0
+            if count:
+                sequence.in_flight = True
+                chunks.append(Chunk(sequence, start, count, start + count == known, kind))
+                self._shares.charge(sequence, start, count)
+                budget -= count
+                prompts -= count * (kind is PROMPT)
+        return StepPlan(micro_batch, tuple(chunks)) if chunks else None
+
+    def _drawn(self, micro_batch: int) -> StepPlan | None:
+        """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
+        mine = [sequence for sequence in self._undrawn.values() if sequence.micro_batch == micro_batch]
+        for sequence in mine:
+            sequence.in_flight = True
+        chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
+        return StepPlan(micro_batch, chunks, draws=True) if chunks else None
+
+    def has_work(self, micro_batch: int) -> bool:
+        return bool(self._running[micro_batch]) or bool(self._waiting)
+
+    def runs_alone(self, micro_batch: int) -> bool:
+        """Whether no other micro-batch has sequences."""
+        return self.running == len(self._running[micro_batch])
+
+    def _admit(self, micro_batch: int) -> None:
+        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Where all
+        places are taken, one steps back whose turn is later. Of several tenants one that is ahead makes room, a
+        sequence each time."""
+        mine, asked = self._running[micro_batch], False
+        while self._waiting:
+            if len(mine) >= -(-(self.running + self.waiting) // self.active):
+                return
+            sequence = self._waiting.first()
+            if sequence is None:
+                return
+            if self._enters(sequence, micro_batch):
+                continue
+            leaves = None if asked else gives_way(self._shares, sequence, self._all_running())
+            if leaves is None:
+                return
+            asked = True
+            self._preempt(leaves)
+
+    def _enters(self, sequence: Sequence, micro_batch: int) -> bool:
+        later = None
+        if self.running >= self._config.max_sequences:
+            later = steps_back(sequence, self._all_running())
+            if later is None:
+                return False
+        found = self._finds_room(sequence)
+        if found is None:
+            return False
+        if later is not None:
+            self._leave(later)
+            later.computed = 0
+            later.keys.clear()
+            self._waiting.add(later)
+        self._waiting.remove(sequence)
+        self._enter(sequence, micro_batch, found)
+        return True
+
+    def _finds_room(self, sequence: Sequence) -> list[int] | None:
+        """Its cached blocks, where there is room for what it computes first, and 1 % for others to grow."""
+        found = self._prefix(sequence)
+        first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
+        need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
+        return found if self.pool.can_allocate(need, sparing=found) else None
+
+    def _even_out(self, micro_batch: int) -> None:
+        """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
+        mine = self._running[micro_batch]
+        while mine:
+            least = min(range(self.active), key=lambda index: len(self._running[index]))
+            if micro_batch < self.active and len(mine) < len(self._running[least]) + 2:
+                return
+            sequence = mine.pop()
+            sequence.micro_batch = least
+            self._running[least].append(sequence)
+
+    def _prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of a prefix, leaving at least one token to compute."""
+        return self.pool.match(sequence.usable_names(self.pool.block_size))
+
+    def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
+        self.pool.hold(found)
+        sequence.blocks = list(found)
+        sequence.computed = sequence.entered = len(found) * self.pool.block_size
+        sequence.micro_batch = micro_batch
+        if not sequence.started:
+            sequence.started = True
+            most = sequence.request.cached_most
+            sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
+            restored = self.pool.take_restored(found)
+            self.prefix.count(sequence, {t: n * self.pool.block_size for t, n in restored.items()})
+        self._running[micro_batch].append(sequence)
+        if sequence.row:
+            self._undrawn[sequence.order] = sequence
+        self._mark(sequence, len(found))
+
+    def _reserve(self, sequence: Sequence, count: int) -> int:
+        """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""
+        size = self.pool.block_size
+        while True:
+            need = -(-(sequence.computed + count) // size) - len(sequence.blocks)
+            if need <= 0:
+                return count
+            if self.pool.can_allocate(need):
+                sequence.blocks += self.pool.allocate(need, sequence.blocks[-1] if sequence.blocks else None)
+                return count
+            victim = self._victim(sequence)
+            if victim is not None:
+                self._preempt(victim)
+                continue
+            room = len(sequence.blocks) * size + self.pool.available * size - sequence.computed
+            if room > 0:
+                count = min(count, room)
+            elif any(s.in_flight for s in self._all_running()):
+                return 0  # others will finish or grow past it; try again next step
+            else:
+                self._preempt(sequence)
+                return 0
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The youngest running sequence that is younger than this one and not in flight."""
+        younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
+        return max(younger, key=lambda s: s.rank, default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, where it keeps its turn; its tokens are kept and computed again (recomputation)."""
+        self._leave(sequence)
+        leave(sequence, "a node had no room to keep its part")
+        if sequence.collects_prompt:
+            sequence.prompt_logprobs.clear()
+        left = sequence.prompt_left
+        sequence.counted, sequence.computed = max(sequence.counted, sequence.computed), 0
+        sequence.keys.clear()
+        sequence.given = sequence.lacks = len(sequence.tokens)
+        self._turns.again(sequence.group, sequence.lacks - left)
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        self._shares.needs(sequence)
+        self._waiting.add(sequence)
+
+    # -- what came back --------------------------------------------------------------------------------
+
+    def commit(
+        self, plan: StepPlan, accepted: Many[Many[int]], failures: Mapping[int, str] = MappingProxyType({})
+    ) -> list[Finished]:
+        """Book a step that ran. `accepted` has a run of tokens, usually one, for each chunk that was `last` and did not
+        fail, in order; a run is cut behind the token that ends its sequence.
+
+        The last token of a run is still to be computed, and so is whatever a chunk did not reach. `failures` says why a
+        chunk gave nothing, by its index in the plan: its sequence ends, and what it wrote is never found by others.
+        """
+        finished: list[Finished] = []
+        runs = iter(accepted)
+        for index, chunk in enumerate(plan.chunks):
+            sequence = chunk.sequence
+            sequence.in_flight = False
+            if plan.draws:
+                sequence.row = b""
+                self._undrawn.pop(sequence.order, None)
+            if index in failures:
+                finished.append(self._failed(chunk, failures[index]))
+                continue
+            run = next(runs) if chunk.last else ()
+            known, ended = len(sequence.tokens), None
+            if sequence.cancelled:
+                ended = Finished(sequence, "cancelled")
+            elif run:
+                ended = extend(sequence, run, self._limits.longest)
+                known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
+            before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
+            if sequence.computed >= sequence.given:
+                self._shares.met(sequence)
+            self._publish(sequence, before)
+            if ended is not None:
+                finished.append(ended)
+        for done in finished:
+            self._drop(done.sequence)
+        return finished
+
+    def abandon(self, plan: StepPlan) -> list[Finished]:
+        """A step that ended in the middle: nothing of it was computed."""
+        for chunk in plan.chunks:
+            chunk.sequence.in_flight = False
+        cancelled = [Finished(c.sequence, "cancelled") for c in plan.chunks if c.sequence.cancelled]
+        for done in cancelled:
+            self._drop(done.sequence)
+        return cancelled
+
+    def _failed(self, chunk: Chunk, error: str) -> Finished:
+        """Blocks before the step's first were full, and written by steps that did not fail."""
+        spoiled = tuple(chunk.sequence.blocks[chunk.sequence.computed // self.pool.block_size :])
+        if chunk.sequence.cancelled:
+            return Finished(chunk.sequence, "cancelled", spoiled=spoiled)
+        return Finished(chunk.sequence, "error", error=error, spoiled=spoiled)
+
+    def _publish(self, sequence: Sequence, before: int) -> None:
+        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
+        size = self.pool.block_size
+        first, full = before // size, sequence.computed // size
+        if first < full and self.pool.caching:
+            hashes = sequence.full_hashes(size)
+            for index in range(first, full):
+                self.pool.publish(sequence.blocks[index], hashes[index])
+            self._mark(sequence, full)
+
+    def _mark(self, sequence: Sequence, blocks: int) -> None:
+        """Its beginning of so many blocks can be found by others."""
+        size, hashes = self.pool.block_size, sequence.hashes
+        salt = sequence.request.cache_salt
+        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, size, salt):
+            self.prefixes.filled(hashes[end - 1], key)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._running[sequence.micro_batch].remove(sequence)
+        self._undrawn.pop(sequence.order, None)
+        sequence.micro_batch = -1
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.micro_batch >= 0:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._by_handle[sequence.request.handle]
+        self._shares.closed(sequence)
+
+    # -- what others may know --------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return sum(len(r) for r in self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._by_handle)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts, still to be computed."""
+        left = ((s, max(0, s.given - s.computed)) for s in self._by_handle.values())
+        return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
+
+    def _prompts_left(self) -> Iterator[tuple[Group, int]]:
+        return ((sequence.group, sequence.prompt_left) for sequence in self._by_handle.values())
+
+    @property
+    def shares(self) -> bool:
+        """Whether other nodes compute parts of any running prompt."""
+        return any(s.shared is not None for s in self._all_running())
+
+    def _all_running(self) -> Iterator[Sequence]:
+        for running in self._running:
+            yield from running
+
+    def usable_names(self, request: GenerationRequest) -> list[Hash]:
+        """Names of the blocks that a request could find here, its own chain from the first on."""
+        return Sequence.start(request, 0, frozenset(), self.pool.root).usable_names(self.pool.block_size)
+
+    def written_names(self) -> dict[int, list[Hash]]:
+        """By handle, the names of the blocks that running requests have filled."""
+        size = self.pool.block_size
+        return {s.request.handle: s.written_names(size) for s in self._all_running()}
+
+    def written_names_of(self, handle: int) -> list[Hash]:
+        """Those of one request; none of one that is not known."""
+        sequence = self._by_handle.get(handle)
+        return [] if sequence is None else sequence.written_names(self.pool.block_size)
+
+    def check(self, held: Iterable[int] = ()) -> None:
+        """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
+        self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
+        assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
+        self._shares.check(list(self._by_handle.values()))
+        undrawn = {sequence.order for sequence in self._all_running() if sequence.row}
+        assert undrawn == set(self._undrawn), "rows that wait to be drawn are miscounted"
+        for sequence in self._all_running():
+            assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"

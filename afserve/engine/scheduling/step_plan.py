@@ -1,0 +1,73 @@
+"""What one step computes and how sequences end in it: values between the scheduler, who decides, and who runs the step.
+
+Integers only; the tensors are made in `batch`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from afserve.engine.scheduling.request import FinishReason
+from afserve.engine.scheduling.sequence import Sequence
+
+
+class ChunkKind(StrEnum):
+    """What a chunk computes: tokens that came with the request (or were thrown out of the cache since), the one token
+    that this node generated last, or several that it accepted or supposes and computes at once."""
+
+    PROMPT = "prompt"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+# By name, because looking up an enum's attribute is slow where it is done for every chunk.
+PROMPT, DECODE, VERIFY = ChunkKind
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them. Nobody changes
+    one; a frozen one takes longer to make, and each token has its own."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    last: bool
+    kind: ChunkKind
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Chunks of decoding and verifying sequences stand before those of prompts. All of one that `draws` are empty: they
+    stand for sequences whose row came with them."""
+
+    micro_batch: int
+    chunks: tuple[Chunk, ...]
+    draws: bool = False
+
+    @property
+    def shared(self) -> Chunk | None:
+        """The chunk of a prompt that several nodes compute, which is alone in its step, if this is one that needs or
+        gives any of their layers."""
+        first = self.chunks[0]
+        prompt = first.sequence.shared
+        return None if prompt is None or first.start < prompt.split.start else first
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def decodes(self) -> int:
+        """Tokens that are no prompt's; they stand in front."""
+        return sum(chunk.count for chunk in self.chunks if chunk.kind is not PROMPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`error` is set only with the reason "error"; `spoiled` are blocks to be cleared before anybody reuses them."""
+
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: str | None = None
+    spoiled: tuple[int, ...] = ()

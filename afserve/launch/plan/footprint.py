@@ -1,0 +1,94 @@
+"""The memory that a model needs: bytes of weights by role, and in words beside what a machine has. All sizes are bytes.
+
+It decides nothing; `topology.py` does.
+"""
+
+from afserve.config import ModelSource
+from afserve.launch.plan.kv_blocks import per_token
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.wishes import Wishes
+from afserve.spec import BYTES, ModelSpec
+
+GIB = 1 << 30
+NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
+INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
+STORED_BITS = 4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers
+_SPARE = 0.10  # of the free memory, left to everything else on the machine
+
+
+def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
+    """Bytes of one number once loaded; FP8 is computed in 16 bits."""
+    return max(2, BYTES[computed_dtype(spec, source)])
+
+
+def needs(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    expert_dtype: str = "auto",
+    dense_dtype: str = "auto",
+) -> str:
+    """What a model needs by role, and what there is."""
+    own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
+    kv = per_token(spec, element_bytes(source, spec)) * 1000
+    machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
+    limited = f" ({machine.limited_by})" if machine.limited_by else ""
+    layers = f"{spec.moe_layers} MoE layer{'s' * (spec.moe_layers != 1)}"
+    return f"""\
+  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({layers})
+  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
+  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
+            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})"""
+
+
+def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
+    """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
+    how, asked = spec.quantization, wishes.engine.expert_dtype
+    stored = how is not None and how.regular and asked != "int8"
+    rows = wishes.experts_on != "cpu" or computed_dtype(spec, source) != "float16"
+    return "stored" if stored and rows and source.load_format != "dummy" else asked
+
+
+def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
+    """As asked for, or the checkpoint's own."""
+    return spec.dtype if source.dtype == "auto" else source.dtype
+
+
+def role_bytes(
+    spec: ModelSpec, source: ModelSource, expert_dtype: str, dense_dtype: str = "auto"
+) -> tuple[int, int]:
+    """Weights of one attention node and of all expert nodes together."""
+    size = element_bytes(source, spec)
+    own, routed = _own_bytes(spec, size, dense_dtype), spec.routed_parameters()
+    if expert_dtype in ("int4", "stored"):
+        how = spec.quantization if expert_dtype == "stored" else None
+        bits = INT4_BITS
+        if how is not None and not how.e2m1:
+            bits = STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
+        return own, int(routed * bits / 8)
+    if expert_dtype == "auto":
+        return own, routed * size
+    scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
+    return own, routed + spec.moe_layers * spec.experts * scales
+
+
+def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str) -> int:
+    """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart."""
+    every = spec.attention_parameters()
+    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype)
+    if bits is None:
+        return every * size
+    embeddings = spec.vocab_size * spec.hidden
+    maps = every - (0 if spec.tied else embeddings)
+    return embeddings * size + int(maps * bits / 8)
+
+
+def usable(machine: Machine) -> int:
+    """Bytes that nodes may take together."""
+    return int(machine.memory * (1 - _SPARE))
+
+
+def gib(size: float) -> str:
+    """Three significant digits, never an exponent."""
+    value = size / GIB
+    return f"{value:,.0f} GiB" if value >= 100 else f"{value:.3g} GiB"

@@ -1,0 +1,88 @@
+"""The CUDA devices of this machine, asked of torch in a process of its own: the gateway imports no torch.
+
+As a program (`python -m afserve.launch.plan.gpus`) it prints what it found as JSON.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from afserve.child import module
+from afserve.errors import ConfigError
+
+_PROBE_SECONDS = 120.0  # torch's import and a context on every device
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """One entry per device; `free` and `total` are bytes. `reach`: each can write the memory of every other."""
+
+    names: tuple[str, ...] = ()
+    free: tuple[int, ...] = ()
+    total: tuple[int, ...] = ()
+    reach: bool = False
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def device(self, number: int) -> str:
+        """Of the node that is the `number`-th of this machine: one of its own while there are enough."""
+        return f"cuda:{number % len(self)}"
+
+    def chosen(self, device: str) -> "Gpus":
+        """Those that `cuda` or `cuda:N` stands for. Raises ConfigError where there is none."""
+        index = device.partition(":")[2]
+        if not self.names or (index and int(index) >= len(self)):
+            there = f"{len(self)} CUDA device{'s' * (len(self) != 1)}"
+            raise ConfigError(
+                f"--device {device}: torch finds {there} here; use --device cpu", param="device"
+            )
+        if not index:
+            return self
+        n = int(index)
+        return Gpus(self.names[n : n + 1], self.free[n : n + 1], self.total[n : n + 1], reach=True)
+
+
+def check_device(text: str) -> None:
+    """Raises ConfigError unless it is cpu, cuda (a GPU for each node) or cuda:N (all nodes on one)."""
+    kind, colon, index = text.partition(":")
+    if text != "cpu" and (kind != "cuda" or (colon and not index.isdecimal())):
+        raise ConfigError(
+            f"--device: {text!r} is not cpu, cuda (a GPU for each node) or cuda:N (all nodes on that one)",
+            param="device",
+        )
+
+
+def probe_gpus(command: Sequence[str] = ()) -> Gpus:
+    """`command` is for tests. Raises ConfigError when torch cannot say in time."""
+    try:
+        done = subprocess.run(
+            command or module("afserve.launch.plan.gpus"),
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"--device: torch found no CUDA devices within {_PROBE_SECONDS:.0f} s") from error
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        raise ConfigError(f"--device: torch could not be asked for CUDA devices: {error}") from error
+    return Gpus(tuple(found["names"]), tuple(found["free"]), tuple(found["total"]), bool(found["reach"]))
+
+
+def _look() -> Gpus:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Gpus()
+    numbers = range(torch.cuda.device_count())
+    memory = [torch.cuda.mem_get_info(n) for n in numbers]
+    reach = all(torch.cuda.can_device_access_peer(a, b) for a in numbers for b in numbers if a != b)
+    names = tuple(torch.cuda.get_device_name(n) for n in numbers)
+    return Gpus(names, tuple(free for free, _ in memory), tuple(total for _, total in memory), reach)
+
+
+if __name__ == "__main__":
+    json.dump(asdict(_look()), sys.stdout)

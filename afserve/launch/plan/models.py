@@ -1,0 +1,145 @@
+"""From what a user calls a model to a folder with a config.json: a bundled name, a folder, or a Hugging Face id.
+
+An id is looked up in the local Hugging Face cache; `download` fetches it first, and without it nothing is downloaded.
+A name of configs/models is a shape without weights, which `--load-format dummy` can run.
+"""
+
+import json
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import afserve
+from afserve.errors import ConfigError, shown
+from afserve.families.table import spec_from_config
+from afserve.json_file import LIST_BYTES, read_text
+from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
+from afserve.tokens.tokenizer import listed_eos_ids
+
+CONFIGS = Path(afserve.__file__).parent / "configs"
+BUNDLED = ("nano",)
+_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json")
+_HUB = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/")
+_LONGEST_SAID = 300  # characters
+log = logging.getLogger("afserve.launch")
+Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its folder
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """`folder` holds config.json; `tokenizer` tokenizer.json. `weights` False: only the shape is known; `hub` is the
+    Hugging Face id where it was read, if it was."""
+
+    name: str
+    folder: Path
+    tokenizer: Path
+    weights: bool
+    hub: str = ""
+
+    def warn_of_tokenizer(self) -> None:
+        """Says that texts go through a tokenizer that the model was not trained with, where they do. Raises
+        CheckpointError where there is something by the name of its own that cannot be read."""
+        if not self.weights or self.tokenizer == self.folder:
+            return
+        if os.path.lexists(own := self.folder / "tokenizer.json"):
+            read_text(own, LIST_BYTES)
+        others = [name for name in _OTHER_TOKENIZERS if (self.folder / name).is_file()]
+        log.warning(
+            "%s has no tokenizer.json%s: texts are read and written with that of %s, which is noise unless weights are "
+            "random; put the model's tokenizer.json there, or ask with token ids",
+            self.folder,
+            f" ({others[0]} is not read)" if others else "",
+            self.tokenizer.name,
+        )
+
+
+def find_model(
+    model: str, scratch: Path, revision: str | None = None, download: Download | None = None
+) -> FoundModel:
+    """Raises ConfigError that lists what there is. A shape's config.json is written below `scratch`.
+
+    `revision` and `download` are for Hugging Face ids.
+    """
+    if is_hub_id(model) and not os.path.isdir(os.path.expanduser(model)):
+        return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
+    for name, given in (("revision", revision), ("download", download)):
+        if given is not None:
+            raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it", param=name)
+    if model in BUNDLED:
+        return _folder(CONFIGS / model, model)
+    path = Path(os.path.expanduser(model))
+    if os.path.isfile(path / "config.json"):  # false for a name that no file can have
+        return _folder(path.resolve(), path.resolve().name)
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"--model {_said(model)}: the folder has no config.json; a model is a Hugging Face checkpoint folder"
+        )
+    shape = _shape_file(model)
+    if shape is not None:
+        return _from_shape(shape, scratch)
+    raise ConfigError(
+        f"--model {_said(model)}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor a known shape "
+        f"({', '.join(shapes())}), nor a Hugging Face id (owner/name)"
+    )
+
+
+def _said(model: str) -> str:
+    """As it was typed, if that is a short line."""
+    return model if model.isprintable() and 0 < len(model) <= _LONGEST_SAID else shown(model)
+
+
+def shapes() -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / "models").glob("*.toml"))
+
+
+def _folder(folder: Path, name: str) -> FoundModel:
+    listed_eos_ids(folder)  # a wrong one is refused here rather than by a node that has read its weights
+    weights = any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").is_file()
+    return FoundModel(name, folder, _tokenizer(folder), weights)
+
+
+def _tokenizer(folder: Path) -> Path:
+    """A model with random weights may lack one; the bundled one then makes its noise readable."""
+    own = folder / "tokenizer.json"
+    return folder if own.is_file() and os.access(own, os.R_OK) else CONFIGS / "nano"
+
+
+def _shape_file(model: str) -> Path | None:
+    if not re.fullmatch(r"[\w.-]+", model):
+        return None
+    wanted = model.lower()
+    direct = CONFIGS / "models" / f"{wanted}.toml"
+    if os.path.isfile(direct):
+        return direct
+    for path in sorted((CONFIGS / "models").glob("*.toml")):
+        meta = tomllib.loads(path.read_text(encoding="utf-8")).get("meta", {})
+        if wanted in meta.get("aliases", ()):
+            return path
+    return None
+
+
+def _from_shape(shape: Path, scratch: Path) -> FoundModel:
+    table = tomllib.loads(shape.read_text(encoding="utf-8"))
+    config, source = table.get("config", {}), str(table.get("meta", {}).get("source", ""))
+    spec_from_config(config, where=f"configs/models/{shape.name}")  # refused here, under its own name
+    folder = scratch / shape.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"dtype": "bfloat16", **config}, indent=1)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    found = _HUB.match(source)
+    return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False, hub=found[1] if found else "")
+
+
+def _cached(model: str, revision: str | None) -> FoundModel:
+    folder = CachedModel(model).snapshot(revision)
+    if folder is None:
+        at, flag = (f" at {revision}", f" --revision {revision}") if revision else ("", "")
+        raise ConfigError(
+            f"--model {model}: not in the local Hugging Face cache ({hub_cache()}){at}, and afserve downloads nothing "
+            f"unasked. Fetch it with `afserve pull {model}{flag}`, or add --download, or pass a folder"
+        )
+    return _folder(folder, model)

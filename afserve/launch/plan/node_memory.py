@@ -1,0 +1,55 @@
+"""What nodes take of a host's memory, and what they leave there for KV caches. All sizes are bytes.
+
+Of nodes on GPUs it is the GPU's memory, which `topology` then takes for the machine's.
+"""
+
+from dataclasses import dataclass
+
+from afserve.config import ModelSource
+from afserve.errors import DoesNotFitError
+from afserve.launch.plan.footprint import NODE_OVERHEAD, gib, kept_dtype, role_bytes, usable
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWeights:
+    """Of one node of each role; `host` of an attention node's tier in host memory, where weights lie there too."""
+
+    attention: int
+    expert: int
+    host: int = 0
+
+
+def node_weights(
+    spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int
+) -> NodeWeights:
+    """Of one attention node and of the fullest expert node."""
+    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), wishes.engine.dense_dtype)
+    host = wishes.engine.kv_host_bytes if wishes.engine.device == "cpu" else 0
+    if not nodes.experts:
+        return NodeWeights(own + routed, 0, host)
+    return NodeWeights(own, slots * routed // spec.experts, host)
+
+
+def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:
+    """What nodes leave on a host for KV caches. Below zero where they do not fit."""
+    taken = share.attention * (weights.attention + weights.host) + share.experts * weights.expert
+    return usable(machine) - taken - share.total * NODE_OVERHEAD
+
+
+def room_of_one(machine: Machine, share: Share, weights: NodeWeights) -> int:
+    """Of one attention node."""
+    return left_by(machine, share, weights) // share.attention
+
+
+def check_processes(machine: Machine, shares: tuple[Share, ...]) -> None:
+    """Raises DoesNotFitError where this machine's nodes are too many, whatever the model is."""
+    most = usable(machine) // NODE_OVERHEAD
+    nodes = max((share.total for share in shares if share.here), default=0)
+    if nodes > max(2, most):
+        raise DoesNotFitError(
+            f"{nodes} nodes on this machine: each takes {gib(NODE_OVERHEAD)} for its process alone, and "
+            f"{gib(machine.memory)} are free; at most {most} fit"
+        )

@@ -1,0 +1,386 @@
+"""Decides how a model runs on this machine: node counts, micro-batches, threads, KV size. Values in, values out.
+
+It keeps what the user fixed, chooses the rest, and gives a reason for every choice. It raises DoesNotFitError with what
+is needed by role and what there is; `ways_on` says what to do then. All sizes are bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, EngineSettings, ModelSource
+from afserve.control.membership.balancing import BalanceRules
+from afserve.control.wire.desired import MOST_NODES, Deployment, shortest_silence
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.plan.expert_slots import (
+    ExpertSlots,
+    first_placement,
+    least_nodes,
+    spare_for_recovery,
+    without_spare,
+)
+from afserve.launch.plan.footprint import (
+    GIB,
+    NODE_OVERHEAD,
+    computed_dtype,
+    element_bytes,
+    gib,
+    kept_dtype,
+    needs,
+    role_bytes,
+)
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.host_kv import check_host_kv
+from afserve.launch.plan.kv_blocks import block_size, per_token
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.node_memory import NodeWeights, check_processes, left_by, node_weights, room_of_one
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.member import Role
+from afserve.settings import in_range
+from afserve.spec import ModelSpec
+
+_KV_SHARE = 0.5  # of what weights leave, unless the user says
+_SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
+_KV_DEFAULT_MAX = 4 * GIB
+_SEQUENCES = 256
+_KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
+_BATCH_TOKENS = 512
+_ATTENTION_HEADROOM = 2  # times as many attention nodes as at first: mailboxes nobody writes take no memory
+_LEAST_MOST_ATTENTION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of one node of a role: `host` are those of its tier of KV in host memory, where that is the node's own."""
+
+    weights: int
+    kv: int = 0
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.host + NODE_OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What will run, with the memory of one node by role and the reasons for what was chosen."""
+
+    deployment: Deployment
+    spec: ModelSpec
+    attention: Need
+    expert: Need | None
+    picked: dict[str, str] = field(default_factory=dict)
+    slots: ExpertSlots = field(default_factory=ExpertSlots)
+    copies: int = 1
+    expert_hosts: tuple[int, ...] = ()
+
+    def keeping(self, rules: BalanceRules) -> BalanceRules:
+        """The same rules for whoever balances, with the copies, hosts and spare slots of this run."""
+        return replace(rules, copies=self.copies, spare=self.slots.spare, hosts=self.expert_hosts)
+
+    def over(self, transport: str, reason: str) -> "Topology":
+        """The same with rows carried so; a colocated run carries none."""
+        if self.deployment.colocated:
+            return self
+        picked = {**self.picked, "transport": f"{transport}, {reason}"}
+        return replace(self, deployment=replace(self.deployment, transport=transport), picked=picked)
+
+    def verified(self, verify: str) -> "Topology":
+        return replace(self, deployment=replace(self.deployment, verify=verify))
+
+    def traced(self, folder: str, *, sent: bool) -> "Topology":
+        """The same with every node's part of a trace written there; `sent` by nodes that may be on other hosts."""
+        return replace(self, deployment=replace(self.deployment, trace_folder=folder, trace_sent=sent))
+
+    def told(self, level: str, form: str, endpoint: str) -> "Topology":
+        """The same with nodes that log so, and send spans to this collector."""
+        logging = replace(self.deployment, log_level=level, log_format=form, otlp_endpoint=endpoint)
+        return replace(self, deployment=logging)
+
+    @property
+    def kv_tokens(self) -> int:
+        engine = self.deployment.engine
+        return engine.kv_blocks * engine.block_size
+
+
+def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
+    """Everything that `afserve up` starts."""
+    picked: dict[str, str] = {}
+    nodes, host = _counts(spec, machine, wishes, picked), machine
+    _check_colocated_and_bits(spec, source, wishes, nodes)
+    if wishes.gpus is not None:
+        machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
+    micro_batches = _micro_batches(wishes, nodes, picked)
+    threads = _threads(machine, wishes, nodes, picked)
+    shares = _shares_cores(machine, wishes, nodes, threads, picked)
+    slots = _slots(spec, source, machine, wishes, nodes, picked)
+    weights = node_weights(spec, source, wishes, nodes, slots.total)
+    block = _block(spec, source, wishes)
+    each = per_token(spec, element_bytes(source, spec), block)
+    least = wishes.kv_tokens or max(block, wishes.max_model_len or 0) / _KV_SHARE
+    check_host_kv(wishes, nodes, host, weights, int(least * each))
+    kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
+    engine = EngineConfig(
+        max_model_len=longest,
+        kv_blocks=kv_tokens // block,
+        max_sequences=wishes.batch or _SEQUENCES,
+        max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
+        micro_batches=micro_batches or MAX_MICRO_BATCHES,
+        adaptive=micro_batches is None,
+        threads=threads,
+        **(asdict(wishes.engine) | {"block_size": block, "share_cores": shares}),
+    )
+    placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
+    _only_of_phases(wishes, picked)
+    counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
+    deployment = Deployment(
+        source,
+        engine,
+        counts,
+        spec.fingerprint(),
+        placement,
+        silence=_silence(wishes, counts, picked),
+        most_attention=_most_attention(wishes, nodes),
+        phases=wishes.phases,
+    )
+    expert = Need(weights.expert) if nodes.experts else None
+    need = Need(weights.attention, kv_tokens * each, weights.host)
+    return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
+
+
+def _only_of_phases(wishes: Wishes, picked: dict[str, str]) -> None:
+    """Says what a value does not change before a node has a phase, as nodes may be given one while they serve."""
+    usual = EngineSettings()
+    for name in ("prefill_tokens", "decode_prompt_tokens"):
+        value = getattr(wishes.engine, name)
+        if value != getattr(usual, name) and not wishes.phases:
+            phase = "prefill" if name == "prefill_tokens" else "decode"
+            picked[name.replace("_", "-")] = (
+                f"{value}, of no node yet: for nodes of phase {phase}, as from --{phase} or `afserve scale --phase`"
+            )
+
+
+def _silence(wishes: Wishes, counts: Mapping[Role, int], picked: dict[str, str]) -> float:
+    nodes = sum(counts.values())
+    shortest = shortest_silence(nodes)
+    if shortest <= wishes.silence:
+        return wishes.silence
+    picked["silence"] = f"{shortest:.1f} s, for the heartbeats of {nodes:,} nodes"
+    return shortest
+
+
+def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:
+    if wishes.colocated and wishes.experts:
+        raise ConfigError(
+            "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
+        )
+    wishes.check_phases()
+    for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
+        if value is not None:
+            in_range(f"--{key}", value, 1, MOST_NODES)
+    gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.engine.device == "cuda" else 0
+    attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
+    if wishes.attention is None:
+        picked["attention"] = f"{attention}, " + (
+            f"of {gpus} GPUs" if gpus else f"one per 8 of {_cores(machine)}"
+        )
+    if wishes.colocated:
+        return Share(attention, 0)
+    most = min(spec.experts, 8)
+    least = min(spec.experts, least_nodes(spec.experts, wishes))
+    experts = wishes.experts or max(least, min(gpus - attention if gpus else machine.cores // 4, most))
+    if wishes.experts is None:
+        reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {_cores(machine)}"
+        picked["experts"] = f"{experts}, " + ("for the copies" if experts == least > 1 else reason)
+    if experts > spec.experts:
+        raise ConfigError(
+            f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
+        )
+    return Share(attention, experts)
+
+
+def _most_attention(wishes: Wishes, nodes: Share) -> int:
+    """Mailboxes in a GPU's memory take their bytes at once, so there are no more than are asked for."""
+    if wishes.most_attention is not None:
+        in_range("--most-attention", wishes.most_attention, nodes.attention, MOST_NODES)
+        return wishes.most_attention
+    if wishes.engine.device != "cpu":
+        return nodes.attention
+    return min(MOST_NODES, max(_LEAST_MOST_ATTENTION, _ATTENTION_HEADROOM * nodes.attention))
+
+
+def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, str]) -> Machine:
+    """The memory that counts is the smallest GPU's, and each of them is shared as a host would be."""
+    if nodes.total > len(gpus):
+        picked["devices"] = f"{nodes.total} nodes on {len(gpus)} GPU{'s' * (len(gpus) > 1)}, which they share"
+    return replace(machine, memory=min(gpus.free), memory_total=min(gpus.total), limited_by="GPU memory")
+
+
+def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
+    """What is asked of expert nodes that are not there, and experts in few bits that nothing multiplies."""
+    if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
+        raise ConfigError(
+            "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
+        )
+    if wishes.engine.prompt_share != EngineSettings().prompt_share and not nodes.experts:
+        raise ConfigError(
+            "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts",
+            param="prompt_share",
+        )
+    dense, half = wishes.engine.dense_dtype, computed_dtype(spec, source) == "float16"
+    if dense != "auto" and wishes.engine.device != "cpu":
+        raise ConfigError(
+            f"--dense-dtype {dense}: only CPUs keep them so, not --device {wishes.engine.device}; leave it out",
+            param="dense_dtype",
+        )
+    if dense != "auto" and half:
+        raise ConfigError(
+            f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
+            param="dense_dtype",
+        )
+    kept = wishes.engine.expert_dtype
+    if kept != "auto" and wishes.experts_on == "cpu" and half:
+        raise ConfigError(
+            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
+            param="expert_dtype",
+        )
+
+
+def _micro_batches(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int | None:
+    """None leaves it to each attention node, which measures."""
+    text = wishes.micro_batches
+    if text != "auto":
+        if not text.isdigit():
+            raise ConfigError(
+                f"--micro-batches: {text!r} is neither a number nor auto", param="micro_batches"
+            )
+        in_range("--micro-batches", int(text), 1, MAX_MICRO_BATCHES)
+        return int(text)
+    if not nodes.experts:
+        picked["micro-batches"] = "1, nothing to overlap in one process"
+        return 1
+    picked["micro-batches"] = f"1 to {MAX_MICRO_BATCHES}, by measured speed"
+    return None
+
+
+def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
+    if wishes.threads is not None:
+        in_range("--threads", wishes.threads, THREADS.low, THREADS.high)
+        return wishes.threads
+    most = max(share.total for share in wishes.hosts or (nodes,))
+    threads = max(1, machine.cores // most)
+    picked["threads"] = f"{threads} per node, {_cores(machine)} for {most} node{'s' * (most > 1)}"
+    return threads
+
+
+def _shares_cores(
+    machine: Machine, wishes: Wishes, nodes: Share, threads: int, picked: dict[str, str]
+) -> bool:
+    """Unless the user says: where one thread of each of two nodes is all that this machine has cores for.
+
+    On a single core there is nobody to help, and with more cores a node that waits keeps none from the other.
+    """
+    asked = wishes.engine.share_cores
+    pair = (nodes.attention, nodes.experts, threads) == (1, 1, 1)
+    here = not wishes.hosts and wishes.engine.device == wishes.experts_on == "cpu"
+    if asked is not None:
+        if asked and not (pair and here):
+            picked["share-cores"] = "asked for, but only between two nodes of one thread each on this host"
+        return asked
+    if not (pair and here and nodes.total <= machine.cores < 2 * nodes.total):
+        return False
+    picked["share-cores"] = f"whoever waits lends its core, {_cores(machine)} for two nodes of one thread"
+    return True
+
+
+def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
+    return block_size(spec, element_bytes(source, spec), wishes.engine.block_size, wishes.kv_tokens)
+
+
+def _slots(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    wishes: Wishes,
+    nodes: Share,
+    picked: dict[str, str],
+) -> ExpertSlots:
+    """Physical slots of an expert node per layer: for placements, one to move through, and spare ones."""
+    slots = without_spare(spec.experts, nodes.experts, wishes)
+    affordable = _affordable(spec, source, machine, wishes, nodes, slots) if nodes.experts else 0
+    slots = replace(slots, spare=spare_for_recovery(spec.experts, nodes.experts, slots, wishes, affordable))
+    if slots.moving:
+        picked["expert slots"] = f"{slots.used} per node and layer, and one to move through"
+    if slots.spare and wishes.spare_slots is None:
+        picked["spare slots"] = f"{slots.spare} per node and layer, for the experts of a lost node"
+    return slots
+
+
+def _affordable(
+    spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes, nodes: Share, slots: ExpertSlots
+) -> int:
+    """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
+    weights = node_weights(spec, source, wishes, nodes, slots.total)
+    one = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1] // spec.experts
+    kv = (wishes.kv_tokens or 0) * per_token(spec, element_bytes(source, spec), _block(spec, source, wishes))
+    free = [
+        (left_by(machine, share, weights) - share.attention * kv) / share.experts
+        for share in wishes.shares(nodes)
+        if share.experts
+    ]
+    return max(0, int(min(free) * _SPARE_SHARE / one))
+
+
+def _kv(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    wishes: Wishes,
+    nodes: Share,
+    weights: NodeWeights,
+    picked: dict[str, str],
+) -> tuple[int, int]:
+    """(KV tokens of one attention node, in whole blocks; longest sequence)."""
+    block = _block(spec, source, wishes)
+    each = per_token(spec, element_bytes(source, spec), block)
+    if spec.state_bytes() and wishes.engine.block_size is None:
+        picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
+    shares = wishes.shares(nodes)
+    room = min(room_of_one(machine, share, weights) for share in shares if share.attention)
+    longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
+    in_range("--max-model-len", longest, 2, spec.max_position)
+    tokens = wishes.kv_tokens
+    if tokens is None:
+        most = min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) // each
+        tokens = min(most, max(block, _KV_SEQUENCES * longest))
+        picked["kv-tokens"] = (
+            f"{tokens} per attention node, {gib(tokens * each)} of {gib(machine.memory)} free"
+        )
+    if tokens < block and wishes.kv_tokens is not None:
+        raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens", param="kv_tokens")
+    tokens = tokens // block * block
+    used = max(0, tokens) * each
+    full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
+    left = min((room_of_one(machine, s, weights) for s in shares if s.here and s.attention), default=used)
+    most = left // each // block * block
+    if full and wishes.kv_tokens is not None and block <= most:
+        raise DoesNotFitError(
+            f"--kv-tokens {tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of the "
+            f"{gib(machine.memory)} that are free; at most {most} fit"
+        )
+    if tokens < block or full:
+        check_processes(machine, shares)
+        needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
+        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}", param="model")
+    if wishes.max_model_len is None and longest > tokens:
+        longest = tokens
+        picked["max-model-len"] = (
+            f"{longest}, all of one node's KV cache; the model allows {spec.max_position}"
+        )
+    if longest > tokens:
+        raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
+    return tokens, longest
+
+
+def _cores(machine: Machine) -> str:
+    return f"{machine.cores} core{'s' * (machine.cores > 1)}"

@@ -1,0 +1,348 @@
+"""A run: controller and frontend in this process, nodes as processes here or on other hosts, as `assignment` says.
+
+`up` and `LLM` use it. It owns the order in which things start and end, and knows neither HTTP nor a terminal.
+"""
+
+import asyncio
+import logging
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from afserve.clock import AwakeClock
+from afserve.control.backend import ServedModel
+from afserve.control.changing import Changing, not_from_here
+from afserve.control.controller import TICK, Controller
+from afserve.control.frontend import Frontend
+from afserve.control.gateway import Gateway
+from afserve.control.homes import home_rules
+from afserve.control.host_watch import HostWatch
+from afserve.control.hosts import CarriedHosts, Served
+from afserve.control.identifying import OwnCopy, reading
+from afserve.control.membership.balancing import BalanceRules
+from afserve.control.membership.events import Incident
+from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
+from afserve.control.membership.roster import Member
+from afserve.control.membership.tables import first_generation
+from afserve.control.queries import OwnQueries
+from afserve.control.wire.change_values import FaultKind
+from afserve.control.wire.desired import Deployment
+from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
+from afserve.families.table import load_spec
+from afserve.launch.plan.footprint import gib, usable
+from afserve.launch.plan.hosts import TOGETHER_SECONDS, HostAssignment
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import FoundModel
+from afserve.launch.plan.topology import Topology
+from afserve.launch.processes.gateway_options import GatewayOptions
+from afserve.launch.processes.launcher import Launcher
+from afserve.launch.processes.supervisor import Term, Wanted
+from afserve.launch.run.chaos import Chaos
+from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.models.identity import Identity, Progress
+from afserve.tls import opened
+from afserve.trace import Trace
+
+log = logging.getLogger("afserve.launch")
+DRAIN_SECONDS = 5.0
+ATTEND_SECONDS = 30.0  # from when all nodes are ready until each has a stream to the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcesses:
+    """What each of them is started with: `listening` is held here and shared by all."""
+
+    options: GatewayOptions
+    listening: socket.socket
+
+
+class LocalRun:
+    """`start()` starts the nodes, `wait_ready()` returns when they serve, `async with` ends all of it.
+
+    `processes` was started by the caller, as early as possible, and is stopped by the caller.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        model: FoundModel,
+        name: str,
+        processes: Launcher,
+        balance: BalanceRules | None,
+        assignment: HostAssignment,
+        gateways: GatewayProcesses | None = None,
+        on_loss: str = OnLoss.RECOVER,
+        term: Term | None = None,
+        certs: Path | None = None,
+        aliases: tuple[str, ...] = (),
+    ) -> None:
+        """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies.
+
+        `certs` is this host's folder of certificates, for nodes beyond loopback.
+        """
+        self._certs = certs
+        clock = (
+            AwakeClock()
+        )  # the controller polls it twice a second: a pause of this process makes nobody late
+        token = processes.token
+        number = 0 if term is None else term.number
+        self._term = term
+        self._gateway = Gateway(token, home_rules(topology.deployment), generation=first_generation(number))
+        self.topology = topology
+        self.processes = processes
+        self.assignment = assignment
+        self._gateways = gateways
+        self.controller = Controller(
+            _wanted(topology.deployment, None if term is None else term.wanted.get(name)),
+            token,
+            clock,
+            balance,
+            Rules(
+                OnLoss(on_loss),
+                register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
+                silence=topology.deployment.silence,
+                deadline=topology.deployment.engine.loss_deadline,
+            ),
+            self._on_its_device,
+            number,
+            HostWatch(TICK),
+        )
+        if term is not None:
+            self.controller.on_wanted = partial(term.reports.wanted, name)
+        self.hosts = CarriedHosts(
+            token,
+            assignment.places,
+            _served(topology.deployment),
+            self._is_there,
+            self.controller.report_exit,
+            self._host_failed,
+        )
+        self.controller.on_start = self._start
+        self.controller.on_instead = self._take_place
+        self.controller.on_failure = self._gateway.fail
+        self.controller.on_attention = self._gateway.told
+        self._gateway.on_unheard = self.controller.waited
+        self._own = OwnCopy(self._read_own, self.controller.known, clock)
+        self.controller.own = self._own
+        served = ServedModel(
+            name=name,
+            path=str(model.tokenizer),
+            max_model_len=topology.deployment.engine.max_model_len,
+            vocab_size=topology.spec.vocab_size,
+            created=int(time.time()),
+            aliases=aliases,
+        )
+        self._trace = Trace("gateway") if topology.deployment.trace_folder else None
+        self.controller.on_incident = self._draw
+        self._faults = Chaos(processes)
+        self.on_end: Callable[[], None] = not_from_here
+        changing = Changing(
+            self.controller,
+            self._check_room,
+            self._can_start,
+            self._break,
+            self._check_role,
+            self._end,
+        )
+        queries = OwnQueries(self.controller, topology.picked, clock, changing)
+        self.controller.on_query = queries.answer
+        self.frontend = Frontend(queries, self._gateway, served, self._trace)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "LocalRun":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def show_progress(self, loading: Callable[[Member], None], verifying: Progress) -> None:
+        """`verifying` is told, from another thread, how much of all bytes of this host's copy has been read."""
+        self.controller.on_progress = loading
+        self._own.on_progress = verifying
+
+    async def start(self) -> None:
+        self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
+        await self.controller.start(
+            self.assignment.listen,
+            self.assignment.port,
+            [self._gateway.handler, self.hosts.handler],
+            shares_port=self._term is not None,
+            certificates=opened(self._certs),
+        )
+        where = f"--join {self.controller.address} --token-file {shlex.quote(str(self.processes.token_file))}"
+        certs = f" --certs {shlex.quote(str(self._certs.absolute()))}" if self._certs else ""
+        log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)
+
+    def _end(self) -> None:
+        self.on_end()
+
+    def _draw(self, incident: Incident) -> None:
+        if self._trace is not None:
+            self._trace.instant(str(incident), time.monotonic())
+
+    def _start(self, node: NodeId) -> None:
+        """Here, or on the host that carries it."""
+        if node.role is Role.GATEWAY:
+            assert self._gateways is not None, "the membership asks for gateways only where there are some"
+            options, listening = self._gateways.options.to_plain(), self._gateways.listening
+            self.processes.spawn(node, self.controller.address, options, listening, self._certs)
+            return
+        self.assignment = self.assignment.having(node)
+        if self.assignment.starts(node):
+            self.processes.spawn(node, self.controller.address, certs=self._certs)
+        else:
+            self.hosts.start(node)
+
+    def _take_place(self, node: NodeId, of: NodeId) -> None:
+        """What is left of a process that was told to go is ended: its memory is needed."""
+        self.assignment = self.assignment.instead(node, of)
+        if (pid := self.processes.running(of)) is not None:
+            self.processes.send_signal(of, pid, signal.SIGKILL)
+
+    def _is_there(self, node: NodeId) -> bool:
+        member = self.controller.members.at(node)
+        return member is not None and member.alive
+
+    def _host_failed(self, error: AfserveError) -> None:
+        """A run that serves goes on without a host that has something else by now."""
+        if self.controller.ready:
+            log.warning("%s; it carries no nodes until that is mended", error.message)
+        else:
+            self.controller.fail(error)
+
+    def _can_start(self, node: NodeId) -> bool:
+        return (
+            node.role is Role.GATEWAY or self.assignment.having(node).starts(node) or self.hosts.carries(node)
+        )
+
+    def _break(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
+        """Returns the pid. Raises ConfigError for a node that has no process of ours."""
+        member = self.controller.members.at(node)
+        if member is not None and member.alive and self._can_start(node):
+            self.processes.inherit(node, member.pid)
+        return self._faults.begin(node, kind, seconds)
+
+    def _check_room(self, role: Role, more: int) -> None:
+        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role.
+
+        A cluster's engine says itself what it has no room for.
+        """
+        need = self.topology.expert if role is Role.EXPERT else self.topology.attention
+        if (
+            more <= 0
+            or role is Role.GATEWAY
+            or need is None
+            or self.assignment.managed
+            or self.assignment.awaited
+            or self.topology.deployment.engine.device != "cpu"
+        ):
+            return
+        free = usable(this_machine())
+        if more * need.total > free:
+            raise DoesNotFitError(
+                f"scale: {more} more {role} node{'s' * (more > 1)} need {gib(more * need.total)}, this machine has "
+                f"{gib(free)} free"
+            )
+
+    def _check_role(self, old: Role, new: Role) -> None:
+        """Raises DoesNotFitError where free memory and a node's of the old role do not hold one of the new."""
+        needs = {Role.ATTENTION: self.topology.attention, Role.EXPERT: self.topology.expert}
+        gone, comes = needs[old], needs[new]
+        if gone is None or comes is None or self.topology.deployment.engine.device != "cpu":
+            return
+        free = usable(this_machine()) + gone.total
+        if comes.total > free:
+            raise DoesNotFitError(
+                f"role: an {new} node needs {gib(comes.total)}, this machine has {gib(free)} free without the other"
+            )
+
+    def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
+        device = self.assignment.devices.get(node, deployment.engine.device)
+        return replace(deployment, engine=replace(deployment.engine, device=device))
+
+    def _read_own(self, full: bool, progress: Progress) -> "Future[Identity]":
+        return reading(self.topology.deployment.source, MODEL_ROLES, full=full, progress=progress)
+
+    async def wait_ready(self) -> None:
+        """Raises what kept a node from becoming ready, with the node's last words."""
+        try:
+            await self.controller.wait_ready()
+            if not self.topology.deployment.count(Role.GATEWAY):
+                await self._wait_attended()
+        except AfserveError as error:
+            raise self.explained(error) from None
+
+    async def _wait_attended(self) -> None:
+        """Attention nodes open a stream to the gateway as soon as they are ready."""
+        attended = asyncio.create_task(self.frontend.wait_attended())
+        failing = asyncio.create_task(self.controller.wait_failure())
+        try:
+            await asyncio.wait(
+                {attended, failing}, timeout=ATTEND_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            self.controller.check()
+            if not attended.done():
+                missing = ", ".join(map(str, self.frontend.missing()))
+                raise DeadlineError(
+                    f"{missing}: opened no stream to the gateway within {ATTEND_SECONDS:.0f} s"
+                )
+        finally:
+            attended.cancel()
+            failing.cancel()
+
+    def explained(self, error: AfserveError) -> AfserveError:
+        """For the one who started the run: a lost node's last words below the reason."""
+        if not isinstance(error, PeerLost):
+            return error
+        words = self.processes.last_words(str(error.peer))
+        reason = error.message.removeprefix(f"{error.peer}: ")
+        return PeerLost(error.peer, f"{reason}; its last words:\n{words}") if words else error
+
+    async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Take nothing new and let running requests finish, for at most `seconds`."""
+        self.frontend.close()
+        await self.controller.drain(seconds)
+
+    def _why(self) -> str:
+        """What ended the run, empty where it ends by wish."""
+        try:
+            self.controller.check()
+        except AfserveError as error:
+            return error.message
+        return ""
+
+    async def stop(self) -> None:
+        self.frontend.close()
+        self._faults.stop()
+        await self.hosts.end(self._why())
+        await self.controller.stop()
+        self._gateway.stop()
+        await asyncio.to_thread(self.processes.stop)
+        if self._trace is not None:
+            self._trace.write(Path(self.topology.deployment.trace_folder) / "gateway.trace")
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def _served(deployment: Deployment) -> Served:
+    """For other hosts to compare with what they have."""
+    path = deployment.source.path
+    return Served(path, load_spec(Path(path)).fingerprint(), deployment.engine.orphan_grace)
+
+
+def _wanted(deployment: Deployment, by_now: Wanted | None) -> Deployment:
+    """As it was asked for, or with the counts and phases that are wanted by now."""
+    if by_now is None:
+        return deployment
+    return replace(deployment, counts={**deployment.counts, **by_now.counts}, phases=by_now.phases)

@@ -1,0 +1,184 @@
+"""What `LLM` does in its event loop: starts nodes here or on Ray, and turns requests into continuations.
+
+Apart from `afserve.doors.llm`, which starts the fork server before it imports this file: the two processes then import
+torch and the controller at the same time.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from afserve.config import ModelSource
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.errors import ConfigError
+from afserve.families.table import load_spec
+from afserve.launch.plan.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.plan.hosts import HostAssignment
+from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.models import FoundModel, find_model
+from afserve.launch.plan.ray_settings import RaySettings
+from afserve.launch.plan.rebalance import balance_rules
+from afserve.launch.plan.topology import Topology, choose
+from afserve.launch.plan.transports import check_kv_transport, choose_transport
+from afserve.launch.plan.wishes import Wishes
+from afserve.launch.processes.launcher import Launcher
+from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.run.local_run import LocalRun
+from afserve.launch.sites.ray_launcher import RayLauncher
+from afserve.launch.sites.ray_run import set_aside
+from afserve.server.replies.choice import ChoiceDecoder, TextPiece
+from afserve.server.replies.completion import Completion
+from afserve.spec import ModelSpec
+from afserve.tls import check_exposed
+from afserve.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """What the keywords of `LLM` say."""
+
+    model: str
+    source: ModelSource
+    wishes: Wishes
+    rebalance: str | None
+    ray: RaySettings
+    certs: Path | None
+    insecure: bool
+
+
+class OfflineRun:
+    """Nodes that serve, from `start()` to `stop()`. `processes` is started before and may be importing torch still."""
+
+    def __init__(self, asked: Offline, processes: NodeProcesses) -> None:
+        self._asked = asked
+        self._processes = processes
+        self._launcher: Launcher = processes
+        self._run: LocalRun | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def run(self) -> LocalRun:
+        assert self._run is not None, "start() first"
+        return self._run
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "start() first"
+        return self._tokenizer
+
+    async def start(self) -> None:
+        """Returns when every node serves. Whether it does or raises, `stop` ends what was started."""
+        asked = self._asked
+        found = find_model(asked.model, self._processes.folder)
+        if asked.source.load_format == "safetensors":
+            found.warn_of_tokenizer()
+        source = replace(asked.source, path=str(found.folder), name=found.name)
+        check_device(asked.wishes.engine.device)
+        balance = balance_rules(asked.rebalance, asked.wishes.redundant_experts)
+        wishes = replace(asked.wishes, rebalance=balance.act)
+        if asked.ray.ray is None:
+            topology, assignment = await _choose_here(source, found, wishes)
+        else:
+            topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found, wishes)
+        self._run = LocalRun(
+            topology,
+            found,
+            found.name,
+            self._launcher,
+            topology.keeping(balance),
+            assignment,
+            on_loss=wishes.on_loss,
+            certs=asked.certs,
+        )
+        await self._run.start()
+        self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
+        await self._run.wait_ready()
+
+    async def stop(self) -> None:
+        if self._run is not None:
+            await self._run.stop()
+        self._launcher.stop()
+
+    async def generate(
+        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams
+    ) -> list[Completion]:
+        """Prompt by prompt, `params.n` of each."""
+        requests = self._requests_of(prompts, params)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(index, request)) for index, request in requests]
+        return [task.result() for task in tasks]
+
+    async def _one(self, index: int, request: GenerationRequest) -> Completion:
+        decoder = ChoiceDecoder(self.tokenizer, request.params, request.prompt_ids)
+        events: list[TokenEvent] = []
+        pieces: list[TextPiece] = []
+        async with aclosing(self.run.frontend.generate(request)) as arriving:
+            async for event in arriving:
+                events.append(event)
+                if event.finish_reason == "error":
+                    break
+                pieces.append(decoder.feed(event))
+                if pieces[-1].finish_reason is not None:
+                    break
+        ended: TextPiece | TokenEvent = events[-1] if events[-1].error else pieces[-1]
+        taken = [e.token_ids[: piece.tokens] for e, piece in zip(events, pieces, strict=False)]
+        return Completion(
+            request.prompt_ids,
+            index,
+            "".join(piece.text for piece in pieces),
+            tuple(token for tokens in taken for token in tokens),
+            ended.finish_reason,  # type: ignore[arg-type]
+            events[0].cached_tokens,
+            tuple(entry for piece in pieces for entry in piece.logprobs),
+            events[0].prompt_logprobs,
+            events[-1].error,
+        )
+
+    def _requests_of(
+        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams
+    ) -> list[tuple[int, GenerationRequest]]:
+        requests: list[tuple[int, GenerationRequest]] = []
+        for prompt in prompts:
+            ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+            for index, one in enumerate(params.choices()):
+                requests.append((index, GenerationRequest(len(requests), ids, one)))
+        return requests
+
+    def _choose_on_ray(
+        self, source: ModelSource, found: FoundModel, wishes: Wishes
+    ) -> tuple[Topology, HostAssignment]:
+        asked = self._asked
+        self._launcher = launcher = RayLauncher(self._processes, insecure=asked.insecure)
+        launcher.start()
+        plan = set_aside(launcher, asked.ray, wishes, found, None)
+        check_exposed("nodes on Ray", plan.assignment.listen, asked.certs, asked.insecure)
+        topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
+        certified = asked.certs is not None
+        check_kv_transport(plan.wishes.engine.kv_transport, plan.devices, certified=certified)
+        choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
+        return topology.over(choice.kind, choice.reason), plan.assignment
+
+
+async def _choose_here(
+    source: ModelSource, found: FoundModel, wishes: Wishes
+) -> tuple[Topology, HostAssignment]:
+    gpus = Gpus()
+    if wishes.engine.device != "cpu":
+        gpus = await asyncio.to_thread(probe_gpus)
+        wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
+    topology = choose(_spec(source, found), source, this_machine(), wishes)
+    assignment = HostAssignment.all_here(topology.deployment, gpus)
+    check_kv_transport(wishes.engine.kv_transport, assignment.hosted)
+    choice = choose_transport("auto", assignment.hosted, gpus)
+    return topology.over(choice.kind, choice.reason), assignment
+
+
+def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
+    spec = load_spec(found.folder)
+    if source.load_format != "dummy" and not found.weights:
+        raise ConfigError(
+            f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder"
+        )
+    return spec if source.layers is None else spec.cut(source.layers)

@@ -1,0 +1,85 @@
+"""Several models on one machine: names that are told apart, and each one's share of cores and memory. Values only.
+
+Each has what its weights take, and the same part of what all weights leave; cores are shared alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.plan.footprint import gib, usable
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.topology import Topology
+from afserve.launch.run.planned_run import PlannedRun, plan_here
+from afserve.launch.sites.site import RunSite
+from afserve.member import Role
+
+
+def shared(sites: Sequence[RunSite]) -> list[RunSite]:
+    """The same, each with its share of the machine. Raises DoesNotFitError where all weights do not fit together."""
+    if len(sites) == 1:
+        return list(sites)
+    fewer = [_fewer_cores(site, len(sites)) for site in sites]
+    needed = [_least(plan_here(site.flags, site.found, site.machine, site.gpus), site) for site in fewer]
+    free = usable(fewer[0].machine)
+    if (left := free - sum(needed)) <= 0:
+        each = ", ".join(f"{site.found.name} {gib(need)}" for site, need in zip(sites, needed, strict=True))
+        raise DoesNotFitError(
+            f"--models: together they need {gib(sum(needed))} ({each}), this machine has {gib(free)} free; leave one "
+            "out, or give --layers, --expert-dtype or --kv-tokens less"
+        )
+    return [
+        replace(site, machine=_with(site.machine, need + left // len(sites)))
+        for site, need in zip(fewer, needed, strict=True)
+    ]
+
+
+def check_names(runs: Sequence[PlannedRun]) -> None:
+    """Raises ConfigError where a request could mean two of them."""
+    seen: dict[str, int] = {}
+    for number, run in enumerate(runs, 1):
+        for name in run.names:
+            if name in seen:
+                raise ConfigError(
+                    f"--models {run.flags.run.models}: models {seen[name]} and {number} are both called {name!r}; give "
+                    "each a name of its own",
+                    param="models",
+                )
+            seen[name] = number
+
+
+def trace_files(runs: Sequence[PlannedRun]) -> list[Path]:
+    """Where each model's trace goes, none without --trace: to the file, or beside it under the model's name."""
+    path = runs[0].flags.run.trace
+    if path is None:
+        return []
+    if len(runs) == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}.{quote(run.names[0], safe='')}{path.suffix}") for run in runs]
+
+
+def _fewer_cores(site: RunSite, models: int) -> RunSite:
+    gpus = site.gpus
+    parts = Gpus(gpus.names, tuple(free // models for free in gpus.free), gpus.total, gpus.reach)
+    return replace(
+        site, machine=replace(site.machine, cores=max(1, site.machine.cores // models)), gpus=parts
+    )
+
+
+def _with(machine: Machine, bytes_usable: int) -> Machine:
+    """The machine that has so many usable bytes; at most what is there."""
+    share = bytes_usable / max(1, usable(machine))
+    return replace(machine, memory=min(machine.memory, int(machine.memory * share) + 1))
+
+
+def _least(topology: Topology, site: RunSite) -> int:
+    """Bytes of host memory of all its nodes; of KV caches what the user has fixed."""
+    if site.flags.wishes.engine.device != "cpu":
+        return 0
+    attention, expert = topology.attention, topology.expert
+    kv = attention.kv if site.flags.wishes.kv_tokens is not None else 0
+    nodes = topology.deployment.count(Role.ATTENTION) * (attention.total - attention.kv + kv)
+    return nodes + (0 if expert is None else topology.deployment.count(Role.EXPERT) * expert.total)

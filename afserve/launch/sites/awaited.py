@@ -1,0 +1,62 @@
+"""A run whose nodes are all started by a site's own means: Kubernetes, Slurm, or people. Values in, values out.
+
+Nobody here starts one, now or later: whoever comes with the run's token takes a free place, and so does whoever comes
+after a loss.
+"""
+
+from dataclasses import replace
+
+from afserve.errors import ConfigError
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.hosts import HostAssignment, HostedNode
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.wishes import RunSettings, Share, Wishes
+from afserve.launch.sites.ray_run import listening
+from afserve.member import MODEL_ROLES, NodeId, Role
+
+_GIB = 1 << 30
+
+
+def awaiting(
+    run: RunSettings, wishes: Wishes, machine: Machine
+) -> tuple[Wishes, HostAssignment, Machine, Gpus]:
+    """Who is awaited, and what each of them has; `machine` stands for a node where the user says nothing of it."""
+    if run.listen is None:
+        raise ConfigError(
+            "--elsewhere: say where the nodes join, with --listen ADDRESS:PORT", param="elsewhere"
+        )
+    if wishes.attention is None or (wishes.experts is None and not wishes.colocated):
+        raise ConfigError(
+            "--elsewhere: say how many nodes will come, with --attention A and --experts F or --colocated",
+            param="elsewhere",
+        )
+    if wishes.gateways:
+        raise ConfigError(
+            "--gateways: gateways that run elsewhere join when they like, in any number; drop it with --elsewhere",
+            param="gateways",
+        )
+    cuda = wishes.engine.device != "cpu"
+    counts = {Role.ATTENTION: wishes.attention, Role.EXPERT: wishes.experts or 0}
+    hosted = tuple(
+        HostedNode(NodeId(role, index), f"{role}-{index}", False, "cuda:0" if cuda else "cpu")
+        for role in MODEL_ROLES
+        for index in range(counts[role])
+    )
+    machine = _of_a_node(run, machine)
+    n = len(hosted)
+    gpus = Gpus(("elsewhere",) * n, (machine.memory,) * n, (machine.memory_total,) * n)
+    host, port = listening(run.listen, "", set())
+    shares = tuple(
+        Share(int(one.node.role is Role.ATTENTION), int(one.node.role is Role.EXPERT), here=False)
+        for one in hosted
+    )
+    assignment = HostAssignment(hosted, host, port, awaited=True)
+    chosen = replace(wishes, hosts=shares, gpus=gpus if cuda else None)
+    return chosen, assignment, machine, gpus if cuda else Gpus()
+
+
+def _of_a_node(run: RunSettings, machine: Machine) -> Machine:
+    if run.node_memory is None:
+        return machine
+    size = int(run.node_memory * _GIB)
+    return Machine(machine.cores, size, size, "--node-memory")

@@ -1,0 +1,41 @@
+"""From a Hugging Face `config.json` (already parsed) to a `ModelShape`, for more families than afserve serves.
+
+Where the engine serves the family, its own file in `afserve/families` reads the layers. Otherwise they are read by the
+names that dimensions usually have. It reads no files.
+"""
+
+from collections.abc import Mapping
+
+from afserve.errors import ConfigError
+from afserve.families.planned import flat_fields
+from afserve.families.table import layers_of
+from afserve.placement.planner.perf.shape import ExpertLayers, ModelShape
+from afserve.placement.planner.perf.shape_attention import attention_layers
+from afserve.spec_parts import DenseSpec
+
+
+def shape_from_config(name: str, config: Mapping[str, object], source: str = "") -> ModelShape:
+    """Raises ConfigError naming `source` and the missing or odd field. `name` is what tables show."""
+    fields = flat_fields(config, source or f"model {name}", ConfigError)
+    hidden = fields.integer("hidden_size")
+    layers = layers_of(fields)
+    routed = [layer.moe for layer in layers if layer.moe]
+    dense = [layer.ffn.inner for layer in layers if isinstance(layer.ffn, DenseSpec)]
+    moe = routed[0]
+    return ModelShape(
+        name=name,
+        hidden=hidden,
+        vocab=fields.integer("vocab_size"),
+        attention=attention_layers((layer.attention for layer in layers), hidden),
+        experts=ExpertLayers(
+            layers=len(routed),
+            experts=moe.experts,
+            top_k=moe.top_k,
+            elems=3 * hidden * moe.inner,
+            shared_elems=3 * hidden * moe.shared_inner,
+        ),
+        dense_layers=len(dense),
+        dense_elems=3 * hidden * dense[0] if dense else 0,
+        mtp_layers=fields.optional("num_nextn_predict_layers") or 0,
+        source=str(config.get("_source", "")),
+    )
