@@ -1,8 +1,8 @@
 """What a run is configured with: frozen values, checked once at construction, read-only afterwards.
 
 Each object is given only its own section. Errors name the key, the value and the range. Flags, environment and TOML
-file are read by the command line (`cli/`), what they leave open is chosen by `launch/plan/topology`; nothing here looks at
-the environment or at the machine.
+file are read by the command line (`cli/`), what they leave open is chosen by `launch/plan/topology`; nothing here looks
+at the environment or at the machine.
 
 A new setting of the engine is one field of `EngineSettings` and the code that obeys it.
 """

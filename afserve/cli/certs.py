@@ -1,4 +1,4 @@
-"""`afserve certs`: a private authority for a deployment, and its hosts' certificates; `launch/sites/authority` does it."""
+"""`afserve certs`: a private authority for a deployment, and its hosts' certificates; see `launch/sites/authority`."""
 
 from pathlib import Path
 

@@ -23,8 +23,8 @@ from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.scheduling.shared_prompts import Abandoned, SharedLayers
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
+from afserve.engine.shared_layers import Abandoned, SharedLayers, tell_others
 from afserve.engine.spoiled import Spoiled
 from afserve.kernels.stack import Stack, Stopped
 from afserve.models.decoder import AttentionModel
@@ -68,6 +68,8 @@ class MicroBatch(Generic[T]):
         while True:
             since = self._meter.now()
             self.plan = self._scheduler.plan(self.index)
+            if self._scheduler.shared_news:
+                tell_others(self._scheduler.shared_news)
             if self.plan is None:
                 yield None
                 continue

@@ -40,6 +40,15 @@ Key = tuple[int, int]  # a peer, and its number of the transfer
 Layered = tuple[int, int]  # a layer, and a block's place in the prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What has come of a layer: the `whole`, or all up to what part `lacks`, or something `wrong`."""
+
+    whole: bool = False
+    lacks: int | None = None
+    wrong: str = ""
+
+
 class SharedPrompt:
     """One prompt at one of the nodes that compute it. `prefill` has this node's tokens. `over` says why no more comes,
     once that is so."""
@@ -66,17 +75,22 @@ class SharedPrompt:
     def leads(self) -> bool:
         return self.split.mine == LEAD
 
-    def has(self, layer: int, tokens: range, block_size: int) -> bool:
-        """Whether this layer of the blocks of these tokens has come. Where not, the first one is waited for."""
+    def arrived(self, layer: int, tokens: range, block_size: int) -> Arrived:
+        """How far this layer of the blocks of these tokens has come. A question: nothing changes."""
         known, at, end = self._places.get(layer, {}), tokens.start // block_size, tokens.stop // block_size
         while at < end and at in known:
             at += known[at]
-        self.waits_for = None
         if at > end:
-            self.leave(f"a slice reaches over block {end - 1}, where its chunk ends")
+            return Arrived(wrong=f"a slice reaches over block {end - 1}, where its chunk ends")
         if at < end:
-            self.waits_for = self.split.part_of(self.split.chunk_at(at * block_size))
-        return at == end
+            return Arrived(lacks=self.split.part_of(self.split.chunk_at(at * block_size)))
+        return Arrived(whole=True)
+
+    def wait_for(self, arrived: Arrived) -> None:
+        """This node waits for the part that is lacking, or goes on; where what came is wrong, it is over."""
+        self.waits_for = arrived.lacks
+        if arrived.wrong:
+            self.leave(arrived.wrong)
 
     def take(self, layer: int, blocks: range) -> list[tuple[range, Payload]]:
         """What has come of this layer of these blocks: which they are, and their bytes. Once."""

@@ -231,7 +231,9 @@ def begun():
 
 
 def has(prompt, layer, first, last):
-    return prompt.has(layer, range(first * BLOCK, last * BLOCK), BLOCK)
+    arrived = prompt.arrived(layer, range(first * BLOCK, last * BLOCK), BLOCK)
+    prompt.wait_for(arrived)
+    return arrived.whole
 
 
 def test_slices_are_there_once_and_only_where_they_belong():

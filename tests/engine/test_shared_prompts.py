@@ -11,7 +11,8 @@ from afserve.engine.kv.cache import KvCache
 from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.scheduling.shared_prompts import Abandoned, SharedLayers
+from afserve.engine.scheduling.shared_prompts import Awaits, Left
+from afserve.engine.shared_layers import Abandoned, SharedLayers, tell_others
 from tests.engine.driving import config
 
 ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -37,6 +38,13 @@ def submitted(**fields):
     shared = shared_prompt()
     scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, wants_row=True), shared=shared)
     return scheduler, shared
+
+
+def told(scheduler):
+    """The plan, and what it decided said to the others."""
+    plan = scheduler.plan(0)
+    tell_others(scheduler.shared_news)
+    return plan
 
 
 def commit(scheduler, plan):
@@ -84,11 +92,38 @@ def test_a_step_that_is_abandoned_was_not_computed():
     scheduler.check()
 
 
+def test_a_plan_says_nothing_to_others_but_what_there_is_to_say():
+    said = []
+    shared = shared_prompt(said=said)
+    scheduler = Scheduler(config(**SIZES), 200, frozenset())
+    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, wants_row=True), shared=shared)
+    assert scheduler.plan(0) is None and shared.waits_for is None
+    (awaits,) = scheduler.shared_news
+    assert isinstance(awaits, Awaits) and awaits.arrived.lacks == 0
+    tell_others(scheduler.shared_news)
+    assert shared.waits_for == 0 and not scheduler.shared_news
+    scheduler.prompt_tokens = 8
+    assert scheduler.plan(0) is None
+    (left,) = scheduler.shared_news
+    assert isinstance(left, Left) and not shared.over and not said
+    tell_others(scheduler.shared_news)
+    assert [type(message) for _, message in said] == [Leave] and shared.over == left.why
+    assert scheduler.plan(0).chunks[0].count == 8, "alone from then on"
+
+
+def test_what_reaches_too_far_is_found_by_a_question_and_ends_it_where_it_is_told():
+    scheduler, shared = submitted()
+    shared.came(slice_of(shared, 0, 0, 3))
+    assert scheduler.plan(0) is None and not shared.over
+    tell_others(scheduler.shared_news)
+    assert "reaches over block 1" in shared.over
+
+
 def test_who_has_no_room_leaves():
     scheduler, shared = submitted(kv_blocks=16)
     held = scheduler.pool.allocate(14)
     shared.came(slice_of(shared, 0, 0, 2))
-    assert scheduler.plan(0) is None and "room" in shared.over
+    assert told(scheduler) is None and "room" in shared.over
     (alone,) = scheduler.plan(0).chunks
     assert (alone.start, alone.count) == (0, 16)
     scheduler.check(held)
@@ -99,13 +134,13 @@ def test_who_decodes_leaves():
     scheduler.submit(GenerationRequest(1, TOKENS[:9], SamplingParams(max_tokens=9, temperature=0.0)))
     commit(scheduler, scheduler.plan(0))
     assert not shared.over
-    assert len(scheduler.plan(0).chunks) == 1 and "decodes" in shared.over
+    assert len(told(scheduler).chunks) == 1 and "decodes" in shared.over
 
 
 def test_a_smaller_limit_of_steps_ends_it():
     scheduler, shared = submitted()
     scheduler.prompt_tokens = 8
-    assert scheduler.plan(0) is None and "8 tokens are this node's limit" in shared.over
+    assert told(scheduler) is None and "8 tokens are this node's limit" in shared.over
     assert scheduler.plan(0).chunks[0].count == 8
 
 

@@ -49,8 +49,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Which beginnings of prompts this node's cache has, by the keys of `engine/kv/prefix_keys`: those that came and went
-    since it said so last. With `anew`, what was said before counts no more."""
+    """Which beginnings of prompts this node's cache has, by the keys of `engine/kv/prefix_keys`: those that came and
+    went since it said so last. With `anew`, what was said before counts no more."""
 
     came: tuple[int, ...] = ()
     went: tuple[int, ...] = ()

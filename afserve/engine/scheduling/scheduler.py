@@ -22,7 +22,7 @@ from afserve.engine.scheduling.prefix_hits import PrefixHits
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.request_limits import RequestLimits
 from afserve.engine.scheduling.sequence import Sequence, turn_of
-from afserve.engine.scheduling.shared_prompts import leave, own_chunk, shared_of
+from afserve.engine.scheduling.shared_prompts import SharedNews, leave, own_chunk, shared_of
 from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.engine.scheduling.turns import Group, Turns
 from afserve.errors import OverloadedError, RequestError
@@ -59,6 +59,7 @@ class Scheduler:
         self.prompt_tokens = config.max_batch_tokens  # of those
         self.preemptions = 0
         self.prefix = PrefixHits()
+        self.shared_news: list[SharedNews] = []  # of the plans since somebody took them
 
     # -- what may come in ------------------------------------------------------------------------------
 
@@ -122,7 +123,8 @@ class Scheduler:
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
             if sequence.shared is not None and (shared := shared_of(sequence)) is not None:
-                own = own_chunk(sequence, shared, chunks, self.pool.block_size, prompts, self._reserve)
+                size, news = self.pool.block_size, self.shared_news
+                own = own_chunk(sequence, shared, chunks, size, prompts, self._reserve, news)
                 if own is not None:
                     self._shares.charge(sequence, own.start, own.count)
                     return StepPlan(micro_batch, (own,))
@@ -260,7 +262,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where it keeps its turn; its tokens are kept and computed again (recomputation)."""
         self._leave(sequence)
-        leave(sequence, "a node had no room to keep its part")
+        leave(sequence, "a node had no room to keep its part", self.shared_news)
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         left = sequence.prompt_left
