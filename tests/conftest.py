@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,51 +83,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-QUICK_CASES = 2  # of a test with parameters
-QUICK_EXAMPLES = 10  # of a test that draws them
-NOT_QUICK = {"slow", "long", "process", "alone", "gpu"}
-MARKED = re.compile(rf"^pytestmark = .*\b(?:{'|'.join(sorted(NOT_QUICK))})\b", re.MULTILINE)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--quick",
-        action="store_true",
-        help="all rooms within a minute: no processes, the first and last case of a test, few examples",
-    )
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of which nothing would run is not imported."""
-    if config.getoption("--quick") and collection_path.suffix == ".py":
-        return bool(MARKED.search(collection_path.read_text(encoding="utf-8"))) or None
-    return None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: beside each other with the rest, none of them is what the end waits for."""
-    if config.getoption("--quick"):
-        kept = _quick(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
-        return
     slow = {
         item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
     }
     items.sort(key=lambda item: item.path not in slow)
-
-
-def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
-    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if not any(mark.name in NOT_QUICK for mark in item.iter_markers()):
-            cases[item.path, getattr(item, "originalname", item.name)].append(item)
-    kept = {item for found in cases.values() for item in (found[: QUICK_CASES - 1] + found[-1:])}
-    for item in kept:
-        drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)  # type: ignore[attr-defined]
-        if drawn is not None and drawn.max_examples > QUICK_EXAMPLES:
-            item.obj._hypothesis_internal_use_settings = settings(drawn, max_examples=QUICK_EXAMPLES)  # type: ignore[attr-defined]
-    return kept
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,6 @@ from types import TracebackType
 
 import httpx
 
-from afserve.doors.client_admin import AdminCalls
 from afserve.doors.client_http import (
     CHAT,
     COMPLETIONS,
@@ -27,6 +26,7 @@ from afserve.doors.client_http import (
     Extra,
     Input,
     Messages,
+    Nodes,
     Prompt,
     checked,
     clear_errors,
@@ -47,6 +47,8 @@ from afserve.doors.client_wire import (
     embedding_payload,
     embeddings_of,
     reply_of,
+    restart_payload,
+    scale_payload,
     texts_of,
 )
 from afserve.engine.scheduling.request import SamplingParams
@@ -55,7 +57,7 @@ from afserve.errors import PeerLost
 __all__ = ["DEFAULT_URL", "Client", "Delta", "Embeddings", "Reply", "ToolCall"]
 
 
-class Client(AdminCalls[Mapping[str, object]]):
+class Client:
     """One server. `timeout` is for a single wait on the network, in seconds; `transport` is for tests.
 
     `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
@@ -146,6 +148,49 @@ class Client(AdminCalls[Mapping[str, object]]):
     def status(self) -> Mapping[str, object]:
         """The model and the members as the controller sees them."""
         return self._get("/status")
+
+    def scale(
+        self,
+        *,
+        attention: Nodes = None,
+        prefill: Nodes = None,
+        decode: Nodes = None,
+        experts: Nodes = None,
+        gateways: Nodes = None,
+    ) -> Mapping[str, object]:
+        """Other numbers of nodes while serving, such as `scale(attention=3, experts="-1")`.
+
+        Needs the admin key, as `drain` and `restart` do. Returns who comes and who goes as soon as that is on its way;
+        `status` shows who is there.
+        """
+        pools = scale_payload(
+            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
+        )
+        return self._post("/admin/scale", pools)
+
+    def drain(self, node: str) -> Mapping[str, object]:
+        """This node, such as `expert-1`, takes nothing new and goes once nothing needs it."""
+        return self._post("/admin/drain", {"node": node})
+
+    def restart(self, *nodes: str) -> Mapping[str, object]:
+        """New processes for these nodes, or for all, one after another."""
+        return self._post("/admin/restart", restart_payload(nodes))
+
+    def change_role(self, node: str, role: str) -> Mapping[str, object]:
+        """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
+        return self._post("/admin/role", {"node": node, "role": role})
+
+    def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
+        """This attention node is in another phase, prefill, decode or both, from now on."""
+        return self._post("/admin/phase", {"node": node, "phase": phase})
+
+    def down(self) -> Mapping[str, object]:
+        """End the whole run, once running requests had their time."""
+        return self._post("/admin/down", {})
+
+    def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
+        """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
+        return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = self._post("/tokenize", {**self._named, "prompt": text})["tokens"]

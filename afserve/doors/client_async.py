@@ -4,13 +4,12 @@ Never imports torch.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 
 import httpx
 
-from afserve.doors.client_admin import AdminCalls
 from afserve.doors.client_http import (
     CHAT,
     COMPLETIONS,
@@ -22,6 +21,7 @@ from afserve.doors.client_http import (
     Extra,
     Input,
     Messages,
+    Nodes,
     Prompt,
     checked,
     clear_errors,
@@ -41,13 +41,15 @@ from afserve.doors.client_wire import (
     embedding_payload,
     embeddings_of,
     reply_of,
+    restart_payload,
+    scale_payload,
     texts_of,
 )
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import PeerLost
 
 
-class AsyncClient(AdminCalls[Awaitable[Mapping[str, object]]]):
+class AsyncClient:
     """`Client` for asyncio: the same methods, awaited; streams are async iterators."""
 
     def __init__(
@@ -124,6 +126,38 @@ class AsyncClient(AdminCalls[Awaitable[Mapping[str, object]]]):
 
     async def status(self) -> Mapping[str, object]:
         return await self._get("/status")
+
+    async def scale(
+        self,
+        *,
+        attention: Nodes = None,
+        prefill: Nodes = None,
+        decode: Nodes = None,
+        experts: Nodes = None,
+        gateways: Nodes = None,
+    ) -> Mapping[str, object]:
+        pools = scale_payload(
+            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
+        )
+        return await self._post("/admin/scale", pools)
+
+    async def drain(self, node: str) -> Mapping[str, object]:
+        return await self._post("/admin/drain", {"node": node})
+
+    async def restart(self, *nodes: str) -> Mapping[str, object]:
+        return await self._post("/admin/restart", restart_payload(nodes))
+
+    async def change_role(self, node: str, role: str) -> Mapping[str, object]:
+        return await self._post("/admin/role", {"node": node, "role": role})
+
+    async def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
+        return await self._post("/admin/phase", {"node": node, "phase": phase})
+
+    async def down(self) -> Mapping[str, object]:
+        return await self._post("/admin/down", {})
+
+    async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
+        return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = (await self._post("/tokenize", {**self._named, "prompt": text}))["tokens"]

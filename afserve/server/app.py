@@ -18,7 +18,6 @@ from afserve.server.answers.resumables import Resumables
 from afserve.server.answers.running import Running
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
-from afserve.server.bodies.verbs import VERBS
 from afserve.server.endpoints.admin import Admin
 from afserve.server.endpoints.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
 from afserve.server.endpoints.generate import Generate
@@ -198,7 +197,13 @@ def _routes(service: Service) -> list[Route]:
         Route("/status", info.status, methods=["GET"]),
         Route("/admin/placement", admin.placement, methods=["GET"]),
         Route("/admin/placement", admin.apply, methods=["POST"]),
-        *(Route(f"/admin/{verb.name}", admin.changes(verb), methods=["POST"]) for verb in VERBS),
+        Route("/admin/scale", admin.scale, methods=["POST"]),
+        Route("/admin/drain", admin.drain, methods=["POST"]),
+        Route("/admin/restart", admin.restart, methods=["POST"]),
+        Route("/admin/role", admin.role, methods=["POST"]),
+        Route("/admin/phase", admin.phase, methods=["POST"]),
+        Route("/admin/down", admin.down, methods=["POST"]),
+        Route("/admin/fault", admin.fault, methods=["POST"]),
         Route("/admin/routing/start", admin.start, methods=["POST"]),
         Route("/admin/routing/stop", admin.stop, methods=["POST"]),
         Route("/admin/routing/dump", admin.dump, methods=["GET"]),

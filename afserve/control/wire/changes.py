@@ -2,12 +2,24 @@
 
 import json
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
-from afserve.control.wire.change_values import Change, Changed, Restart
+from afserve.control.wire.change_values import (
+    Change,
+    Changed,
+    DrainOne,
+    End,
+    Fault,
+    NewPhase,
+    NewRole,
+    Restart,
+    ScaleTo,
+)
 from afserve.errors import ProtocolError
 
-_KINDS: dict[str, type[Change]] = {kind.__name__: kind for kind in get_args(Change)}
+_KINDS: dict[str, type[Change]] = {
+    kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, NewPhase, Fault, End)
+}
 
 
 def encode_change(change: Change) -> bytes:

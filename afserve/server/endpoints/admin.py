@@ -3,17 +3,16 @@
 All of it needs the admin key. Where several models are served, each says with ?model=NAME which one is meant.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afserve.errors import RequestError
+from afserve.control.wire.changes import decode_change
 from afserve.server.answers.hosted import Hosted
-from afserve.server.bodies.verbs import Verb, change_of
 from afserve.server.endpoints.service import Service
 from afserve.server.replies.refusal import json_response
+from afserve.server.text.prepare import BodyKind
 
 RECORDING = "application/octet-stream"
 
@@ -34,25 +33,49 @@ class Admin:
         model = self._model(request)
         self._service.check_ready(model)
         with await self._service.bodies.read(request) as body:
-            text = text_of(bytes(body.data))
-        await model.backend.apply_placement(text)
+            text = await self._service.text.prepare(BodyKind.PLACEMENT, body.data)
+        assert isinstance(text, bytes)
+        await model.backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
 
-    def changes(self, verb: Verb) -> Callable[[Request], Awaitable[Response]]:
-        """What answers POST /admin/VERB: at once, when the change is on its way; /status shows how far it is."""
+    async def scale(self, request: Request) -> Response:
+        """Other numbers of nodes. Answers when they are on their way; /status shows who is there."""
+        return await self._change(request, BodyKind.SCALE)
 
-        async def answer(request: Request) -> Response:
-            model = self._model(request) if verb.of_model else self._any()
-            with await self._service.bodies.read(request) as body:
-                change = change_of(verb, bytes(body.data))
-            return json_response(asdict(await model.backend.change(change)), 202)
+    async def drain(self, request: Request) -> Response:
+        """One node goes once nothing needs it."""
+        return await self._change(request, BodyKind.DRAIN)
 
-        return answer
+    async def restart(self, request: Request) -> Response:
+        """New processes for some nodes or all, one after another."""
+        return await self._change(request, BodyKind.RESTART)
 
-    def _any(self) -> Hosted:
-        """One that is ready, for what is asked of the whole run."""
+    async def role(self, request: Request) -> Response:
+        """One node goes, and one of another role starts in its place."""
+        return await self._change(request, BodyKind.ROLE)
+
+    async def phase(self, request: Request) -> Response:
+        """One attention node computes prompts for others, or decodes what others computed, or does both."""
+        return await self._change(request, BodyKind.PHASE)
+
+    async def fault(self, request: Request) -> Response:
+        """One node is broken on purpose; /status shows what that led to."""
+        return await self._change(request, BodyKind.FAULT)
+
+    async def down(self, request: Request) -> Response:
+        """The run ends with all its models."""
         models = self._service.models
-        return next((model for model in models if model.backend.ready()), models.first)
+        ready = (model for model in models if model.backend.ready())
+        return await self._changed(request, BodyKind.END, next(ready, models.first))
+
+    async def _change(self, request: Request, kind: BodyKind) -> Response:
+        return await self._changed(request, kind, self._model(request))
+
+    async def _changed(self, request: Request, kind: BodyKind, model: Hosted) -> Response:
+        with await self._service.bodies.read(request) as body:
+            asked = await self._service.text.prepare(kind, body.data)
+        assert isinstance(asked, bytes)
+        return json_response(asdict(await model.backend.change(decode_change(asked))), 202)
 
     async def start(self, request: Request) -> Response:
         await self._model(request).backend.record_routing(True)
@@ -65,11 +88,3 @@ class Admin:
     async def dump(self, request: Request) -> Response:
         """What was recorded so far; recording goes on."""
         return Response(await self._model(request).backend.recorded_routing(), media_type=RECORDING)
-
-
-def text_of(body: bytes) -> str:
-    """A placement file; whoever applies it reads what it says."""
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is no UTF-8 text: byte {error.start} of {len(body)}") from error

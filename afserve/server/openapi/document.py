@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from afserve import __version__
 from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
-from afserve.server.bodies.verbs import VERBS
 from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
 from afserve.server.openapi.guide import guide
 
@@ -24,7 +23,6 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 # Of a server with several models, of ?model=NAME.
 _BY_MODEL = ("/ready", "/status", "/live", "/tokenizer_info", "/admin/")
-_OF_THE_RUN = {f"/admin/{verb.name}" for verb in VERBS if not verb.of_model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=TEXT),
     ("GET", "/admin/placement"): Operation("The placement in force."),
     ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
-    **{("POST", f"/admin/{verb.name}"): Operation(verb.summary, verb.takes, status=202) for verb in VERBS},
+    ("POST", "/admin/scale"): Operation("Other numbers of nodes.", "Scale", status=202),
+    ("POST", "/admin/drain"): Operation("Let a node go.", "Node", status=202),
+    ("POST", "/admin/restart"): Operation("New processes for nodes.", "Node", status=202),
+    ("POST", "/admin/role"): Operation("Another role for a node.", "Node", status=202),
+    ("POST", "/admin/phase"): Operation("Another phase for an attention node.", "Node", status=202),
+    ("POST", "/admin/down"): Operation("End the run.", "Any", status=202),
+    ("POST", "/admin/fault"): Operation("Break a node on purpose.", "Node", status=202),
     ("POST", "/admin/routing/start"): Operation("Record routing counts."),
     ("POST", "/admin/routing/stop"): Operation("End the recording and get it.", gives="Text", media=BYTES),
     ("GET", "/admin/routing/dump"): Operation("What was recorded so far.", gives="Text", media=BYTES),
@@ -168,7 +172,7 @@ def _operation(path: str, operation: Operation) -> dict[str, object]:
         {"name": name, "in": "path", "required": True, "schema": text}
         for name in re.findall(r"\{(\w+)\}", path)
     ]
-    if path.startswith(_BY_MODEL) and path not in _OF_THE_RUN:
+    if path.startswith(_BY_MODEL) and path != "/admin/down":
         parameters.append({"name": "model", "in": "query", "required": False, "schema": text})
     if parameters:
         said["parameters"] = parameters

@@ -1,14 +1,7 @@
-"""What an admin may do to a running deployment, each declared once: its name, its body as a checked value, its words.
-
-The routes, /openapi.json and the answers of `afserve/server/endpoints/admin.py` follow `VERBS`.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
 from afserve.control.wire.change_values import (
     MOST_FAULT_SECONDS,
-    Change,
     DrainOne,
     End,
     Fault,
@@ -18,7 +11,7 @@ from afserve.control.wire.change_values import (
     ScaleTo,
 )
 from afserve.errors import RequestError
-from afserve.server.bodies.fields import Fields, or_else, parse_object
+from afserve.server.bodies.fields import Fields, or_else
 
 _MOST_NODES = 4096
 _NUMBER = 'a number of nodes, or a change of it as text: 3, "+1" or "-1"'
@@ -85,35 +78,3 @@ def restart_of(fields: Fields) -> Restart:
     if bool(nodes) == every:
         raise RequestError('nodes: say which, {"nodes": ["expert-1"]}, or {"all": true}', param="nodes")
     return Restart(nodes)
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """POST /admin/NAME with a body that `read` makes a change of; `takes` is its schema. One that is not `of_model` is
-    for the whole run."""
-
-    name: str
-    read: Callable[[Fields], Change]
-    summary: str
-    takes: str = "Node"
-    of_model: bool = True
-
-
-VERBS = (
-    Verb("scale", scale_of, "Other numbers of nodes.", "Scale"),
-    Verb("drain", drain_of, "Let a node go."),
-    Verb("restart", restart_of, "New processes for nodes."),
-    Verb("role", role_of, "Another role for a node."),
-    Verb("phase", phase_of, "Another phase for an attention node."),
-    Verb("fault", fault_of, "Break a node on purpose."),
-    Verb("down", end_of, "End the run.", "Any", of_model=False),
-)
-MOST_BYTES = 1 << 16
-"""Of such a body: it is read on the event loop."""
-
-
-def change_of(verb: Verb, body: bytes) -> Change:
-    """Raises RequestError that names the field."""
-    if len(body) > MOST_BYTES:
-        raise RequestError(f"the body has {len(body)} bytes, /admin/{verb.name} takes {MOST_BYTES} at most")
-    return verb.read(Fields(parse_object(body)))
