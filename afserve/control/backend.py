@@ -9,7 +9,7 @@ from afserve.control.changes import Change, Changed
 from afserve.control.requests import Taker
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.engine.stats import Stats
 from afserve.member import Role
 
 
@@ -43,7 +43,7 @@ class NodeView:
     pid: int
     heartbeat_age: float
     resident_bytes: int
-    stats: AttentionStats | ExpertStats | None
+    stats: Stats | None
     phase: str = ""
 
 

@@ -1,126 +1,195 @@
-"""What a node says about itself in each heartbeat: plain numbers, no torch.
+"""What a node says about itself in each heartbeat: plain numbers, no torch. Each is declared here, and nowhere else.
 
-A snapshot: made by the thread that steps the node, between two steps, and read by any other.
+A snapshot: made by the thread that steps the node, between two steps, and read by any other. Numbers are totals from
+the node's start but where "now" is said; seconds are sums but where "at most" is said.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from afserve.counters import Metric, Over, counter
 
 PEER = "peer"  # where KV was found, beside the tiers below a cache
+_KV_BYTES = "Bytes of KV blocks that left a node for another one, or came."
+_HOST_BYTES = "Bytes of KV blocks copied from host memory, or to it."
+_HOST_DROPPED = "Blocks that host memory does not have any more."
+_DISK_BYTES = "Bytes of KV blocks read from the disk, or written."
+_DISK_DROPPED = "Blocks that the disk does not have, or no more."
 
 
 @dataclass(frozen=True, slots=True)
 class KvStats:
-    """KV blocks between attention nodes. `leased` blocks are held now for others, the first of them for `oldest_lease`
-    seconds, `copies` are kept now for others; all else are totals.
+    """KV blocks between attention nodes. A hand-over lasts from the request to the last block."""
 
-    `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
-    again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
-    from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
-    was predicted to be faster, and `prompts` were computed here for others. `split` ones of these were computed with
-    other prefill nodes, `split_short` of them to the end by this one alone; of other nodes' prompts it had `parts`.
-    `lapsed` leases were not released by who
-    had them. `peer_tokens` of prompts were in another node's cache and came from there. `copied_blocks` went to
-    buddies, `copy_hits` of such were used here.
-    """
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    leased: int = 0
-    lapsed: int = 0
-    pulls: int = 0
-    pulls_failed: int = 0
-    pull_seconds: float = 0.0
-    recomputed_tokens: int = 0
-    copied_blocks: int = 0
-    copies: int = 0
-    copy_hits: int = 0
-    handed: int = 0
-    handed_short: int = 0
-    hand_seconds: float = 0.0
-    straight: int = 0
-    prompts: int = 0
-    peer_tokens: int = 0
-    oldest_lease: float = 0.0
-    split: int = 0
-    split_short: int = 0
-    parts: int = 0
+    bytes_sent: int = counter(0, _KV_BYTES, "kv_bytes", labels=(("way", "sent"),))
+    bytes_received: int = counter(0, _KV_BYTES, "kv_bytes", labels=(("way", "received"),))
+    leased: int = counter(
+        0, "Blocks held for another node that pulls them.", "kv_leased_blocks", kind="gauge"
+    )
+    lapsed: int = counter(0, "Leases of blocks that nobody renewed.", "kv_leases_lapsed")
+    pulls: int = counter(0, "Requests whose KV was asked of another node.", "kv_pulls")
+    pulls_failed: int = counter(0, "Those of which not everything came in time.", "kv_pulls_failed")
+    pull_seconds: float = counter(0.0, "Time that moved requests waited for their KV.", "kv_pull_seconds")
+    recomputed_tokens: int = counter(
+        0, "Tokens computed again because their KV did not come.", "kv_recomputed_tokens"
+    )
+    copied_blocks: int = counter(
+        0, "Blocks of running requests that another node keeps a copy of.", "kv_copied_blocks"
+    )
+    copies: int = counter(0, "Cached blocks that are kept for another node.", "kv_copies_held", kind="gauge")
+    copy_hits: int = counter(0, "Copied blocks that a request was continued with.", "kv_copy_hits")
+    handed: int = counter(0, "Prompts that another node computed for this one.", "prompts_handed_over")
+    handed_short: int = counter(
+        0, "Those that did not come whole; the rest was computed here.", "prompts_handed_over_short"
+    )
+    hand_seconds: float = counter(
+        0.0, "Time from a request to the last block of its prompt.", "hand_over_seconds"
+    )
+    straight: int = counter(
+        0, "Prompts that a decode node computed because that was sooner.", "prompts_straight"
+    )
+    prompts: int = counter(0, "Prompts that this node computed for others.", "prompts_for_others")
+    peer_tokens: int = counter(0, "Prompt tokens that came from another node's cache.")
+    oldest_lease: float = counter(
+        0.0,
+        "Time that blocks have been held for another node, at most.",
+        "kv_oldest_lease_seconds",
+        kind="gauge",
+    )
+    split: int = counter(
+        0, "Prompts that this node computed together with other prefill nodes.", "prompts_split"
+    )
+    split_short: int = counter(
+        0, "Those that another node left; the rest was computed here.", "prompts_split_short"
+    )
+    parts: int = counter(
+        0, "Prompts of other prefill nodes that this node computed a part of.", "prompt_parts"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class HostStats:
-    """KV blocks in this node's host memory. `blocks` of at most `capacity` are there now; all else are totals.
+    """KV blocks in this node's host memory; without a capacity it has no such tier."""
 
-    `hit_tokens` of prompts were found there. `bytes_read` came back into the cache. `left` blocks made room for others;
-    `damaged` ones were dropped.
-    """
+    blocks: int = counter(0, "Blocks in host memory.", "kv_host_blocks", kind="gauge", where="capacity")
+    capacity: int = counter(
+        0, "Blocks that may be there at most.", "kv_host_capacity_blocks", kind="gauge", where="capacity"
+    )
+    hit_tokens: int = counter(0, "Prompt tokens whose KV was found there.")
+    bytes_read: int = counter(0, _HOST_BYTES, "kv_host_bytes", labels=(("way", "read"),), where="capacity")
+    bytes_written: int = counter(
+        0, _HOST_BYTES, "kv_host_bytes", labels=(("way", "written"),), where="capacity"
+    )
+    left: int = counter(  # they made room for others
+        0, _HOST_DROPPED, "kv_host_dropped_blocks", labels=(("reason", "left"),), where="capacity"
+    )
+    damaged: int = counter(
+        0, _HOST_DROPPED, "kv_host_dropped_blocks", labels=(("reason", "damaged"),), where="capacity"
+    )
 
-    blocks: int = 0
-    capacity: int = 0
-    hit_tokens: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    left: int = 0
-    damaged: int = 0
+
+def _dropped(reason: str) -> Any:
+    labels = (("reason", reason),)
+    return counter(0, _DISK_DROPPED, "kv_disk_dropped_blocks", labels=labels, where="capacity")
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """KV blocks on this node's disk, and in its `host` memory. `blocks` of at most `capacity` are on the disk now; all
-    else are totals.
+    """KV blocks on this node's disk, and in its `host` memory; without a capacity it has no disk. Restores are from
+    either."""
 
-    `hit_tokens` of prompts were found on the disk. `restores`, from either, took `restore_seconds` in sum, and
-    `restores_short` of them did not bring everything. Blocks were dropped because they were `damaged` or `unreadable`,
-    `overwritten` by others, left memory before they were written (`late`), or could not be written (`refused`).
-    """
-
-    blocks: int = 0
-    capacity: int = 0
-    hit_tokens: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    restores: int = 0
-    restores_short: int = 0
-    restore_seconds: float = 0.0
-    damaged: int = 0
-    unreadable: int = 0
-    overwritten: int = 0
-    late: int = 0
-    refused: int = 0
+    blocks: int = counter(0, "Blocks on the disk.", "kv_disk_blocks", kind="gauge", where="capacity")
+    capacity: int = counter(
+        0, "Blocks that may be there at most.", "kv_disk_capacity_blocks", kind="gauge", where="capacity"
+    )
+    hit_tokens: int = counter(0, "Prompt tokens whose KV was found on the disk.")
+    bytes_read: int = counter(0, _DISK_BYTES, "kv_disk_bytes", labels=(("way", "read"),), where="capacity")
+    bytes_written: int = counter(
+        0, _DISK_BYTES, "kv_disk_bytes", labels=(("way", "written"),), where="capacity"
+    )
+    restores: int = counter(
+        0, "Requests whose beginning was read from host memory or the disk.", "kv_restores", where="exist"
+    )
+    restores_short: int = counter(
+        0, "Those of which not everything came.", "kv_restores_short", where="exist"
+    )
+    restore_seconds: float = counter(
+        0.0, "Time that requests waited for that.", "kv_restore_seconds", where="exist"
+    )
+    damaged: int = _dropped("damaged")
+    unreadable: int = _dropped("unreadable")
+    overwritten: int = _dropped("overwritten")  # by others
+    late: int = _dropped("late")  # they left memory before they were written
+    refused: int = _dropped("refused")  # they could not be written
     host: HostStats = HostStats()
+
+    @property
+    def exist(self) -> bool:
+        return bool(self.capacity or self.host.capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStats:
-    """Totals count from the node's start. `queued_tokens` of prompts are still to be computed. Seconds: computing, only
-    waiting, and rows under way (summed over `dispatches`, which overlap).
+    """Seconds under way are summed over dispatches, which overlap. Those of a stall are summed over the dispatches that
+    waited longer for a lost expert node (`stalled`)."""
 
-    Six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
-    for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
-    held had one again.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_blocks: int = 0
-    kv_blocks_used: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    dispatches: int = 0
-    busy_seconds: float = 0.0
-    parked_seconds: float = 0.0
-    under_way_seconds: float = 0.0
-    resent_rows: int = 0
-    given_up_rows: int = 0
-    stalled: int = 0
-    unnoticed_seconds: float = 0.0
-    resend_seconds: float = 0.0
-    homeless_seconds: float = 0.0
+    running: int = counter(
+        0,
+        "Sequences being generated.",
+        "num_requests_running",
+        kind="gauge",
+        over=Over.MODEL,
+        also=(Metric("phase_requests_running", "Sequences on the nodes of a phase.", "gauge", Over.PHASE),),
+    )
+    waiting: int = counter(
+        0,
+        "Sequences waiting for a place.",
+        "num_requests_waiting",
+        kind="gauge",
+        over=Over.MODEL,
+        also=(
+            Metric(
+                "phase_requests_waiting",
+                "Sequences that wait for a place on the nodes of a phase.",
+                "gauge",
+                Over.PHASE,
+            ),
+        ),
+    )
+    kv_blocks: int = counter(0, "KV blocks in the cache.")
+    kv_blocks_used: int = counter(0, "Those in use now.")
+    prefix_queries: int = counter(
+        0, "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries", over=Over.MODEL
+    )
+    prefix_hits: int = counter(0, "Prompt tokens found there.", "prefix_cache_hits", over=Over.MODEL)
+    preemptions: int = counter(
+        0, "Sequences put back for lack of KV blocks.", "num_preemptions", over=Over.MODEL
+    )
+    prompt_tokens: int = counter(0, "Prompt tokens computed.")
+    generated_tokens: int = counter(0, "Tokens generated.")
+    steps: int = counter(0, "Steps of micro-batches.")
+    dispatches: int = counter(0, "Layers of micro-batches sent to expert nodes.", "attention_node_dispatches")
+    busy_seconds: float = counter(0.0, "Time spent computing.", "attention_node_busy_seconds")
+    parked_seconds: float = counter(
+        0.0, "Time spent only waiting for answers.", "attention_node_parked_seconds"
+    )
+    under_way_seconds: float = counter(
+        0.0, "Time from dispatch to answer, summed over dispatches.", "attention_node_under_way_seconds"
+    )
+    resent_rows: int = counter(0, "Rows sent again because an expert node was lost.")
+    given_up_rows: int = counter(0, "Rows given up because of that.")
+    stalled: int = counter(0, "Dispatches that waited longer because of that.")
+    unnoticed_seconds: float = counter(0.0, "Of their wait: until the loss was known.")
+    resend_seconds: float = counter(0.0, "Of their wait: until replicas answered.")
+    homeless_seconds: float = counter(0.0, "Of their wait: until an expert that no node held had one again.")
     kv: KvStats = KvStats()
-    queued_tokens: int = 0
+    queued_tokens: int = counter(
+        0,
+        "Prompt tokens still to be computed on the nodes of a phase.",
+        "phase_queued_tokens",
+        kind="gauge",
+        over=Over.PHASE,
+    )
     tiers: TierStats = TierStats()
 
     @property
@@ -137,13 +206,17 @@ class AttentionStats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Totals from the node's start. Prompts' messages were computed in `prompt_pieces`, which took `prompt_seconds` of
-    the busy ones."""
+    """A prompt's messages may be computed in pieces."""
 
-    messages: int = 0
-    rows: int = 0
-    calls: int = 0
-    busy_seconds: float = 0.0
-    hold_seconds: float = 0.0
-    prompt_pieces: int = 0
-    prompt_seconds: float = 0.0
+    messages: int = counter(0, "Dispatches answered.", "expert_node_messages")
+    rows: int = counter(0, "Rows computed.", "expert_node_rows")
+    calls: int = counter(0, "Grouped computations.", "expert_node_calls")
+    busy_seconds: float = counter(0.0, "Time spent computing.", "expert_node_busy_seconds")
+    hold_seconds: float = counter(0.0, "Time rows were held to be grouped.", "expert_node_hold_seconds")
+    prompt_pieces: int = counter(0, "Pieces of prompts' messages.", "expert_node_prompt_pieces")
+    prompt_seconds: float = counter(0.0, "Time spent on these.", "expert_node_prompt_seconds")
+
+
+Stats = AttentionStats | ExpertStats
+KINDS: dict[str, type[Stats]] = {"attention": AttentionStats, "expert": ExpertStats}
+"""What a node of the model says, by its role; a gateway says none."""

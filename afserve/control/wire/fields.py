@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from afserve import errors
+from afserve.counters import digest_of, group_of, values_of
+from afserve.engine.stats import KINDS, Stats
 from afserve.errors import AfserveError
 from afserve.settings import build
 
@@ -73,6 +75,33 @@ def _take_scalar(proto: Proto) -> bool | int | float | str | None:
     which = proto.WhichOneof("value")
     value: bool | int | float | str | None = None if which is None else getattr(proto, which)
     return value
+
+
+def put_stats(stats: Stats | None, proto: Proto) -> None:
+    """Into a message that has a field for each kind, or none of them."""
+    for name, kind in KINDS.items():
+        if type(stats) is kind:
+            put_counts(stats, getattr(proto, name))
+
+
+def take_stats(proto: Proto) -> Stats | None:
+    name = proto.WhichOneof("stats")
+    return None if name is None else take_counts(KINDS[name], getattr(proto, name))
+
+
+def put_counts(group: object, proto: Proto) -> None:
+    """A group of counters, as `afserve.counters` has them declared."""
+    proto.declared = digest_of(type(group))
+    whole, real = values_of(group)
+    proto.whole.extend(whole)
+    proto.real.extend(real)
+
+
+def take_counts(kind: type[Value], proto: Proto) -> Value:
+    """Raises ValueError where the peer has other declarations."""
+    if proto.declared != digest_of(kind):
+        raise ValueError(f"{kind.__name__} are declared otherwise there; are versions mixed?")
+    return group_of(kind, proto.whole, proto.real)
 
 
 def put_error(error: AfserveError, proto: Proto) -> None:

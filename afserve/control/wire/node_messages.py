@@ -18,9 +18,11 @@ from afserve.control.wire.fields import (
     put_error,
     put_flat,
     put_settings,
+    put_stats,
     take_error,
     take_flat,
     take_settings,
+    take_stats,
 )
 from afserve.control.wire.placements import SaidLast, SaidPlacement, pack, unpack
 from afserve.control.wire.values import (
@@ -59,14 +61,12 @@ from afserve.control.wire.values import (
     Unfilled,
     Unheard,
 )
-from afserve.engine.stats import AttentionStats, ExpertStats, HostStats, KvStats, TierStats
 from afserve.errors import ProtocolError
 from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-Stats = AttentionStats | ExpertStats | None
 PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]
 
 
@@ -127,30 +127,6 @@ def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
 
 def _take_heartbeat(proto: Proto) -> Heartbeat:
     return Heartbeat(proto.resident_bytes, take_stats(proto))
-
-
-def put_stats(stats: Stats, proto: Proto) -> None:
-    """Into a message that has one of both kinds, or none."""
-    if stats is not None:
-        body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
-        body.SetInParent()
-        put_flat(stats, body)
-        if isinstance(stats, AttentionStats):
-            put_flat(stats.kv, body.kv)
-            put_flat(stats.tiers, body.tiers)
-            put_flat(stats.tiers.host, body.tiers.host)
-
-
-def take_stats(proto: Proto) -> Stats:
-    match proto.WhichOneof("stats"):
-        case "attention":
-            body = proto.attention
-            host, kv = take_flat(HostStats, body.tiers.host), take_flat(KvStats, body.kv)
-            tiers = take_flat(TierStats, body.tiers, host=host)
-            return take_flat(AttentionStats, body, kv=kv, tiers=tiers)
-        case "expert":
-            return take_flat(ExpertStats, proto.expert)
-    return None
 
 
 def _put_routed(value: Routed, proto: Proto) -> None:

@@ -8,8 +8,7 @@ from google.protobuf.message import DecodeError
 
 from afserve.control.backend import ClusterView, IncidentView, NodeView
 from afserve.control.wire import control_pb2 as pb
-from afserve.control.wire.fields import Proto
-from afserve.control.wire.node_messages import put_stats, take_stats
+from afserve.control.wire.fields import Proto, put_stats, take_stats
 from afserve.errors import ProtocolError
 
 
@@ -42,14 +41,15 @@ def decode_view(data: bytes) -> ClusterView:
     """Raises ProtocolError for bytes that are none."""
     try:
         proto = pb.ClusterView.FromString(data)
-    except DecodeError as error:
+        nodes = tuple(_take_node(node) for node in proto.nodes)
+    except (DecodeError, ValueError) as error:
         raise ProtocolError(f"{len(data)} bytes are no view of the cluster: {error}") from error
     if proto.layers and len(proto.routed) % proto.layers:
         raise ProtocolError(f"{len(proto.routed)} counts are not {proto.layers} layers of the same size")
     width = len(proto.routed) // proto.layers if proto.layers else 0
     return ClusterView(
         proto.epoch,
-        tuple(_take_node(node) for node in proto.nodes),
+        nodes,
         dict(proto.picked),
         tuple(proto.balance),
         tuple(proto.decisions),
