@@ -73,15 +73,21 @@ def counter(
     where: str = "",
     also: tuple[Metric, ...] = (),
 ) -> Any:
-    """The field of a group: whole where `default` is 0, with a fraction where it is 0.0. Without a `metric` it is not in
-    /metrics. The rest as in `Metric`; `also` are further families that show it."""
+    """The field of a group: whole where `default` is 0, with a fraction where it is 0.0.
+
+    Without a `metric` it is not in /metrics. The rest as in `Metric`; `also` are further families that show it.
+    """
     own = (Metric(metric, help, kind, over, labels, where),) if metric else ()
     return field(default=default, metadata={_DECLARED: (help, (*own, *also))})
 
 
-@cache
-def counters_of(group: type) -> tuple[DeclaredCounter, ...]:
+def counters_of(group: Any) -> tuple[DeclaredCounter, ...]:
     """In the order of the fields, those of a group inside at its place. Every field must be one or the other."""
+    return _counters_of(group)
+
+
+@cache
+def _counters_of(group: Any) -> tuple[DeclaredCounter, ...]:
     return tuple(_found(group, ()))
 
 
@@ -92,23 +98,28 @@ def _found(group: type, path: tuple[str, ...]) -> Iterator[DeclaredCounter]:
             yield from _found(type(each.default), here)
         else:
             help, metrics = each.metadata[_DECLARED]
-            yield DeclaredCounter(here, type(each.default), help, metrics)
+            kind: Any = type(each.default)
+            yield DeclaredCounter(here, kind, help, metrics)
+
+
+def digest_of(group: Any) -> int:
+    """32 bits that differ where names, kinds or order do."""
+    return _digest_of(group)
 
 
 @cache
-def digest_of(group: type) -> int:
-    """32 bits that differ where names, kinds or order do."""
+def _digest_of(group: Any) -> int:
     return crc32(" ".join(f"{one.name}:{one.kind.__name__}" for one in counters_of(group)).encode())
 
 
 def values_of(group: object) -> tuple[list[int], list[float]]:
     """Its whole numbers and those with a fraction, each in the order of `counters_of`."""
-    kind = type(group)
+    kind: Any = type(group)
     return list(_reader(kind, int)(group)), list(_reader(kind, float)(group))
 
 
 @cache
-def _reader(group: type, kind: type) -> Any:
+def _reader(group: Any, kind: type) -> Any:
     names = [one.name for one in counters_of(group) if one.kind is kind]
     return attrgetter(*names) if len(names) > 1 else lambda read: [attrgetter(name)(read) for name in names]
 
@@ -134,5 +145,5 @@ def _built(kind: type, sources: dict[type, Iterator[Any]]) -> Any:
 
 
 @cache
-def _defaults(kind: type) -> tuple[Any, ...]:
+def _defaults(kind: Any) -> tuple[Any, ...]:
     return tuple(each.default for each in dataclasses.fields(kind))
