@@ -797,22 +797,22 @@ class Claim(_message.Message):
     def __init__(self, query: _Optional[int] = ..., id: _Optional[str] = ..., take: _Optional[bool] = ...) -> None: ...
 
 class KeptAnswer(_message.Message):
-    __slots__ = ("request", "prompt", "count", "bare", "keep", "ended", "unheard")
+    __slots__ = ("request", "prompt_ids", "count", "bare", "keep", "ended", "unheard")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BARE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     UNHEARD_FIELD_NUMBER: _ClassVar[int]
     request: int
-    prompt: _containers.RepeatedScalarFieldContainer[int]
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     count: int
     bare: int
     keep: Keep
     ended: bool
     unheard: int
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., bare: _Optional[int] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., ended: _Optional[bool] = ..., unheard: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., bare: _Optional[int] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., ended: _Optional[bool] = ..., unheard: _Optional[int] = ...) -> None: ...
 
 class Claimed(_message.Message):
     __slots__ = ("query", "answers")
