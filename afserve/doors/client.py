@@ -16,24 +16,16 @@ from types import TracebackType
 import httpx
 
 from afserve.doors.client_http import (
-    CHAT,
-    COMPLETIONS,
     DEFAULT_URL,
     EMBEDDINGS,
     RESUME_SECONDS,
     RETRIES,
+    Calls,
     ErrorReply,
-    Extra,
     Input,
-    Messages,
-    Nodes,
-    Prompt,
     checked,
     clear_errors,
-    headers_of,
     object_of,
-    timeout_of,
-    verify,
 )
 from afserve.doors.client_resume import BREAKS, Attempts
 from afserve.doors.client_wire import (
@@ -42,22 +34,17 @@ from afserve.doors.client_wire import (
     Embeddings,
     Reply,
     ToolCall,
-    chat_payload,
-    completion_payload,
     embedding_payload,
     embeddings_of,
     reply_of,
-    restart_payload,
-    scale_payload,
     texts_of,
 )
-from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import PeerLost
 
 __all__ = ["DEFAULT_URL", "Client", "Delta", "Embeddings", "Reply", "ToolCall"]
 
 
-class Client:
+class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
     """One server. `timeout` is for a single wait on the network, in seconds; `transport` is for tests.
 
     `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
@@ -78,17 +65,8 @@ class Client:
         model: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        self._resume, self._retries = resume, retries
-        self._named = {} if model is None else {"model": model}
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers_of(api_key),
-            timeout=timeout_of(timeout),
-            params=self._named,
-            transport=transport,
-            verify=verify(self.url),
-        )
+        super().__init__(url, resume, retries, model)
+        self._http = httpx.Client(**self._options(api_key, timeout), transport=transport)
 
     def __enter__(self) -> "Client":
         return self
@@ -101,96 +79,13 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
-        """The text that follows a prompt. Errors are those of afserve.errors."""
-        return reply_of(self._ask(COMPLETIONS, completion_payload(prompt, params)))
-
-    def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> Reply:
-        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left.
-
-        `extra` are further fields of the request, such as {"tools": [...]} or {"response_format": {...}}.
-        """
-        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited, extra=extra)))
-
-    def complete_stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Generator[Delta, None, None]:
-        """The same, piece by piece. Leaving the iterator early cancels the generation."""
-        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
-
-    def chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> Generator[Delta, None, None]:
-        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
-        return self._stream(CHAT, payload)
-
     def embed(self, input: Input) -> Embeddings:
         """A vector of length 1 for a text, for token ids, or for each of several of either. It is not resumed."""
-        payload = {**self._named, **embedding_payload(input)}
-        attempts = Attempts(self.url, EMBEDDINGS, payload, 0.0, self._retries)
+        attempts = self._attempts(EMBEDDINGS, embedding_payload(input), resumes=False)
         return embeddings_of(self._until_answered(attempts))
 
     def models(self) -> tuple[str, ...]:
         return texts_of(self._get("/v1/models"), "id")
-
-    def status(self) -> Mapping[str, object]:
-        """The model and the members as the controller sees them."""
-        return self._get("/status")
-
-    def scale(
-        self,
-        *,
-        attention: Nodes = None,
-        prefill: Nodes = None,
-        decode: Nodes = None,
-        experts: Nodes = None,
-        gateways: Nodes = None,
-    ) -> Mapping[str, object]:
-        """Other numbers of nodes while serving, such as `scale(attention=3, experts="-1")`.
-
-        Needs the admin key, as `drain` and `restart` do. Returns who comes and who goes as soon as that is on its way;
-        `status` shows who is there.
-        """
-        pools = scale_payload(
-            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
-        )
-        return self._post("/admin/scale", pools)
-
-    def drain(self, node: str) -> Mapping[str, object]:
-        """This node, such as `expert-1`, takes nothing new and goes once nothing needs it."""
-        return self._post("/admin/drain", {"node": node})
-
-    def restart(self, *nodes: str) -> Mapping[str, object]:
-        """New processes for these nodes, or for all, one after another."""
-        return self._post("/admin/restart", restart_payload(nodes))
-
-    def change_role(self, node: str, role: str) -> Mapping[str, object]:
-        """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
-        return self._post("/admin/role", {"node": node, "role": role})
-
-    def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
-        """This attention node is in another phase, prefill, decode or both, from now on."""
-        return self._post("/admin/phase", {"node": node, "phase": phase})
-
-    def down(self) -> Mapping[str, object]:
-        """End the whole run, once running requests had their time."""
-        return self._post("/admin/down", {})
-
-    def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
-        """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
-        return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = self._post("/tokenize", {**self._named, "prompt": text})["tokens"]
@@ -219,9 +114,8 @@ class Client:
         with clear_errors(self.url):
             return object_of(checked(self._http.post(path, json=payload)))
 
-    def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
-        return self._until_answered(attempts)
+    def _ask(self, path: str, payload: Mapping[str, object]) -> Reply:
+        return reply_of(self._until_answered(self._attempts(path, payload)))
 
     def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
         with clear_errors(self.url):
@@ -236,10 +130,7 @@ class Client:
                 time.sleep(pause)
 
     def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
-        attempts, parser = (
-            Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries),
-            Deltas(),
-        )
+        attempts, parser = self._attempts(path, payload), Deltas()
         try:
             with clear_errors(self.url):
                 while not parser.done:

@@ -4,31 +4,24 @@ Never imports torch.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
+from typing import Any
 
 import httpx
 
 from afserve.doors.client_http import (
-    CHAT,
-    COMPLETIONS,
     DEFAULT_URL,
     EMBEDDINGS,
     RESUME_SECONDS,
     RETRIES,
+    Calls,
     ErrorReply,
-    Extra,
     Input,
-    Messages,
-    Nodes,
-    Prompt,
     checked,
     clear_errors,
-    headers_of,
     object_of,
-    timeout_of,
-    verify,
 )
 from afserve.doors.client_resume import BREAKS, Attempts
 from afserve.doors.client_wire import (
@@ -36,20 +29,17 @@ from afserve.doors.client_wire import (
     Deltas,
     Embeddings,
     Reply,
-    chat_payload,
-    completion_payload,
     embedding_payload,
     embeddings_of,
     reply_of,
-    restart_payload,
-    scale_payload,
     texts_of,
 )
-from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import PeerLost
 
 
-class AsyncClient:
+class AsyncClient(
+    Calls[Coroutine[Any, Any, Mapping[str, object]], Coroutine[Any, Any, Reply], AsyncGenerator[Delta, None]]
+):
     """`Client` for asyncio: the same methods, awaited; streams are async iterators."""
 
     def __init__(
@@ -63,17 +53,8 @@ class AsyncClient:
         model: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        self._resume, self._retries = resume, retries
-        self._named = {} if model is None else {"model": model}
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers=headers_of(api_key),
-            timeout=timeout_of(timeout),
-            params=self._named,
-            transport=transport,
-            verify=verify(self.url),
-        )
+        super().__init__(url, resume, retries, model)
+        self._http = httpx.AsyncClient(**self._options(api_key, timeout), transport=transport)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -86,78 +67,12 @@ class AsyncClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
-        return reply_of(await self._ask(COMPLETIONS, completion_payload(prompt, params)))
-
-    async def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> Reply:
-        payload = chat_payload(messages, params, unlimited=unlimited, extra=extra)
-        return reply_of(await self._ask(CHAT, payload))
-
-    def complete_stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncGenerator[Delta, None]:
-        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
-
-    def chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> AsyncGenerator[Delta, None]:
-        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
-        return self._stream(CHAT, payload)
-
     async def embed(self, input: Input) -> Embeddings:
-        payload = {**self._named, **embedding_payload(input)}
-        attempts = Attempts(self.url, EMBEDDINGS, payload, 0.0, self._retries)
+        attempts = self._attempts(EMBEDDINGS, embedding_payload(input), resumes=False)
         return embeddings_of(await self._until_answered(attempts))
 
     async def models(self) -> tuple[str, ...]:
         return texts_of(await self._get("/v1/models"), "id")
-
-    async def status(self) -> Mapping[str, object]:
-        return await self._get("/status")
-
-    async def scale(
-        self,
-        *,
-        attention: Nodes = None,
-        prefill: Nodes = None,
-        decode: Nodes = None,
-        experts: Nodes = None,
-        gateways: Nodes = None,
-    ) -> Mapping[str, object]:
-        pools = scale_payload(
-            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
-        )
-        return await self._post("/admin/scale", pools)
-
-    async def drain(self, node: str) -> Mapping[str, object]:
-        return await self._post("/admin/drain", {"node": node})
-
-    async def restart(self, *nodes: str) -> Mapping[str, object]:
-        return await self._post("/admin/restart", restart_payload(nodes))
-
-    async def change_role(self, node: str, role: str) -> Mapping[str, object]:
-        return await self._post("/admin/role", {"node": node, "role": role})
-
-    async def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
-        return await self._post("/admin/phase", {"node": node, "phase": phase})
-
-    async def down(self) -> Mapping[str, object]:
-        return await self._post("/admin/down", {})
-
-    async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
-        return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = (await self._post("/tokenize", {**self._named, "prompt": text}))["tokens"]
@@ -185,9 +100,8 @@ class AsyncClient:
         with clear_errors(self.url):
             return object_of(checked(await self._http.post(path, json=payload)))
 
-    async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
-        return await self._until_answered(attempts)
+    async def _ask(self, path: str, payload: Mapping[str, object]) -> Reply:
+        return reply_of(await self._until_answered(self._attempts(path, payload)))
 
     async def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
         with clear_errors(self.url):
@@ -202,10 +116,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
-        attempts, parser = (
-            Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries),
-            Deltas(),
-        )
+        attempts, parser = self._attempts(path, payload), Deltas()
         try:
             with clear_errors(self.url):
                 while not parser.done:

@@ -1,14 +1,30 @@
-"""What both clients share of HTTP: paths, defaults, and how an answer or a lost connection becomes a value or an error.
+"""What both clients share: what each method asks for, paths, defaults, and how an answer or a lost connection becomes a
+value or an error.
 
 Knows httpx; what bodies and events mean is in `client_wire`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import httpx
 
-from afserve.doors.client_wire import error_of, unreachable
+from afserve.control.wire.change_values import (
+    Change,
+    DrainOne,
+    End,
+    Fault,
+    NewPhase,
+    NewRole,
+    Restart,
+    ScaleTo,
+    verb_of,
+)
+from afserve.doors.client_resume import Attempts
+from afserve.doors.client_wire import chat_payload, completion_payload, error_of, unreachable
+from afserve.engine.scheduling.request import SamplingParams
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RESUME_SECONDS = 30.0
@@ -31,19 +47,6 @@ class ErrorReply(Exception):
         self.response = response
 
 
-def headers_of(api_key: str | None) -> dict[str, str]:
-    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-
-
-def verify(url: str) -> bool:
-    """Certificates are checked, and the 50 to 100 ms of loading them paid, wherever there are any."""
-    return not url.lower().startswith("http://")
-
-
-def timeout_of(seconds: float) -> httpx.Timeout:
-    return httpx.Timeout(seconds, connect=min(seconds, 5.0))
-
-
 def checked(response: httpx.Response) -> httpx.Response:
     if response.is_error:
         raise error_of(response.status_code, response.text, response.headers.get("retry-after"))
@@ -62,3 +65,132 @@ def clear_errors(url: str) -> Iterator[None]:
         yield
     except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
         raise unreachable(url, error) from error
+
+
+Object = TypeVar("Object")  # a JSON object, or what is awaited for one
+Answer = TypeVar("Answer")  # a Reply, or what is awaited for one
+Stream = TypeVar("Stream")  # an iterator of Deltas
+
+
+class Calls(ABC, Generic[Object, Answer, Stream]):
+    """The methods of both clients that only say what is asked for. Errors are those of afserve.errors."""
+
+    def __init__(self, url: str, resume: float, retries: int, model: str | None) -> None:
+        self.url = url.rstrip("/")
+        self._resume, self._retries = resume, retries
+        self._named = {} if model is None else {"model": model}
+
+    def _options(self, api_key: str | None, timeout: float) -> dict[str, Any]:
+        """Of httpx's client. Certificates are checked, and the 50 to 100 ms of loading them paid, wherever there are
+        any."""
+        return {
+            "base_url": self.url,
+            "headers": {} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            "timeout": httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+            "params": self._named,
+            "verify": not self.url.lower().startswith("http://"),
+        }
+
+    def _attempts(self, path: str, payload: Mapping[str, object], *, resumes: bool = True) -> Attempts:
+        seconds = self._resume if resumes else 0.0
+        return Attempts(self.url, path, {**self._named, **payload}, seconds, self._retries)
+
+    @abstractmethod
+    def _get(self, path: str) -> Object: ...
+
+    @abstractmethod
+    def _post(self, path: str, payload: Mapping[str, object]) -> Object: ...
+
+    @abstractmethod
+    def _ask(self, path: str, payload: Mapping[str, object]) -> Answer: ...
+
+    @abstractmethod
+    def _stream(self, path: str, payload: Mapping[str, object]) -> Stream: ...
+
+    def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
+        """The text that follows a prompt."""
+        return self._ask(COMPLETIONS, completion_payload(prompt, params))
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
+    ) -> Answer:
+        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left.
+
+        `extra` are further fields of the request, such as {"tools": [...]} or {"response_format": {...}}.
+        """
+        return self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited, extra=extra))
+
+    def complete_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """The same, piece by piece. Leaving the iterator early cancels the generation."""
+        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
+
+    def chat_stream(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
+    ) -> Stream:
+        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
+        return self._stream(CHAT, payload)
+
+    def status(self) -> Object:
+        """The model and the members as the controller sees them."""
+        return self._get("/status")
+
+    def change(self, change: Change) -> Object:
+        """Any change of the running deployment, such as `DrainOne("expert-1")`; needs the admin key.
+
+        Returns who comes and who goes as soon as that is on its way; `status` shows who is there.
+        """
+        verb = verb_of(change)
+        return self._post(verb.path, verb.body(change))
+
+    def scale(
+        self,
+        *,
+        attention: Nodes = None,
+        prefill: Nodes = None,
+        decode: Nodes = None,
+        experts: Nodes = None,
+        gateways: Nodes = None,
+    ) -> Object:
+        """Other numbers of nodes while serving, such as `scale(attention=3, experts="-1")`; as `change`."""
+        pools = {
+            "attention": attention,
+            "prefill": prefill,
+            "decode": decode,
+            "experts": experts,
+            "gateways": gateways,
+        }
+        return self.change(ScaleTo({pool: str(n) for pool, n in pools.items() if n is not None}))
+
+    def drain(self, node: str) -> Object:
+        """This node, such as `expert-1`, takes nothing new and goes once nothing needs it."""
+        return self.change(DrainOne(node))
+
+    def restart(self, *nodes: str) -> Object:
+        """New processes for these nodes, or for all, one after another."""
+        return self.change(Restart(nodes))
+
+    def change_role(self, node: str, role: str) -> Object:
+        """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
+        return self.change(NewRole(node, role))
+
+    def change_phase(self, node: str, phase: str) -> Object:
+        """This attention node is in another phase, prefill, decode or both, from now on."""
+        return self.change(NewPhase(node, phase))
+
+    def down(self) -> Object:
+        """End the whole run, once running requests had their time."""
+        return self.change(End())
+
+    def fault(self, node: str, fault: str, seconds: float = 0.0) -> Object:
+        """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
+        return self.change(Fault(node, fault, seconds))

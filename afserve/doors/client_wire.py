@@ -145,14 +145,6 @@ def _vector(embedding: str | Sequence[float]) -> "array[float]":
     return vector
 
 
-def scale_payload(**pools: int | str | None) -> dict[str, object]:
-    return {pool: wanted for pool, wanted in pools.items() if wanted is not None}
-
-
-def restart_payload(nodes: Sequence[str]) -> dict[str, object]:
-    return {"nodes": list(nodes)} if nodes else {"all": True}
-
-
 def _streaming(payload: dict[str, object]) -> dict[str, object]:
     return {**payload, "stream": True, "stream_options": {"include_usage": True}}
 

@@ -21,7 +21,6 @@ from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.prefix_keys import HeldPrefixes
-from afserve.engine.kv.stats import PEER, KvStats, TierStats
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.load import ExpertLoad
@@ -31,7 +30,7 @@ from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from afserve.control.backend import Backend, ServedModel
+from afserve.control.wire.change_values import VERBS
 from afserve.errors import AfserveError
 from afserve.server.access.accounts import Accounts
 from afserve.server.access.keyring import Keyring
@@ -197,13 +198,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/status", info.status, methods=["GET"]),
         Route("/admin/placement", admin.placement, methods=["GET"]),
         Route("/admin/placement", admin.apply, methods=["POST"]),
-        Route("/admin/scale", admin.scale, methods=["POST"]),
-        Route("/admin/drain", admin.drain, methods=["POST"]),
-        Route("/admin/restart", admin.restart, methods=["POST"]),
-        Route("/admin/role", admin.role, methods=["POST"]),
-        Route("/admin/phase", admin.phase, methods=["POST"]),
-        Route("/admin/down", admin.down, methods=["POST"]),
-        Route("/admin/fault", admin.fault, methods=["POST"]),
+        *(Route(verb.path, admin.change(verb), methods=["POST"]) for verb in VERBS.values()),
         Route("/admin/routing/start", admin.start, methods=["POST"]),
         Route("/admin/routing/stop", admin.stop, methods=["POST"]),
         Route("/admin/routing/dump", admin.dump, methods=["GET"]),

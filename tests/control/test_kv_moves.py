@@ -19,12 +19,11 @@ from afserve.control.wire.values import (
     AttentionPeer,
 )
 from afserve.control.wire.view_values import NodeView
-from afserve.engine.kv.stats import KvStats
 from afserve.engine.scheduling.request import GenerationRequest
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError
 from afserve.metrics import render
-from afserve.server.metrics.kv_moves import by_phase, moved_kv
+from afserve.server.metrics.nodes import counted
 
 BLOCK, BYTES = 16, 1000
 SOURCE = KvSource(1, 0, 77, "unix:there")
@@ -235,7 +234,7 @@ def test_status_and_metrics_say_what_prefill_nodes_did():
     assert "; 3 computed by a decode node" in line
     said = [("decode", stats), ("decode", stats), ("prefill", AttentionStats(queued_tokens=5))]
     views = [NodeView("attention-0", "attention", "ready", 1, 0.0, 0, of, phase) for phase, of in said]
-    drawn = render(by_phase(views), ())
+    drawn = render(counted(views), ())
     assert 'afserve_phase_queued_tokens{phase="decode"} 80' in drawn
     assert 'afserve_phase_queued_tokens{phase="prefill"} 5' in drawn
-    assert 'afserve_prompts_handed_over_total{node="a"} 4' in render(moved_kv([("a", stats)]), ())
+    assert 'afserve_prompts_handed_over_total{node="attention-0"} 4' in drawn

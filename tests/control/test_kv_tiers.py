@@ -16,15 +16,14 @@ from afserve.control.node.kv_tiers_open import open_tiers
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.view_values import NodeView
 from afserve.engine.kv.cache import Fingerprint
-from afserve.engine.kv.stats import HostStats, KvStats, TierStats
 from afserve.engine.kv.tiers import Restored
 from afserve.engine.scheduling.request import GenerationRequest
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
 from afserve.member import attention_node
 from afserve.metrics import render
-from afserve.server.metrics.kv_tiers import hits, tiers
+from afserve.server.metrics.nodes import counted, hits
 
 BLOCK, BYTES = 16, 1000
 
@@ -265,15 +264,27 @@ def test_metrics_and_status_say_where_prompts_were_found():
     with_disk = AttentionStats(
         prefix_hits=100, tiers=TierStats(5, 90, 64, 2_500_000, 1000, restores=2, overwritten=3, damaged=1)
     )
-    nodes = [("attention-0", with_disk), ("attention-1", AttentionStats(prefix_hits=7))]
-    text = render(tiers(nodes))
+
+    def drawn(*found):
+        return render(
+            counted(
+                [
+                    NodeView(f"attention-{i}", "attention", "ready", 1, 0.0, 0, stats)
+                    for i, stats in enumerate(found)
+                ]
+            )
+        )
+
+    text = drawn(with_disk, AttentionStats(prefix_hits=7))
     assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="memory"} 36' in text
     assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="disk"} 64' in text
     assert 'afserve_kv_disk_dropped_blocks_total{node="attention-0",reason="overwritten"} 3' in text
-    assert not any(name in render(tiers(nodes[1:])) for name in ("kv_disk", "kv_host", "kv_restores"))
+    assert not any(
+        name in drawn(AttentionStats(prefix_hits=7)) for name in ("kv_disk", "kv_host", "kv_restores")
+    )
     host = HostStats(3, 8, hit_tokens=32, bytes_read=2000, bytes_written=5000, left=4, damaged=1)
     with_host = AttentionStats(prefix_hits=100, tiers=TierStats(hit_tokens=8, restores=2, host=host))
-    text = render(tiers([("attention-0", with_host), ("attention-1", with_disk)]))
+    text = drawn(with_host, with_disk)
     for tier, tokens in (("memory", 60), ("host", 32), ("disk", 8), ("peer", 0)):
         assert f'afserve_kv_hit_tokens_total{{node="attention-0",tier="{tier}"}} {tokens}\n' in text
     assert 'afserve_kv_host_bytes_total{node="attention-0",way="read"} 2000' in text

@@ -13,8 +13,7 @@ from afserve.clock import FakeClock
 from afserve.control.frontend import Frontend
 from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.tracing import TraceSender
-from afserve.engine.kv.stats import HostStats, KvStats, TierStats
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import OverloadedError, ProtocolError
 from afserve.trace import Trace, backwards, merge
 from afserve.trace_part import MOST_EVENTS, TracePart, own_clock

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import httpx
 import pytest
@@ -10,7 +11,17 @@ from click.testing import CliRunner
 
 from afserve import AsyncClient, Client
 from afserve.cli.scale import scale
-from afserve.control.wire.change_values import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
+from afserve.control.wire.change_values import (
+    VERBS,
+    Changed,
+    DrainOne,
+    Fault,
+    NewPhase,
+    NewRole,
+    Restart,
+    ScaleTo,
+    Verb,
+)
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.errors import ProtocolError
 
@@ -235,6 +246,53 @@ def test_bytes_that_are_no_change_are_refused(data):
     for decode in (decode_change, decode_changed):
         with pytest.raises(ProtocolError):
             decode(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Nap:
+    node: str
+    seconds: float = field(default=1.0, metadata={"most": 60.0})
+
+
+@pytest.fixture
+def napping(monkeypatch, make_backend, run_server):
+    """A server of an afserve that has one verb more."""
+    monkeypatch.setitem(VERBS, "nap", Verb("nap", Nap, "Let a node rest.", "node: say who is tired"))
+    with run_server(make_backend(), admin_keys=("root",)) as server:
+        yield server
+
+
+def test_a_new_verb_is_declared_once(napping):
+    """Route, body, refusals, document, both clients and the message to the controller follow."""
+    with Client(napping.url, api_key="root") as client:
+        assert client.change(Nap("expert-1", 2.5))["notes"] == ["a note"]
+
+    async def once_more():
+        async with AsyncClient(napping.url, api_key="root") as client:
+            await client.change(Nap("expert-1"))
+
+    asyncio.run(once_more())
+    assert napping.backend.changes == [Nap("expert-1", 2.5), Nap("expert-1", 1.0)]
+    assert decode_change(encode_change(Nap("expert-1", 2.5))) == Nap("expert-1", 2.5)
+    with httpx.Client(base_url=napping.url, headers={"authorization": "Bearer root"}, timeout=20) as direct:
+        for body, said in (
+            ({}, "node: say who is tired"),
+            ({"node": "a", "seconds": 61}, "seconds: 61 is outside [0.0, 60.0]"),
+        ):
+            answer = direct.post("/admin/nap", json=body)
+            assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+        assert direct.get("/admin/nap").status_code == 405
+        document = direct.get("/openapi.json").json()
+    operation = document["paths"]["/admin/nap"]["post"]
+    assert operation["summary"] == "Let a node rest." and operation["tags"] == ["admin"]
+    assert document["components"]["schemas"]["Nap"] == {
+        "type": "object",
+        "required": ["node"],
+        "properties": {
+            "node": {"type": "string"},
+            "seconds": {"type": "number", "minimum": 0, "maximum": 60.0},
+        },
+    }
 
 
 def test_a_change_is_told_as_json(guarded, admin, tmp_path):

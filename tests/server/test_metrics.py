@@ -15,7 +15,7 @@ from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
 from afserve.server.metrics.exposition import HttpMetrics, exposition
 from afserve.server.metrics.goodput import Times
-from afserve.server.metrics.kv_moves import by_phase, queues
+from afserve.server.metrics.nodes import counted, queues
 from afserve.server.metrics.observe import ServerMetrics
 
 
@@ -156,7 +156,7 @@ def test_queues_by_phase():
         "decode": {"nodes": 2, "running": 9, "waiting": 3, "queued_tokens": 0},
         "prefill": {"nodes": 1, "running": 2, "waiting": 1, "queued_tokens": 700},
     }
-    seen = parse(render(by_phase(nodes)))
+    seen = parse(render(counted(nodes)))
     assert seen["afserve_phase_queued_tokens", (("phase", "prefill"),)] == 700
     goodput = {"prefill": {"on_time": 19, "late": 1, "tokens": 1900}}
     assert phase_lines({"phases": queues(nodes), "goodput": goodput}) == [

@@ -40,7 +40,6 @@ BODIES = [
     (BodyKind.CHAT, {"messages": [{"role": "user", "content": "日本 x"}], "stop_token_ids": [5]}),
     (BodyKind.TOKENIZE, {"prompt": "a b c", "return_token_strs": True}),
     (BodyKind.DETOKENIZE, {"tokens": [5, 6, 7]}),
-    (BodyKind.PLACEMENT, {"layers": [[1, 2]]}),
 ]
 
 

@@ -19,8 +19,8 @@ from afserve.control.node.handing import DecodeNode, HandOvers
 from afserve.control.node.prefilling import Prefilling, PrefillNode, TiersBelow
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionNodes
-from afserve.engine.kv.stats import KvStats, TierStats
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS
 

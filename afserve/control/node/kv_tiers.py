@@ -13,9 +13,9 @@ from afserve.comm.kv.messages import Name
 from afserve.control.node.kv import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves, MovingNode
 from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionNodes
-from afserve.engine.kv.stats import KvStats, TierStats
 from afserve.engine.kv.tiers import DISK, HOST, Restored
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.stats import KvStats, TierStats
 from afserve.trace import KV_BLOCKS
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size

@@ -1,12 +1,15 @@
-"""What people may ask of a running deployment, and what they are answered: values that HTTP, gateways and the
+"""What people may ask of a running deployment, and what they are answered: values that clients, HTTP, gateways and the
 controller share.
 
-A change is obeyed at once or refused; how far it has come is seen in the list of members.
+A change is declared here: its fields, and in VERBS its address and words. Route, body, schema, client and the message
+to the controller follow from that; what it does is in `changing.py`. It is obeyed at once or refused; how far it has
+come is seen in the list of members.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import Any, get_origin
 
 from afserve.errors import ConfigError, shown
 from afserve.member import AttentionPhase, Role
@@ -71,7 +74,7 @@ class Fault:
 
     node: str
     fault: str
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata={"most": MOST_FAULT_SECONDS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,111 @@ class End:
 
 
 Change = ScaleTo | DrainOne | Restart | NewRole | NewPhase | Fault | End
+
+
+class Form(Enum):
+    """How a field of a change stands in a body."""
+
+    TEXT = "text"  # a string, needed where the field has no default
+    NUMBER = "number"  # from 0 to the field's `most`
+    NAMES = "names"  # an array of strings; {"all": true} instead of none
+    COUNTS = "counts"  # the body itself: a number, or a change of it, by pool
+
+
+_FORMS = {str: Form.TEXT, float: Form.NUMBER, tuple: Form.NAMES, Mapping: Form.COUNTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A field of a change. It is needed where `default` is None; `most` is the largest number."""
+
+    name: str
+    form: Form
+    default: Any
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """POST /admin/NAME. `missing` is said where a body lacks what is needed; `whole_run`: of all models, not of one."""
+
+    name: str
+    change: type[Change]
+    summary: str
+    missing: str = ""
+    whole_run: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/admin/{self.name}"
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return tuple(
+            Argument(
+                each.name,
+                _FORMS[get_origin(each.type) or each.type],  # type: ignore[index]
+                None if each.default is MISSING else each.default,
+                each.metadata.get("most", 0.0),
+            )
+            for each in fields(self.change)
+        )
+
+    def body(self, change: Change) -> dict[str, Any]:
+        """What a client sends."""
+        found: dict[str, Any] = {}
+        for each in self.arguments:
+            value = getattr(change, each.name)
+            if each.form is Form.COUNTS:
+                found |= value
+            elif each.form is Form.NAMES and not value:
+                found["all"] = True
+            else:
+                found[each.name] = list(value) if each.form is Form.NAMES else value
+        return found
+
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "scale",
+            ScaleTo,
+            "Other numbers of nodes.",
+            'the body names no pool; send such as {"attention": "+1", "experts": 4}',
+        ),
+        Verb("drain", DrainOne, "Let a node go.", "node: is missing; /status has the names of all nodes"),
+        Verb(
+            "restart",
+            Restart,
+            "New processes for nodes.",
+            'nodes: say which, {"nodes": ["expert-1"]}, or {"all": true}',
+        ),
+        Verb(
+            "role",
+            NewRole,
+            "Another role for a node.",
+            'say which node and its new role: {"node": "expert-2", "role": "attention"}',
+        ),
+        Verb(
+            "phase",
+            NewPhase,
+            "Another phase for an attention node.",
+            'say which node and its new phase: {"node": "attention-2", "phase": "prefill"}',
+        ),
+        Verb("down", End, "End the run.", whole_run=True),
+        Verb(
+            "fault",
+            Fault,
+            "Break a node on purpose.",
+            'say which node and how: {"node": "expert-1", "fault": "kill"}',
+        ),
+    )
+}
+
+
+def verb_of(change: Change) -> Verb:
+    return next(verb for verb in VERBS.values() if verb.change is type(change))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,11 @@
 """Changes of a running deployment and their answers as JSON bytes and back: a gateway's question, not a message."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from afserve.control.wire.change_values import (
-    Change,
-    Changed,
-    DrainOne,
-    End,
-    Fault,
-    NewPhase,
-    NewRole,
-    Restart,
-    ScaleTo,
-)
+from afserve.control.wire.change_values import VERBS, Change, Changed
 from afserve.errors import ProtocolError
-
-_KINDS: dict[str, type[Change]] = {
-    kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, NewPhase, Fault, End)
-}
 
 
 def encode_change(change: Change) -> bytes:
@@ -28,18 +14,21 @@ def encode_change(change: Change) -> bytes:
 
 def decode_change(data: bytes) -> Change:
     """Raises ProtocolError for bytes that are none."""
-    fields = _object(data)
-    kind = _KINDS.get(str(fields.pop("kind", "")))
-    try:
-        if kind is Restart:
-            return Restart(tuple(fields["nodes"]))
-        if kind is not None:
-            return kind(**fields)
-    except (TypeError, KeyError) as error:
-        raise ProtocolError(f"{len(data)} bytes are no change of the deployment: {error}") from error
-    raise ProtocolError(
-        f"{len(data)} bytes are a change that this afserve does not know; are versions mixed?"
+    said = _object(data)
+    kind: Any = next(
+        (verb.change for verb in VERBS.values() if verb.change.__name__ == said.get("kind")), None
     )
+    if kind is None:
+        raise ProtocolError(
+            f"{len(data)} bytes are a change that this afserve does not know; are versions mixed?"
+        )
+    names = {each.name for each in fields(kind)}
+    if said.keys() != {"kind", *names}:
+        raise ProtocolError(f"{len(data)} bytes are no {kind.__name__}, which has {', '.join(sorted(names))}")
+    change: Change = kind(
+        **{name: tuple(said[name]) if isinstance(said[name], list) else said[name] for name in names}
+    )
+    return change
 
 
 def encode_changed(changed: Changed) -> bytes:

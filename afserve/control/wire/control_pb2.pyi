@@ -226,9 +226,9 @@ class Heartbeat(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
-    attention: AttentionStats
-    expert: ExpertStats
-    def __init__(self, resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
+    attention: Counts
+    expert: Counts
+    def __init__(self, resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[Counts, _Mapping]] = ..., expert: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
 
 class Routed(_message.Message):
     __slots__ = ("layers", "experts", "width", "prefill", "decode")
@@ -244,169 +244,15 @@ class Routed(_message.Message):
     decode: bytes
     def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
-class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv", "queued_tokens", "tiers")
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
-    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    DISPATCHES_FIELD_NUMBER: _ClassVar[int]
-    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PARKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    UNDER_WAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESENT_ROWS_FIELD_NUMBER: _ClassVar[int]
-    GIVEN_UP_ROWS_FIELD_NUMBER: _ClassVar[int]
-    STALLED_FIELD_NUMBER: _ClassVar[int]
-    UNNOTICED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    HOMELESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    KV_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    running: int
-    waiting: int
-    kv_blocks: int
-    kv_blocks_used: int
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
-    steps: int
-    dispatches: int
-    busy_seconds: float
-    parked_seconds: float
-    under_way_seconds: float
-    resent_rows: int
-    given_up_rows: int
-    stalled: int
-    unnoticed_seconds: float
-    resend_seconds: float
-    homeless_seconds: float
-    kv: KvStats
-    queued_tokens: int
-    tiers: TierStats
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., queued_tokens: _Optional[int] = ..., tiers: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
-
-class TierStats(_message.Message):
-    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "restores", "restores_short", "restore_seconds", "damaged", "unreadable", "overwritten", "late", "refused", "host")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
-    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    RESTORES_FIELD_NUMBER: _ClassVar[int]
-    RESTORES_SHORT_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    DAMAGED_FIELD_NUMBER: _ClassVar[int]
-    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
-    OVERWRITTEN_FIELD_NUMBER: _ClassVar[int]
-    LATE_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    blocks: int
-    capacity: int
-    hit_tokens: int
-    bytes_read: int
-    bytes_written: int
-    restores: int
-    restores_short: int
-    restore_seconds: float
-    damaged: int
-    unreadable: int
-    overwritten: int
-    late: int
-    refused: int
-    host: HostStats
-    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., restores: _Optional[int] = ..., restores_short: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ..., overwritten: _Optional[int] = ..., late: _Optional[int] = ..., refused: _Optional[int] = ..., host: _Optional[_Union[HostStats, _Mapping]] = ...) -> None: ...
-
-class HostStats(_message.Message):
-    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "left", "damaged")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
-    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    LEFT_FIELD_NUMBER: _ClassVar[int]
-    DAMAGED_FIELD_NUMBER: _ClassVar[int]
-    blocks: int
-    capacity: int
-    hit_tokens: int
-    bytes_read: int
-    bytes_written: int
-    left: int
-    damaged: int
-    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., left: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
-
-class KvStats(_message.Message):
-    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts", "peer_tokens", "oldest_lease", "split", "split_short", "parts")
-    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
-    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    LEASED_FIELD_NUMBER: _ClassVar[int]
-    LAPSED_FIELD_NUMBER: _ClassVar[int]
-    PULLS_FIELD_NUMBER: _ClassVar[int]
-    PULLS_FAILED_FIELD_NUMBER: _ClassVar[int]
-    PULL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    COPIES_FIELD_NUMBER: _ClassVar[int]
-    COPY_HITS_FIELD_NUMBER: _ClassVar[int]
-    HANDED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_SHORT_FIELD_NUMBER: _ClassVar[int]
-    HAND_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STRAIGHT_FIELD_NUMBER: _ClassVar[int]
-    PROMPTS_FIELD_NUMBER: _ClassVar[int]
-    PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    OLDEST_LEASE_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_SHORT_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    bytes_sent: int
-    bytes_received: int
-    leased: int
-    lapsed: int
-    pulls: int
-    pulls_failed: int
-    pull_seconds: float
-    recomputed_tokens: int
-    copied_blocks: int
-    copies: int
-    copy_hits: int
-    handed: int
-    handed_short: int
-    hand_seconds: float
-    straight: int
-    prompts: int
-    peer_tokens: int
-    oldest_lease: float
-    split: int
-    split_short: int
-    parts: int
-    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., oldest_lease: _Optional[float] = ..., split: _Optional[int] = ..., split_short: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
-
-class ExpertStats(_message.Message):
-    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "prompt_pieces", "prompt_seconds")
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    CALLS_FIELD_NUMBER: _ClassVar[int]
-    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_PIECES_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    messages: int
-    rows: int
-    calls: int
-    busy_seconds: float
-    hold_seconds: float
-    prompt_pieces: int
-    prompt_seconds: float
-    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ..., prompt_pieces: _Optional[int] = ..., prompt_seconds: _Optional[float] = ...) -> None: ...
+class Counts(_message.Message):
+    __slots__ = ("declared", "whole", "real")
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    declared: int
+    whole: _containers.RepeatedScalarFieldContainer[int]
+    real: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, declared: _Optional[int] = ..., whole: _Optional[_Iterable[int]] = ..., real: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "count", "token", "extra")
@@ -795,10 +641,10 @@ class NodeView(_message.Message):
     pid: int
     heartbeat_age: float
     resident_bytes: int
-    attention: AttentionStats
-    expert: ExpertStats
+    attention: Counts
+    expert: Counts
     phase: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[Counts, _Mapping]] = ..., expert: _Optional[_Union[Counts, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class QueryAnswer(_message.Message):
     __slots__ = ("number", "body", "error")
@@ -951,22 +797,22 @@ class Claim(_message.Message):
     def __init__(self, query: _Optional[int] = ..., id: _Optional[str] = ..., take: _Optional[bool] = ...) -> None: ...
 
 class KeptAnswer(_message.Message):
-    __slots__ = ("request", "prompt", "count", "bare", "keep", "ended", "unheard")
+    __slots__ = ("request", "prompt_ids", "count", "bare", "keep", "ended", "unheard")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BARE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     UNHEARD_FIELD_NUMBER: _ClassVar[int]
     request: int
-    prompt: _containers.RepeatedScalarFieldContainer[int]
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     count: int
     bare: int
     keep: Keep
     ended: bool
     unheard: int
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., bare: _Optional[int] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., ended: _Optional[bool] = ..., unheard: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., bare: _Optional[int] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., ended: _Optional[bool] = ..., unheard: _Optional[int] = ...) -> None: ...
 
 class Claimed(_message.Message):
     __slots__ = ("query", "answers")

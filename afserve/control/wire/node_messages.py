@@ -8,38 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from afserve.config import EngineConfig, ModelSource
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.fields import (
-    Codec,
-    Proto,
-    flat,
-    optional_error,
-    put_error,
-    put_flat,
-    put_settings,
-    take_error,
-    take_flat,
-    take_settings,
-)
-from afserve.control.wire.placements import SaidLast, SaidPlacement, pack, unpack
+from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
+from afserve.control.wire.placements import SaidLast, SaidPlacement
 from afserve.control.wire.values import (
     Adopt,
     Adopted,
     Assigned,
     AttentionNodes,
-    AttentionPeer,
     Drain,
     Drained,
     Endpoint,
-    ExpertPeer,
     Failed,
     Filled,
     FillSlots,
     Gateways,
     Heartbeat,
     Identity,
-    NodeStage,
     Noted,
     Peers,
     Progress,
@@ -53,105 +38,18 @@ from afserve.control.wire.values import (
     Routed,
     Serve,
     Shutdown,
-    Standing,
     Stuck,
     Traced,
     Unfilled,
     Unheard,
 )
-from afserve.engine.kv.stats import HostStats, KvStats, TierStats
-from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ProtocolError
-from afserve.member import AttentionPhase, NodeId, Role
+from afserve.member import NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
 
-Stats = AttentionStats | ExpertStats | None
 PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]
-
-
-def _put_endpoint(value: Endpoint, proto: Proto) -> None:
-    proto.address = value.address
-    proto.agreed.update(value.agreed)
-
-
-def _take_endpoint(proto: Proto) -> Endpoint:
-    return Endpoint(proto.address, dict(proto.agreed))
-
-
-def _put_register(value: Register, proto: Proto) -> None:
-    put_flat(value, proto)
-    if value.standing is not None:
-        _put_standing(value.standing, proto.standing)
-
-
-def _take_register(proto: Proto) -> Register:
-    standing = _take_standing(proto.standing) if proto.HasField("standing") else None
-    return take_flat(Register, proto, standing=standing)
-
-
-def _put_standing(value: Standing, proto: Proto) -> None:
-    proto.generation, proto.stage, proto.resident_bytes = value.generation, value.stage, value.resident_bytes
-    if value.endpoint is not None:
-        proto.endpoint.SetInParent()
-        _put_endpoint(value.endpoint, proto.endpoint)
-    if value.identity is not None:
-        proto.identity.SetInParent()
-        _put_identity(value.identity, proto.identity)
-    proto.held.extend(map(pack, value.held))
-    proto.newest = value.newest
-    proto.asked.extend(map(pack, value.asked))
-
-
-def _take_standing(proto: Proto) -> Standing:
-    return Standing(
-        proto.generation,
-        NodeStage(proto.stage),
-        proto.resident_bytes,
-        _take_endpoint(proto.endpoint) if proto.HasField("endpoint") else None,
-        Identity(dict(proto.identity.things)) if proto.HasField("identity") else None,
-        tuple(map(unpack, proto.held)),
-        tuple(map(unpack, proto.asked)),
-        proto.newest,
-    )
-
-
-def _put_identity(value: Identity, proto: Proto) -> None:
-    proto.things.update(value.things)
-
-
-def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
-    proto.resident_bytes = value.resident_bytes
-    put_stats(value.stats, proto)
-
-
-def _take_heartbeat(proto: Proto) -> Heartbeat:
-    return Heartbeat(proto.resident_bytes, take_stats(proto))
-
-
-def put_stats(stats: Stats, proto: Proto) -> None:
-    """Into a message that has one of both kinds, or none."""
-    if stats is not None:
-        body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
-        body.SetInParent()
-        put_flat(stats, body)
-        if isinstance(stats, AttentionStats):
-            put_flat(stats.kv, body.kv)
-            put_flat(stats.tiers, body.tiers)
-            put_flat(stats.tiers.host, body.tiers.host)
-
-
-def take_stats(proto: Proto) -> Stats:
-    match proto.WhichOneof("stats"):
-        case "attention":
-            body = proto.attention
-            host, kv = take_flat(HostStats, body.tiers.host), take_flat(KvStats, body.kv)
-            tiers = take_flat(TierStats, body.tiers, host=host)
-            return take_flat(AttentionStats, body, kv=kv, tiers=tiers)
-        case "expert":
-            return take_flat(ExpertStats, proto.expert)
-    return None
 
 
 def _put_routed(value: Routed, proto: Proto) -> None:
@@ -191,43 +89,16 @@ _WIDTHS = (1, 2, 4, 8)
 _MOST_COUNTS = 64 << 20
 
 
-def _put_failed(value: Failed, proto: Proto) -> None:
-    put_error(value.error, proto.error)
-
-
 def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
     deployment = value.deployment
     proto.role, proto.index, proto.generation = value.node.role, value.node.index, value.generation
-    for role, count in deployment.counts.items():
-        proto.counts[role] = count
-    for index, phase in deployment.phases.items():
-        proto.phases[index] = phase
     _put_said(deployment.placement, proto, last)
-    put_flat(deployment, proto)
-    put_flat(deployment.source, proto.source)
-    put_settings(deployment.engine, proto.engine)
+    put_fields(deployment, proto, leave=("placement",))
 
 
 def _take_assigned(proto: Proto, last: SaidLast) -> Assigned:
-    deployment = take_flat(
-        Deployment,
-        proto,
-        source=take_flat(ModelSource, proto.source),
-        engine=take_settings(EngineConfig, proto.engine),
-        counts={Role(role): count for role, count in sorted(proto.counts.items())},
-        phases={index: AttentionPhase(phase) for index, phase in sorted(proto.phases.items())},
-        placement=_take_said(proto, last),
-    )
+    deployment = take_fields(Deployment, proto, placement=_take_said(proto, last))
     return Assigned(NodeId(Role(proto.role), proto.index), proto.generation, deployment)
-
-
-def _put_peers(value: Peers, proto: Proto) -> None:
-    for peer in value.experts:
-        put_flat(peer, proto.experts.add())
-
-
-def _take_peers(proto: Proto) -> Peers:
-    return Peers(tuple(take_flat(ExpertPeer, expert) for expert in proto.experts))
 
 
 def _put_gateways(value: Gateways, proto: Proto) -> None:
@@ -237,35 +108,6 @@ def _put_gateways(value: Gateways, proto: Proto) -> None:
 
 def _take_gateways(proto: Proto) -> Gateways:
     return Gateways(tuple((gateway.index, gateway.address) for gateway in proto.gateways))
-
-
-def _put_attention_nodes(value: AttentionNodes, proto: Proto) -> None:
-    proto.refusing, proto.serves = value.refusing, value.serves
-    for peer in value.nodes:
-        put_flat(peer, proto.nodes.add())
-
-
-def _take_attention_nodes(proto: Proto) -> AttentionNodes:
-    peers = tuple(
-        take_flat(AttentionPeer, peer, phase=AttentionPhase(peer.phase or AttentionPhase.BOTH))
-        for peer in proto.nodes
-    )
-    return AttentionNodes(peers, proto.refusing, proto.serves)
-
-
-def _put_answer(value: QueryAnswer, proto: Proto) -> None:
-    proto.number, proto.body = value.number, value.body
-    if value.error is not None:
-        put_error(value.error, proto.error)
-
-
-def _take_answer(proto: Proto) -> QueryAnswer:
-    return QueryAnswer(proto.number, proto.body, optional_error(proto))
-
-
-def _put_shutdown(value: Shutdown, proto: Proto) -> None:
-    if value.error is not None:
-        put_error(value.error, proto.error)
 
 
 def _put_said(placement: Placement, proto: Proto, last: SaidLast) -> None:
@@ -311,34 +153,34 @@ def _take_unfilled(proto: Proto) -> Unfilled:
 
 FROM_NODE: dict[type, Codec] = {
     Routed: ("routed", _put_routed, _take_routed),
-    Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
-    Progress: flat("progress", Progress),
-    Register: ("register", _put_register, _take_register),
-    Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
-    Identity: ("identity", _put_identity, lambda p: Identity(dict(p.things))),
-    Ready: flat("ready", Ready),
-    Drained: flat("drained", Drained),
-    Filled: flat("filled", Filled),
+    Heartbeat: codec("heartbeat", Heartbeat),
+    Progress: codec("progress", Progress),
+    Register: codec("register", Register),
+    Endpoint: codec("endpoint", Endpoint),
+    Identity: codec("identity", Identity),
+    Ready: codec("ready", Ready),
+    Drained: codec("drained", Drained),
+    Filled: codec("filled", Filled),
     Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
-    Adopted: flat("adopted", Adopted),
-    Failed: ("failed", _put_failed, lambda p: Failed(take_error(p.error))),
-    Query: flat("query", Query),
-    Stuck: flat("stuck", Stuck),
-    Unheard: flat("unheard", Unheard),
-    Noted: flat("noted", Noted),
-    Recorded: flat("recorded", Recorded),
-    Traced: flat("traced", Traced),
+    Adopted: codec("adopted", Adopted),
+    Failed: codec("failed", Failed),
+    Query: codec("query", Query),
+    Stuck: codec("stuck", Stuck),
+    Unheard: codec("unheard", Unheard),
+    Noted: codec("noted", Noted),
+    Recorded: codec("recorded", Recorded),
+    Traced: codec("traced", Traced),
 }
 TO_NODE: dict[type, Codec] = {
-    Peers: ("peers", _put_peers, _take_peers),
-    Drain: flat("drain", Drain),
-    Shutdown: ("shutdown", _put_shutdown, lambda p: Shutdown(optional_error(p))),
-    Retire: flat("retire", Retire),
-    Serve: flat("serve", Serve),
-    Record: flat("record", Record),
+    Peers: codec("peers", Peers),
+    Drain: codec("drain", Drain),
+    Shutdown: codec("shutdown", Shutdown),
+    Retire: codec("retire", Retire),
+    Serve: codec("serve", Serve),
+    Record: codec("record", Record),
     Gateways: ("gateways", _put_gateways, _take_gateways),
-    AttentionNodes: ("attention_nodes", _put_attention_nodes, _take_attention_nodes),
-    QueryAnswer: ("query_answer", _put_answer, _take_answer),
+    AttentionNodes: codec("attention_nodes", AttentionNodes),
+    QueryAnswer: codec("query_answer", QueryAnswer),
 }
 PLACED: dict[type, PlacedCodec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),

@@ -7,23 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from afserve.comm.kv.split import SplitMember
-from afserve.control.wire.fields import (
-    Codec,
-    Proto,
-    flat,
-    put_error,
-    put_flat,
-    take_error,
-    take_flat,
-)
-from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep, KeptAnswer
+from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt
 from afserve.control.wire.request_values import (
     Acknowledge,
     Attend,
     Cancel,
-    Held,
-    KvSource,
     Prefixes,
     Refused,
     Resume,
@@ -112,32 +101,6 @@ def _take_logprob(proto: Proto) -> TokenLogprob:
     return TokenLogprob(proto.token_id, proto.logprob, proto.rank, top)
 
 
-def _put_refused(value: Refused, proto: Proto) -> None:
-    proto.request = value.request
-    put_error(value.error, proto.error)
-
-
-def _put_attend(value: Attend, proto: Proto) -> None:
-    proto.index, proto.generation, proto.stream = value.index, value.generation, value.stream
-    for held in value.held:
-        put_flat(held, proto.held.add())
-
-
-def _take_attend(proto: Proto) -> Attend:
-    held = tuple(take_flat(Held, held) for held in proto.held)
-    return Attend(proto.index, proto.generation, held, proto.stream)
-
-
-def _put_prefixes(value: Prefixes, proto: Proto) -> None:
-    proto.came.extend(value.came)
-    proto.went.extend(value.went)
-    proto.anew = value.anew
-
-
-def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
-    proto.requests.extend(value.requests)
-
-
 def _put_submit(value: Submit, proto: Proto) -> None:
     request, params = value.request, value.request.params
     proto.request = request.handle
@@ -145,22 +108,16 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.generated.extend(request.generated)
     proto.priority = request.priority
     proto.cache_salt = request.cache_salt
-    if value.keep is not None:
-        put_flat(value.keep, proto.keep)
+    put_fields(value, proto, leave=("request",))
     if request.tenant != NO_TENANT:
-        put_flat(request.tenant, proto.tenant)
+        put_fields(request.tenant, proto.tenant)
     if request.origin != NO_ORIGIN:
         proto.origin.SetInParent()
-        put_flat(request.origin, proto.origin)
+        put_fields(request.origin, proto.origin)
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
             setattr(proto.sampling, name, item)
-    if value.kv_from is not None:
-        proto.kv_from.SetInParent()
-        put_flat(value.kv_from, proto.kv_from)
-        for helper in value.kv_from.helpers:
-            put_flat(helper, proto.kv_from.helpers.add())
     proto.sampling.stop_token_ids.extend(params.stop_token_ids)
     proto.sampling.bias_token.extend([token for token, _ in params.logit_bias])
     proto.sampling.bias_value.extend([bias for _, bias in params.logit_bias])
@@ -172,10 +129,8 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    source = _take_source(proto.kv_from) if proto.HasField("kv_from") else None
-    keep = take_flat(Keep, proto.keep) if proto.HasField("keep") else None
     origin = _take_origin(proto.origin) if proto.HasField("origin") else NO_ORIGIN
-    tenant = take_flat(Tenant, proto.tenant) if proto.HasField("tenant") else NO_TENANT
+    tenant = take_fields(Tenant, proto.tenant) if proto.HasField("tenant") else NO_TENANT
     request = GenerationRequest(
         proto.request,
         tuple(proto.prompt),
@@ -186,12 +141,7 @@ def _take_submit(proto: Proto) -> Submit:
         origin,
         tenant=tenant,
     )
-    return Submit(request, source, keep)
-
-
-def _take_source(proto: Proto) -> KvSource:
-    helpers = tuple(take_flat(SplitMember, helper) for helper in proto.helpers)
-    return take_flat(KvSource, proto, helpers=helpers)
+    return take_fields(Submit, proto, request=request)
 
 
 def _take_origin(proto: Proto) -> Origin:
@@ -200,28 +150,7 @@ def _take_origin(proto: Proto) -> Origin:
         raise ValueError("origin: request_id is not a short printable text")
     if proto.traceparent and not _TRACEPARENT.fullmatch(proto.traceparent):
         raise ValueError("origin: traceparent is not one of W3C Trace Context")
-    return take_flat(Origin, proto)
-
-
-def _put_claimed(value: Claimed, proto: Proto) -> None:
-    proto.query = value.query
-    for answer in value.answers:
-        into = proto.answers.add()
-        put_flat(answer, into)
-        into.prompt.extend(answer.prompt_ids)
-        put_flat(answer.keep, into.keep)
-
-
-def _take_claimed(proto: Proto) -> Claimed:
-    return Claimed(proto.query, tuple(map(_take_kept_answer, proto.answers)))
-
-
-def _take_kept_answer(proto: Proto) -> KeptAnswer:
-    return take_flat(KeptAnswer, proto, prompt_ids=tuple(proto.prompt), keep=take_flat(Keep, proto.keep))
-
-
-def _put_given(value: Given, proto: Proto) -> None:
-    proto.requests.extend(value.requests)
+    return take_fields(Origin, proto)
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
@@ -235,17 +164,17 @@ _ABOVE = {"stop", "n", "include_stop_str_in_output", "stop_token_ids", "logit_bi
 _SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name not in _ABOVE)
 FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
-    Refused: ("refused", _put_refused, lambda p: Refused(p.request, take_error(p.error))),
-    Attend: ("attend", _put_attend, _take_attend),
-    Claimed: ("claimed", _put_claimed, _take_claimed),
-    Given: ("given", _put_given, lambda p: Given(tuple(p.requests))),
-    Prefixes: ("prefixes", _put_prefixes, lambda p: Prefixes(tuple(p.came), tuple(p.went), p.anew)),
+    Refused: codec("refused", Refused),
+    Attend: codec("attend", Attend),
+    Claimed: codec("claimed", Claimed),
+    Given: codec("given", Given),
+    Prefixes: codec("prefixes", Prefixes),
 }
 TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
-    Cancel: flat("cancel", Cancel),
-    Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
-    Resume: flat("resume", Resume),
-    Halt: flat("halt", Halt),
-    Claim: flat("claim", Claim),
+    Cancel: codec("cancel", Cancel),
+    Acknowledge: codec("acknowledge", Acknowledge),
+    Resume: codec("resume", Resume),
+    Halt: codec("halt", Halt),
+    Claim: codec("claim", Claim),
 }

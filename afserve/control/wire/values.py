@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.wire.desired import Deployment
-from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.engine.stats import Stats
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 # ---- node to controller
@@ -105,7 +105,7 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     resident_bytes: int
-    stats: AttentionStats | ExpertStats | None = None  # of a gateway: none
+    stats: Stats | None = None  # of a gateway: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.engine.stats import Stats
 from afserve.member import Role
 
 
@@ -18,7 +18,7 @@ class NodeView:
     pid: int
     heartbeat_age: float
     resident_bytes: int
-    stats: AttentionStats | ExpertStats | None
+    stats: Stats | None
     phase: str = ""
 
 

@@ -15,9 +15,9 @@ from afserve.comm.disk.record import Blocks
 from afserve.comm.disk.store import DAMAGED, UNREADABLE
 from afserve.comm.disk.workers import DiskWorkers, Place, Read
 from afserve.engine.kv.blocks import Hash
-from afserve.engine.kv.stats import TierStats
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import DISK, Named, RestoredPiece
+from afserve.engine.stats import TierStats
 
 _COPIED_BYTES = 1 << 20  # at once, out of the cache
 # Without the native library. Restored at 0.95 of the disk's rate in parts of 18 KiB, by copies at 0.81; in parts of

@@ -19,9 +19,9 @@ from afserve.comm.disk.passes import Passes
 from afserve.comm.disk.record import checksum_of
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.host_slots import HostSlots, Placed
-from afserve.engine.kv.stats import HostStats, TierStats
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import HOST, Named, RestoredPiece
+from afserve.engine.stats import HostStats, TierStats
 from afserve.kernels.cache import Copied
 
 _PIECE_BYTES = 1 << 20  # copied back at once, and checked while processors have it in their caches

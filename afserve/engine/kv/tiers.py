@@ -15,8 +15,8 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.kv.stats import TierStats
 from afserve.engine.kv.store import PooledBlocks
+from afserve.engine.stats import TierStats
 
 HOST, DISK = "host", "disk"
 Named = Sequence[tuple[int, Hash]]  # blocks of the cache with their names

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from afserve.engine.kv.stats import PEER
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.stats import PEER
 
 
 class PrefixHits:

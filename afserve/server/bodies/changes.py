@@ -1,80 +1,64 @@
-"""Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
+"""Bodies that change the running deployment, as checked values and as JSON schemas: both as the change is declared."""
 
-from afserve.control.wire.change_values import (
-    MOST_FAULT_SECONDS,
-    DrainOne,
-    End,
-    Fault,
-    NewPhase,
-    NewRole,
-    Restart,
-    ScaleTo,
-)
+from collections.abc import Mapping
+from typing import Any
+
+from afserve.control.wire.change_values import PHASE_POOLS, POOLS, Argument, Change, Form, Verb
 from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields, or_else
 
 _MOST_NODES = 4096
 _NUMBER = 'a number of nodes, or a change of it as text: 3, "+1" or "-1"'
+_TEXT: Mapping[str, object] = {"type": "string"}
 
 
-def scale_of(fields: Fields) -> ScaleTo:
+def change_of(verb: Verb, body: Fields) -> Change:
+    """Raises RequestError naming the field, or what is missing in the words of the declaration."""
+    found: dict[str, Any] = {each.name: _read(verb, each, body) for each in verb.arguments}
+    if not found:
+        for name in body.raw():
+            body.refuse(name, "nothing: the body is {}")
+    if any(value is None for value in found.values()):
+        first = verb.arguments[0]
+        raise RequestError(verb.missing, param=None if first.form is Form.COUNTS else first.name)
+    return verb.change(**found)
+
+
+def _read(verb: Verb, asked: Argument, body: Fields) -> object:
+    """None where it is needed and not there."""
+    match asked.form:
+        case Form.TEXT:
+            return or_else(body.text(asked.name), asked.default)
+        case Form.NUMBER:
+            return or_else(body.number(asked.name, 0.0, asked.most), asked.default)
+        case Form.NAMES:
+            names, every = body.texts(asked.name, _MOST_NODES), body.flag("all")
+            return None if bool(names) == every else names
+        case Form.COUNTS:
+            return _counts(body) or None
+
+
+def _counts(body: Fields) -> dict[str, str]:
     """{"attention": 3, "experts": "-1"}: a number is how many there shall be, text with a sign a change of it."""
-    counts = {}
-    for pool, value in fields.raw().items():
+    for pool, value in body.raw().items():
         if isinstance(value, bool) or not isinstance(value, int | str):
-            fields.refuse(pool, _NUMBER)
-        counts[pool] = str(value)
-    if not counts:
-        raise RequestError('the body names no pool; send such as {"attention": "+1", "experts": 4}')
-    return ScaleTo(counts)
+            body.refuse(pool, _NUMBER)
+    return {pool: str(value) for pool, value in body.raw().items()}
 
 
-def drain_of(fields: Fields) -> DrainOne:
-    """{"node": "expert-1"}"""
-    node = fields.text("node")
-    if node is None:
-        raise RequestError("node: is missing; /status has the names of all nodes", param="node")
-    return DrainOne(node)
-
-
-def fault_of(fields: Fields) -> Fault:
-    """{"node": "expert-1", "fault": "stop", "seconds": 2.5}"""
-    node, fault = fields.text("node"), fields.text("fault")
-    if node is None or fault is None:
-        raise RequestError('say which node and how: {"node": "expert-1", "fault": "kill"}', param="node")
-    return Fault(node, fault, or_else(fields.number("seconds", 0.0, MOST_FAULT_SECONDS), 0.0))
-
-
-def role_of(fields: Fields) -> NewRole:
-    """{"node": "expert-2", "role": "attention"}"""
-    node, role = fields.text("node"), fields.text("role")
-    if node is None or role is None:
-        raise RequestError(
-            'say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node"
-        )
-    return NewRole(node, role)
-
-
-def phase_of(fields: Fields) -> NewPhase:
-    """{"node": "attention-2", "phase": "prefill"}"""
-    node, phase = fields.text("node"), fields.text("phase")
-    if node is None or phase is None:
-        raise RequestError(
-            'say which node and its new phase: {"node": "attention-2", "phase": "prefill"}', param="node"
-        )
-    return NewPhase(node, phase)
-
-
-def end_of(fields: Fields) -> End:
-    """{}"""
-    for name in fields.raw():
-        fields.refuse(name, "nothing: the body is {}")
-    return End()
-
-
-def restart_of(fields: Fields) -> Restart:
-    """{"nodes": ["expert-1"]} or {"all": true}"""
-    nodes, every = fields.texts("nodes", _MOST_NODES), fields.flag("all")
-    if bool(nodes) == every:
-        raise RequestError('nodes: say which, {"nodes": ["expert-1"]}, or {"all": true}', param="nodes")
-    return Restart(nodes)
+def schema_of(verb: Verb) -> Mapping[str, object]:
+    """Of its body, as JSON schema."""
+    properties: dict[str, object] = {}
+    for each in verb.arguments:
+        match each.form:
+            case Form.TEXT:
+                properties[each.name] = _TEXT
+            case Form.NUMBER:
+                properties[each.name] = {"type": "number", "minimum": 0, "maximum": each.most}
+            case Form.NAMES:
+                properties[each.name] = {"type": "array", "items": _TEXT, "maxItems": _MOST_NODES}
+                properties["all"] = {"type": ["boolean", "null"]}
+            case Form.COUNTS:
+                properties |= {pool: {"type": ["integer", "string"]} for pool in (*POOLS, *PHASE_POOLS)}
+    needed = [each.name for each in verb.arguments if each.default is None and each.form is Form.TEXT]
+    return {"type": "object", "required": needed, "properties": properties}

@@ -3,18 +3,22 @@
 All of it needs the admin key. Where several models are served, each says with ?model=NAME which one is meant.
 """
 
+import json
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afserve.control.wire.changes import decode_change
+from afserve.control.wire.change_values import Verb
 from afserve.server.answers.hosted import Hosted
+from afserve.server.bodies.changes import change_of
+from afserve.server.bodies.fields import Fields, parse_object
 from afserve.server.endpoints.service import Service
 from afserve.server.replies.refusal import json_response
-from afserve.server.text.prepare import BodyKind
 
 RECORDING = "application/octet-stream"
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Admin:
@@ -32,50 +36,28 @@ class Admin:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
         model = self._model(request)
         self._service.check_ready(model)
-        with await self._service.bodies.read(request) as body:
-            text = await self._service.text.prepare(BodyKind.PLACEMENT, body.data)
-        assert isinstance(text, bytes)
-        await model.backend.apply_placement(text.decode())
+        fields = await self._fields(request)
+        await model.backend.apply_placement(json.dumps(fields.raw(), separators=(",", ":")))
         return json_response({"status": "moving"}, 202)
 
-    async def scale(self, request: Request) -> Response:
-        """Other numbers of nodes. Answers when they are on their way; /status shows who is there."""
-        return await self._change(request, BodyKind.SCALE)
+    def change(self, verb: Verb) -> Endpoint:
+        """What answers this verb: at once, when it is on its way; /status shows how far it is."""
 
-    async def drain(self, request: Request) -> Response:
-        """One node goes once nothing needs it."""
-        return await self._change(request, BodyKind.DRAIN)
+        async def obey(request: Request) -> Response:
+            model = self._any_ready() if verb.whole_run else self._model(request)
+            asked = change_of(verb, await self._fields(request))
+            return json_response(asdict(await model.backend.change(asked)), 202)
 
-    async def restart(self, request: Request) -> Response:
-        """New processes for some nodes or all, one after another."""
-        return await self._change(request, BodyKind.RESTART)
+        return obey
 
-    async def role(self, request: Request) -> Response:
-        """One node goes, and one of another role starts in its place."""
-        return await self._change(request, BodyKind.ROLE)
-
-    async def phase(self, request: Request) -> Response:
-        """One attention node computes prompts for others, or decodes what others computed, or does both."""
-        return await self._change(request, BodyKind.PHASE)
-
-    async def fault(self, request: Request) -> Response:
-        """One node is broken on purpose; /status shows what that led to."""
-        return await self._change(request, BodyKind.FAULT)
-
-    async def down(self, request: Request) -> Response:
-        """The run ends with all its models."""
+    def _any_ready(self) -> Hosted:
         models = self._service.models
-        ready = (model for model in models if model.backend.ready())
-        return await self._changed(request, BodyKind.END, next(ready, models.first))
+        return next((model for model in models if model.backend.ready()), models.first)
 
-    async def _change(self, request: Request, kind: BodyKind) -> Response:
-        return await self._changed(request, kind, self._model(request))
-
-    async def _changed(self, request: Request, kind: BodyKind, model: Hosted) -> Response:
+    async def _fields(self, request: Request) -> Fields:
+        """Parsed here and not in a text process: who has the admin key is trusted not to hold the gateway up."""
         with await self._service.bodies.read(request) as body:
-            asked = await self._service.text.prepare(kind, body.data)
-        assert isinstance(asked, bytes)
-        return json_response(asdict(await model.backend.change(decode_change(asked))), 202)
+            return Fields(parse_object(body.data))
 
     async def start(self, request: Request) -> Response:
         await self._model(request).backend.record_routing(True)

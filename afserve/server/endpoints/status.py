@@ -8,8 +8,7 @@ from afserve import __version__
 from afserve.control.backend import ServedModel
 from afserve.server.answers.hosted import Hosted
 from afserve.server.endpoints.service import Service
-from afserve.server.metrics.kv_moves import queues
-from afserve.server.metrics.kv_tiers import hits
+from afserve.server.metrics.nodes import hits, queues
 
 
 def model_object(model: ServedModel, name: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import TokenEvent
-from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.engine.stats import AttentionStats
 from afserve.metrics import (
     FIRST_TOKEN_BUCKETS,
     INTER_TOKEN_BUCKETS,
@@ -22,9 +22,8 @@ from afserve.metrics import (
     gauge,
 )
 from afserve.server.metrics.goodput import ANY_TIME, DrawCounts, GoodputMeter, Times
-from afserve.server.metrics.kv_moves import by_phase, moved_kv
-from afserve.server.metrics.kv_tiers import tiers
 from afserve.server.metrics.losses import losses
+from afserve.server.metrics.nodes import both, counted
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096
@@ -74,13 +73,13 @@ class ServerMetrics:
             ("request_generation_tokens", "Tokens generated for a sequence.", self.answered),
             ("request_params_max_tokens", "The most tokens that a sequence may get.", self.allowed),
         ):
-            yield MetricFamily(_both(name), "histogram", help, histogram.samples())
+            yield MetricFamily(both(name), "histogram", help, histogram.samples())
         for name, help, counter in (
             ("prompt_tokens", "Prompt tokens accepted.", self.prompt_tokens),
             ("generation_tokens", "Tokens generated.", self.generated_tokens),
             ("request_success", "Sequences that ended, by reason.", self.finished),
         ):
-            yield MetricFamily(_both(name), "counter", help, counter.samples())
+            yield MetricFamily(both(name), "counter", help, counter.samples())
         cached = self.cached_tokens.samples()
         yield MetricFamily(
             ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
@@ -143,13 +142,7 @@ class RequestTimer:
             metrics.goodput.never(self._times, metrics.clock.now() - self._start)
 
 
-def _both(name: str) -> tuple[str, str]:
-    return f"afserve_{name}", f"vllm:{name}"
-
-
 def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
-    attention = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, AttentionStats)]
-    experts = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, ExpertStats)]
     yield gauge(("afserve_placement_epoch",), "Version of the expert placement.", [((), view.epoch)])
     yield gauge(
         ("afserve_node_up",),
@@ -170,73 +163,21 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield MetricFamily(
         ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
     )
-    yield from _attention([stats for _, stats in attention], view.waiting)
+    yield from _cache([node.stats for node in view.nodes if isinstance(node.stats, AttentionStats)])
     yield from losses(view)
-    yield from _attention_nodes(attention)
-    yield from moved_kv(attention)
-    yield from by_phase(view.nodes)
-    yield from tiers(attention)
-    yield from _expert_nodes(experts)
+    yield from counted(view.nodes, {"num_requests_waiting": view.waiting})
     yield from _expert_load(view.routed)
 
 
-def _attention(nodes: list[AttentionStats], homeless: int) -> Iterator[MetricFamily]:
+def _cache(nodes: list[AttentionStats]) -> Iterator[MetricFamily]:
     blocks = sum(n.kv_blocks for n in nodes)
     use = sum(n.kv_blocks_used for n in nodes) / blocks if blocks else 0.0
-    for name, help, value in (
-        ("num_requests_running", "Sequences being generated.", sum(n.running for n in nodes)),
-        ("num_requests_waiting", "Sequences waiting for a place.", homeless + sum(n.waiting for n in nodes)),
-        ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", use),
-    ):
-        yield gauge(_both(name), help, [((), value)])
+    yield gauge(both("kv_cache_usage_perc"), "Share of KV blocks in use, 0 to 1.", [((), use)])
     yield gauge(
-        _both("cache_config_info"),
+        both("cache_config_info"),
         "KV blocks of all attention nodes, as labels.",
         [((("num_gpu_blocks", str(blocks)),), 1)],
     )
-    for name, help, total in (
-        (
-            "prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            sum(n.prefix_queries for n in nodes),
-        ),
-        ("prefix_cache_hits", "Prompt tokens found there.", sum(n.prefix_hits for n in nodes)),
-        ("num_preemptions", "Sequences put back for lack of KV blocks.", sum(n.preemptions for n in nodes)),
-    ):
-        yield MetricFamily(_both(name), "counter", help, (Sample(total, (), "_total"),))
-
-
-def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
-    for name, help, values in (
-        (
-            "dispatches",
-            "Layers of micro-batches sent to expert nodes.",
-            [(n, s.dispatches) for n, s in nodes],
-        ),
-        ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
-        ("parked_seconds", "Time spent only waiting for answers.", [(n, s.parked_seconds) for n, s in nodes]),
-        (
-            "under_way_seconds",
-            "Time from dispatch to answer, summed over dispatches.",
-            [(n, s.under_way_seconds) for n, s in nodes],
-        ),
-    ):
-        samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
-        yield MetricFamily((f"afserve_attention_node_{name}",), "counter", help, samples)
-
-
-def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[MetricFamily]:
-    for name, help, values in (
-        ("rows", "Rows computed.", [(n, s.rows) for n, s in nodes]),
-        ("messages", "Dispatches answered.", [(n, s.messages) for n, s in nodes]),
-        ("calls", "Grouped computations.", [(n, s.calls) for n, s in nodes]),
-        ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
-        ("hold_seconds", "Time rows were held to be grouped.", [(n, s.hold_seconds) for n, s in nodes]),
-        ("prompt_pieces", "Pieces of prompts' messages.", [(n, s.prompt_pieces) for n, s in nodes]),
-        ("prompt_seconds", "Time spent on these.", [(n, s.prompt_seconds) for n, s in nodes]),
-    ):
-        samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
-        yield MetricFamily((f"afserve_expert_node_{name}",), "counter", help, samples)
 
 
 def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[MetricFamily]:

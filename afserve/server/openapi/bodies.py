@@ -80,7 +80,6 @@ _COUNT = _whole(1, MAX_TOKENS)
 _USAGE = _object(
     ("prompt_tokens", "total_tokens"), prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE
 )
-_NODES: Schema = {"type": ["integer", "string"]}
 
 
 def _kept(kind: str, **more: Schema) -> Schema:
@@ -132,8 +131,6 @@ SCHEMAS: Mapping[str, Schema] = {
         ("endpoint", "input_file_id"), endpoint=_TEXT, input_file_id=_TEXT, completion_window=_one_of("24h")
     ),
     "FileForm": _object(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose=_TEXT),
-    "Scale": _object(attention=_NODES, prefill=_NODES, decode=_NODES, experts=_NODES, gateways=_NODES),
-    "Node": _object(node=_TEXT, nodes=_array(_TEXT), role=_TEXT, phase=_TEXT, all=_FLAG),
     "Any": {"type": "object"},
     "Text": {"type": "string"},
     "Stream": {"description": "Events, or lines of JSON, until the last says so."},

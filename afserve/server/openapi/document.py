@@ -13,7 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from afserve import __version__
+from afserve.control.wire.change_values import VERBS
 from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
+from afserve.server.bodies.changes import schema_of
 from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
 from afserve.server.openapi.guide import guide
 
@@ -38,7 +40,7 @@ class Operation:
     status: int = 200
 
 
-OPERATIONS: dict[tuple[str, str], Operation] = {
+_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation("The live page.", gives="Text", media=HTML),
     ("POST", "/v1/completions"): Operation(
         "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
@@ -92,17 +94,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=TEXT),
     ("GET", "/admin/placement"): Operation("The placement in force."),
     ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
-    ("POST", "/admin/scale"): Operation("Other numbers of nodes.", "Scale", status=202),
-    ("POST", "/admin/drain"): Operation("Let a node go.", "Node", status=202),
-    ("POST", "/admin/restart"): Operation("New processes for nodes.", "Node", status=202),
-    ("POST", "/admin/role"): Operation("Another role for a node.", "Node", status=202),
-    ("POST", "/admin/phase"): Operation("Another phase for an attention node.", "Node", status=202),
-    ("POST", "/admin/down"): Operation("End the run.", "Any", status=202),
-    ("POST", "/admin/fault"): Operation("Break a node on purpose.", "Node", status=202),
     ("POST", "/admin/routing/start"): Operation("Record routing counts."),
     ("POST", "/admin/routing/stop"): Operation("End the recording and get it.", gives="Text", media=BYTES),
     ("GET", "/admin/routing/dump"): Operation("What was recorded so far.", gives="Text", media=BYTES),
 }
+
+
+def operations() -> dict[tuple[str, str], Operation]:
+    """By method and path; a change of the deployment is described by its declaration."""
+    changes = {
+        ("POST", verb.path): Operation(verb.summary, verb.name.capitalize(), status=202)
+        for verb in VERBS.values()
+    }
+    return _OPERATIONS | changes
 
 
 _PAGE_HEADERS = {
@@ -132,10 +136,12 @@ def described(routes: Sequence[Route]) -> list[Route]:
 def document(routes: Iterable[Route]) -> dict[str, object]:
     """OpenAPI 3.1. A route that has no row above is left out, and a test says so."""
     paths: dict[str, dict[str, object]] = {}
+    known = operations()
+    changes = {verb.name.capitalize(): schema_of(verb) for verb in VERBS.values()}
     for route in routes:
         path = path_of(route)
         for method in route.methods or ():
-            operation = OPERATIONS.get((method, path))
+            operation = known.get((method, path))
             if operation is not None:
                 paths.setdefault(path, {})[method.lower()] = _operation(path, operation)
     return {
@@ -143,7 +149,7 @@ def document(routes: Iterable[Route]) -> dict[str, object]:
         "info": {"title": "afserve", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": dict(SCHEMAS),
+            "schemas": {**SCHEMAS, **changes},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -172,7 +178,7 @@ def _operation(path: str, operation: Operation) -> dict[str, object]:
         {"name": name, "in": "path", "required": True, "schema": text}
         for name in re.findall(r"\{(\w+)\}", path)
     ]
-    if path.startswith(_BY_MODEL) and path != "/admin/down":
+    if path.startswith(_BY_MODEL) and path not in [verb.path for verb in VERBS.values() if verb.whole_run]:
         parameters.append({"name": "model", "in": "query", "required": False, "schema": text})
     if parameters:
         said["parameters"] = parameters

@@ -11,12 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from afserve.control.wire.change_values import Change
-from afserve.control.wire.changes import encode_change
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
-from afserve.server.bodies.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.bodies.embedding_request import embedding_request
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import (
@@ -44,19 +41,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 class BodyKind(IntEnum):
-    """What a body is for."""
+    """What a body is for. Kept answers say it by number."""
 
     COMPLETION = 1
     CHAT = 2
     TOKENIZE = 3
     DETOKENIZE = 4
-    PLACEMENT = 5
-    SCALE = 6
-    DRAIN = 7
-    RESTART = 8
-    FAULT = 9
-    ROLE = 10
-    END = 11
     RESPONSE = 12
     FOLLOWING = 13  # a response, with what was said before
     MESSAGE = 14
@@ -64,20 +54,8 @@ class BodyKind(IntEnum):
     OLLAMA_GENERATE = 16
     MESSAGE_COUNT = 17
     EMBEDDING = 18
-    PHASE = 19
     TOKENIZER = 20
     OLLAMA_EMBED = 21
-
-
-CHANGES: Mapping[BodyKind, Callable[[Fields], Change]] = {
-    BodyKind.SCALE: scale_of,
-    BodyKind.DRAIN: drain_of,
-    BodyKind.RESTART: restart_of,
-    BodyKind.FAULT: fault_of,
-    BodyKind.ROLE: role_of,
-    BodyKind.PHASE: phase_of,
-    BodyKind.END: end_of,
-}
 
 
 def _following(fields: Fields) -> Translated:
@@ -170,11 +148,8 @@ class Preparer:
             return self._tokenize(fields)
         if kind is BodyKind.DETOKENIZE:
             return self._detokenize(fields)
-        if kind is BodyKind.TOKENIZER:
-            return self._about_tokenizer()
-        if kind in CHANGES:
-            return encode_change(CHANGES[kind](fields))
-        return json.dumps(fields.raw(), separators=(",", ":")).encode()
+        assert kind is BodyKind.TOKENIZER, kind
+        return self._about_tokenizer()
 
     def _completion(
         self, asked: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS

@@ -6,9 +6,8 @@ from afserve.errors import NotFoundError, shown
 from afserve.server.bodies.fields import Fields, parse_object
 from afserve.server.bodies.prepared import Answer
 from afserve.server.surfaces.ollama import served_name
-from afserve.server.text.prepare import CHANGES, BodyKind, Preparer
+from afserve.server.text.prepare import BodyKind, Preparer
 
-_NO_TEXT = {*CHANGES, BodyKind.PLACEMENT}  # what they are for stands in the address
 _OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE, BodyKind.OLLAMA_EMBED)
 
 
@@ -42,8 +41,6 @@ def unserved(name: str, names: Sequence[str]) -> NotFoundError:
 
 
 def _model_of(kind: BodyKind, fields: Fields) -> str | None:
-    if kind in _NO_TEXT:
-        return None
     asked = fields.section("asked") if kind is BodyKind.FOLLOWING else fields
     assert asked is not None, "the gateway puts it there"
     return asked.text("model")

@@ -1,0 +1,90 @@
+"""Families of /metrics, and figures of /status, made of what nodes count as it is declared (`afserve/counters.py`)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from afserve.control.wire.view_values import NodeView
+from afserve.counters import DeclaredCounter, Metric, Over, counters_of
+from afserve.engine.stats import KINDS, AttentionStats
+from afserve.metrics import Labels, MetricFamily, Sample
+
+Declared = list[tuple[DeclaredCounter, Metric]]
+_NOTHING: Mapping[str, int] = {}
+
+
+def both(name: str) -> tuple[str, str]:
+    return f"afserve_{name}", f"vllm:{name}"
+
+
+def counted(nodes: Sequence[NodeView], beside: Mapping[str, int] = _NOTHING) -> Iterator[MetricFamily]:
+    """Every declared family. One that is about a part that no node has is left out. `beside` is added to sums over all
+    nodes, by the family's name."""
+    for kind in KINDS.values():
+        found: dict[str, Declared] = {}
+        for declared in counters_of(kind):
+            for metric in declared.metrics:
+                found.setdefault(metric.name, []).append((declared, metric))
+        own = [node for node in nodes if isinstance(node.stats, kind)]
+        for name, parts in found.items():
+            metric = parts[0][1]
+            values = list(_values(own, parts, beside.get(name, 0)))
+            if values or not metric.where:
+                names = both(name) if metric.over is Over.MODEL else (f"afserve_{name}",)
+                suffix = "_total" if metric.kind == "counter" else ""
+                samples = tuple(Sample(value, labels, suffix) for labels, value in values)
+                yield MetricFamily(names, metric.kind, metric.help, samples)
+    yield _found_by_tier(nodes)
+
+
+def _found_by_tier(nodes: Sequence[NodeView]) -> MetricFamily:
+    by_node = [(node.name, node.stats.hits) for node in nodes if isinstance(node.stats, AttentionStats)]
+    found = tuple(
+        Sample(tokens, (("node", name), ("tier", tier)), "_total")
+        for name, by_tier in by_node
+        for tier, tokens in by_tier.items()
+    )
+    help = "Prompt tokens whose KV was found, by where it was."
+    return MetricFamily(("afserve_kv_hit_tokens",), "counter", help, found)
+
+
+def _values(nodes: Sequence[NodeView], parts: Declared, beside: int) -> Iterator[tuple[Labels, float]]:
+    over = parts[0][1].over
+    if over is Over.MODEL:
+        for declared, metric in parts:
+            yield metric.labels, beside + sum(declared.read(node.stats) for node in nodes)
+        return
+    if over is Over.PHASE:
+        for declared, metric in parts:
+            for phase, of in _by_phase(nodes).items():
+                yield (("phase", phase), *metric.labels), sum(declared.read(node.stats) for node in of)
+        return
+    for node in nodes:
+        for declared, metric in parts:
+            if declared.is_drawn(node.stats, metric):
+                yield (("node", node.name), *metric.labels), declared.read(node.stats)
+
+
+def _by_phase(nodes: Iterable[NodeView]) -> dict[str, list[NodeView]]:
+    found: dict[str, list[NodeView]] = {}
+    for node in nodes:
+        if isinstance(node.stats, AttentionStats):
+            found.setdefault(node.phase, []).append(node)
+    return dict(sorted(found.items()))
+
+
+def queues(nodes: Iterable[NodeView]) -> dict[str, dict[str, int]]:
+    """By phase: its attention nodes, and what is declared to be added up over a phase."""
+    queued = [each for each in counters_of(AttentionStats) if any(m.over is Over.PHASE for m in each.metrics)]
+    return {
+        phase: {"nodes": len(of), **{each.name: sum(each.read(n.stats) for n in of) for each in queued}}
+        for phase, of in _by_phase(nodes).items()
+    }
+
+
+def hits(nodes: Iterable[NodeView]) -> dict[str, int]:
+    """Prompt tokens whose KV was found, by tier, of all attention nodes; empty without any."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if isinstance(node.stats, AttentionStats):
+            found.update(node.stats.hits)
+    return dict(found)
