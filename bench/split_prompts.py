@@ -104,10 +104,10 @@ class Node:
             own = shared.split.own(computed)
             assert own is not None
             needs = range(computed // BLOCK, own.start // BLOCK)
-            while not shared.has(0, range(computed, own.start), BLOCK):
+            while not came(shared, 0, range(computed, own.start)):
                 yield 0.0
             for layer in range(self._case.layers):
-                while not shared.has(layer, range(computed, own.start), BLOCK):
+                while not came(shared, layer, range(computed, own.start)):
                     yield 0.0
                 shared.take(layer, needs)
                 blocks = range(own.start // BLOCK, own.stop // BLOCK)
@@ -115,6 +115,12 @@ class Node:
                     shared.send(layer, blocks, own, self._bytes[: len(own) * self._case.kept])
                 yield self._case.layer * len(own) / self._case.chunk
             computed = own.stop
+
+
+def came(shared: SharedPrompt, layer: int, tokens: range) -> bool:
+    arrived = shared.arrived(layer, tokens, BLOCK)
+    shared.wait_for(arrived)
+    return arrived.whole
 
 
 def seconds(case: Case, parts: int) -> float:

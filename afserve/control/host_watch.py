@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.membership.silence import HostLoad
-from afserve.pressure import cpu_pressure
+from afserve.control.pressure import cpu_pressure
 
 MOST_LATE = 1.0  # seconds: a pause of this process, however long, says no more about its host
 _READ_SECONDS = 1.0  # between two looks at the kernel's numbers, which are of ten seconds

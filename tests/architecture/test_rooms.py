@@ -136,7 +136,7 @@ def test_nothing_unsafe() -> None:
 
 def test_one_file_imports_ray_and_only_text_and_numbers_go_in_and_out_of_its_actor() -> None:
     """Ray pickles what it carries. Of text and numbers that makes no code, and the actor's class goes by its name."""
-    launch = ROOT / "afserve/launch"
+    launch = ROOT / "afserve/launch/sites"
     users = [path for path in sources() if "ray" in {t.split(".")[0] for _, t in imports(path, "ray")}]
     assert users == [launch / "ray_helper.py"]
     helper, actor = (ast.parse((launch / name).read_text()) for name in ("ray_helper.py", "ray_actor.py"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.pressure import cpu_pressure, parse_pressure
+from afserve.control.pressure import cpu_pressure, parse_pressure
 
 LINE = "some avg10={:.2f} avg60=0.99 avg300=1.86 total=12819978\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 

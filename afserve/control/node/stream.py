@@ -21,6 +21,7 @@ import grpc
 
 from afserve.control.membership.silence import SilenceRules, stretch
 from afserve.control.node.account import Account
+from afserve.control.pressure import cpu_pressure
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.request_values import (
@@ -33,7 +34,6 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
-from afserve.pressure import cpu_pressure
 from afserve.tls import Certificates, CertifiedRole, probe
 
 CONTROLLER = "controller"
