@@ -281,6 +281,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Nodes that are killed and stopped under load": tables_faults.nodes,
     "Networks that are cut, lossy or slow": tables_faults.networks,
     "Nodes that come, go and change while they serve": tables_faults.changes,
+    "What is lost, alone and with others": tables_faults.survival,
     "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
     **tables_phases.SECTIONS,
     "Kernels on a CPU, against the machine's limits": kernels,

@@ -94,6 +94,52 @@ def changes() -> str:
     )
 
 
+def survival() -> str:
+    """What is lost alone and together with others, by transport, with busy loops beside it."""
+    found = newest(rows("faults_survival"), "transport", "busy", "case")
+    if not found:
+        return ""
+    groups: dict[tuple[int, str], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row["busy"], row["transport"]), []).append(row)
+    lines = [
+        [
+            transport,
+            busy,
+            f"{min(row['load'] for row in group):.0f} to {max(row['load'] for row in group):.0f}",
+            len(group),
+            f"{sum(row['requests'] for row in group):,}",
+            sum(row["failed"] for row in group),
+            sum(row["altered"] for row in group),
+            f"{max(row['longest_gap_s'] for row in group):.1f}",
+            f"{max(row['whole_s'] for row in group):.1f}",
+        ]
+        for (busy, transport), group in groups.items()
+    ]
+    failed = ", ".join(f"{row['case']} over {row['transport']}" for row in found if row["failed"])
+    return (
+        f"**What is lost, alone and with others**, on prefill, decode and expert nodes of nano on two cores ({where(found[-1])}); "
+        "`python -m bench.faults --survival --transports shm,tcp,dist,pairs --busy N --save`. Transports with 10 busy loops ran side by side, four deployments "
+        "and 40 loops at once. The longest gap between two tokens of a request and the time until everything is there again, in seconds; nodes are stopped for up to 30 s. "
+        + (f"Failed: {failed}. " if failed else "")
+        + "\n\n"
+        + table(
+            [
+                "transport",
+                "busy loops",
+                "load average",
+                "cases",
+                "requests",
+                "failed",
+                "altered",
+                "longest gap",
+                "whole after",
+            ],
+            lines,
+        )
+    )
+
+
 def cost_and_soak() -> str:
     cost, soak = newest(rows("faults_cost"), "bench"), newest(rows("faults_soak"), "bench")
     copies = newest([row for row in rows("kv") if row["what"] == "copies"], "what")
@@ -139,10 +185,17 @@ def _soak(row: Row) -> str:
             "requests_open",
         )
     ]
+    mixed = sum(row.get("mixed", {}).values())
     return (
         f"**{row['seconds'] / 60:g} minutes under {sum(row['faults'].values())} seeded faults**, {row['rate']:g} requests begin per second "
-        f"as in {row['arrivals']} ({where(row)}); `python -m bench.faults --soak MINUTES --arrivals FILE --save`. Of {row['requests']:,} requests "
+        f"as in {row['arrivals']} ({where(row)}); `python -m bench.faults --soak MINUTES{' --mixed' if 'mixed' in row else ' --arrivals FILE'} --save`. Of {row['requests']:,} requests "
         f"{row['answered']:,} were answered, {row['cancelled']:,} cancelled, {row['failed']} failed, {row['twice']} answered twice; "
-        f"{row['altered']} of {row['compared']:,} greedy ones had other tokens; {row['preemptions']:,.0f} preemptions.\n\n"
+        f"{row['altered']} of {row['compared']:,} greedy ones had other tokens; {row['preemptions']:,.0f} preemptions."
+        + (
+            f" Beside them {mixed:,} requests of every other kind, {sum(row['mixed_wrong'].values())} answered wrongly."
+            if mixed
+            else ""
+        )
+        + "\n\n"
         + table(["all processes, idle", "after the first faults", "at the end"], lines)
     )
