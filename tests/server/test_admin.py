@@ -306,3 +306,9 @@ def test_a_change_is_told_as_json(guarded, admin, tmp_path):
         and said["done"] is False
         and {"counts", "coming", "going", "notes"} <= said.keys()
     )
+
+
+def test_a_body_that_is_too_long_for_a_change_is_refused_before_it_is_read(admin):
+    body = b'{"node": "' + b"x" * (1 << 16) + b'"}'
+    answer = admin.post("/admin/drain", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "takes at most 65536" in answer.json()["error"]["message"]

@@ -3,7 +3,6 @@
 All of it needs the admin key. Where several models are served, each says with ?model=NAME which one is meant.
 """
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from afserve.control.wire.change_values import Verb
+from afserve.errors import RequestError
 from afserve.server.answers.hosted import Hosted
 from afserve.server.bodies.changes import change_of
 from afserve.server.bodies.fields import Fields, parse_object
@@ -18,6 +18,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.replies.refusal import json_response
 
 RECORDING = "application/octet-stream"
+MOST_CHANGE_BYTES = 1 << 16  # names of some thousand nodes
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -36,8 +37,9 @@ class Admin:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
         model = self._model(request)
         self._service.check_ready(model)
-        fields = await self._fields(request)
-        await model.backend.apply_placement(json.dumps(fields.raw(), separators=(",", ":")))
+        with await self._service.bodies.read(request) as body:
+            text = text_of(bytes(body.data))
+        await model.backend.apply_placement(text)
         return json_response({"status": "moving"}, 202)
 
     def change(self, verb: Verb) -> Endpoint:
@@ -45,7 +47,7 @@ class Admin:
 
         async def obey(request: Request) -> Response:
             model = self._any_ready() if verb.whole_run else self._model(request)
-            asked = change_of(verb, await self._fields(request))
+            asked = change_of(verb, await self._fields(request, verb))
             return json_response(asdict(await model.backend.change(asked)), 202)
 
         return obey
@@ -54,9 +56,13 @@ class Admin:
         models = self._service.models
         return next((model for model in models if model.backend.ready()), models.first)
 
-    async def _fields(self, request: Request) -> Fields:
-        """Parsed here and not in a text process: who has the admin key is trusted not to hold the gateway up."""
+    async def _fields(self, request: Request, verb: Verb) -> Fields:
+        """Parsed here and not in a text process, since it is small."""
         with await self._service.bodies.read(request) as body:
+            if len(body.data) > MOST_CHANGE_BYTES:
+                raise RequestError(
+                    f"the body has {len(body.data)} bytes, /admin/{verb.name} takes at most {MOST_CHANGE_BYTES}"
+                )
             return Fields(parse_object(body.data))
 
     async def start(self, request: Request) -> Response:
@@ -70,3 +76,11 @@ class Admin:
     async def dump(self, request: Request) -> Response:
         """What was recorded so far; recording goes on."""
         return Response(await self._model(request).backend.recorded_routing(), media_type=RECORDING)
+
+
+def text_of(body: bytes) -> str:
+    """A placement file as it was sent; the controller reads what it says."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is no UTF-8 text: byte {error.start} of {len(body)}") from error
