@@ -1,5 +1,6 @@
 """What the Markdown pages claim about the repository: links, options of commands, and numbers that rows have."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -87,3 +88,11 @@ def test_the_reference_names_what_exists():
         whole = ROOT / (name.replace(".", "/") + ".py")
         source = ROOT / (module.replace(".", "/") + ".py")
         assert whole.exists() or re.search(rf"^class {part}\b", source.read_text(), re.MULTILINE), name
+
+
+def test_the_walk_of_a_token_quotes_its_files():
+    page = (ROOT / "docs/a-token-in-the-source.md").read_text()
+    quoted = re.findall(r"^\[`(\S+)`\]\(\.\./\1\)\n\n> (.+)$", page, re.MULTILINE)
+    assert len(quoted) > 12
+    for path, line in quoted:
+        assert (ast.get_docstring(ast.parse((ROOT / path).read_text())) or "").startswith(line), path
