@@ -47,10 +47,13 @@ PAGES = {
 ALONE = {"prefill-and-decode", "survive-losses"}  # their nodes are killed, or raced
 
 NOT_RUN = {
+    "a-token-in-the-source",
     "add-a-family",
     "add-a-transport",
+    "architecture",
     "keep-kv-on-disk",
     "ray",
+    "reference",
     "measure-a-server",
     "watch-the-live-page",
     "run-as-a-service",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from afserve.server.http.framing import HEAD_LINES
+
 MOST_SECONDS = 0.1  # of CPU; half of that on a core that nobody shares
 SIZE = 8 << 20
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -124,12 +126,14 @@ def test_a_body_in_chunks_of_one_byte(server, loop_time):
     assert loop_time.longest < MOST_SECONDS, loop_time.what
 
 
-def test_a_head_of_many_short_lines(server, loop_time):
+@pytest.mark.parametrize(
+    ("lines", "status"), [(HEAD_LINES - 2, b"200"), (HEAD_LINES - 1, b"431"), (14_000, b"431")]
+)
+def test_a_head_of_many_short_lines(server, loop_time, lines, status):
+    head = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + b"a:\r\n" * lines + b"\r\n"
     with socket.create_connection(("127.0.0.1", server.port), 60) as sock:
-        sock.sendall(
-            b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + b"a:\r\n" * 14_000 + b"\r\n"
-        )
-        assert sock.recv(12) == b"HTTP/1.1 200"
+        sock.sendall(head)
+        assert sock.recv(12) == b"HTTP/1.1 " + status
     assert loop_time.longest < MOST_SECONDS, loop_time.what
 
 

@@ -8,7 +8,10 @@ import re
 
 import h11
 
+# Each line of a head is read on the event loop, at some 7 us: 1,000 of them hold it for 7 ms. Node takes 2,000.
+HEAD_LINES = 1000
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
+_HEAD_END = re.compile(rb"\n\r?\n")
 # RFC 3986's reg-name or IP-literal, and a port; no user.
 _AUTHORITY = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=-]*|\[[0-9A-Za-z:.%_~-]+\])(?::[0-9]*)?")
 _ABSOLUTE = re.compile(rb"(?i:https?)://")
@@ -34,14 +37,23 @@ class ServerConnection(h11.Connection):
         """Raises HeadRefused, or what h11 raises; then nothing more is read."""
         if self.their_state is h11.IDLE and self._within_empty_line():
             return h11.NEED_DATA
-        event = super().next_event()
-        if not isinstance(event, h11.Request):
-            return event
         try:
-            return _checked(event)
+            if self.their_state is h11.IDLE:
+                self._check_line_count()
+            event = super().next_event()
+            return _checked(event) if isinstance(event, h11.Request) else event
         except HeadRefused:
             self._process_error(self.their_role)
             raise
+
+    def _check_line_count(self) -> None:
+        """Before h11 takes the lines of a head apart, or waits for more of them."""
+        data = self._receive_buffer._data
+        end = _HEAD_END.search(data)
+        if data.count(b"\n", 0, end.start() if end else len(data)) > HEAD_LINES:
+            raise HeadRefused(
+                f"the request's head has more than {HEAD_LINES:,} lines; send fewer headers", 431
+            )
 
     def _within_empty_line(self) -> bool:
         """Drops empty lines in front of a request. True where one has begun, and nothing else."""
