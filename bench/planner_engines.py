@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.plan.catalog import load_curves
-from afserve.placement.planner.engine_fit import Evidence, evidence, fit_engine
 from afserve.placement.planner.perf.engine import PLAIN, Engine
-from afserve.placement.planner.perf.engine_file import engine_values
-from afserve.placement.planner.served import ServedRow
+from bench.planner_engine_file import engine_values
+from bench.planner_engine_fit import Evidence, evidence, fit_engine
 from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
 from bench.planner_rows import fold, impossible, read_rows
+from bench.planner_served import ServedRow
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"

@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.plan.catalog import load_hardware
-from afserve.placement.planner.calibrate import (
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.perf_curve import Curve
+from bench.planner_curves import (
     Row,
     column,
     fit_decode_attention,
@@ -26,8 +28,6 @@ from afserve.placement.planner.calibrate import (
     fit_mla_module,
     fit_prefill_attention,
 )
-from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_curve import Curve
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"

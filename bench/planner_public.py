@@ -5,7 +5,7 @@ source leaves open is in the row's comment.
 """
 
 from afserve.cli.plan.catalog import load_hardware, load_model
-from afserve.placement.planner.served import SKEW, ServedRow
+from bench.planner_served import SKEW, ServedRow
 
 FASTAFD = (
     ("Qwen3-235B 8K", "qwen3-235b-a22b", 8192, 28, 96, 64, 2518.0, 1781.0),

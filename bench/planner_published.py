@@ -14,7 +14,7 @@ from afserve.placement.planner.perf.perf_attention import Precision
 from afserve.placement.planner.perf.perf_experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import fixed_context
-from afserve.placement.planner.theory import theoretical_cost
+from bench.planner_theory import theoretical_cost
 
 TABLE_CHIPS = ("h800", "h20", "a800", "910b")
 TABLE = {

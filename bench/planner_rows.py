@@ -21,7 +21,7 @@ from pathlib import Path
 from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.shape_reader import shape_from_config
-from afserve.placement.planner.served import ServedRow
+from bench.planner_served import ServedRow
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from afserve.placement.planner.served import ServedRow
 from bench.planner_engines import FOLDS, SERVED, evidence_of, fitted, rows_of, write
 from bench.planner_rows import fold
+from bench.planner_served import ServedRow
 from bench.planner_typed import say, typed_row
 
 _OPEN = 1 << 20

@@ -17,8 +17,8 @@ from pathlib import Path
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import read_lines
 from afserve.placement.planner.perf.trace_reader import read_trace
-from afserve.placement.planner.served import ServedRow
 from bench.planner_public import DEEPSEEK, FASTAFD, STEP3, WIDE
+from bench.planner_served import ServedRow
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"

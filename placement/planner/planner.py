@@ -32,7 +32,6 @@ KINDS = ("colocated", "afd")
 NO_TARGETS = Targets()
 USEFUL = 0.2
 """Seconds per token at most where no target is given: five tokens a second, about as fast as people read."""
-OBJECTIVES = ("dollar", "device", "watt", "latency", "speed", "count")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_engine, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.engine_fit import PARTS, Evidence, evidence, fit_engine
 from afserve.placement.planner.perf.engine import PLAIN, Engine, Rates
-from afserve.placement.planner.perf.engine_file import engine_from_values, engine_values
-from afserve.placement.planner.perf.engine_rows import Like, likeness, local_error
+from afserve.placement.planner.perf.engine_file import engine_from_values
+from afserve.placement.planner.perf.engine_rows import Like, local_error
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.search import DevicePool, GivenLayout
-from afserve.placement.planner.served import ServedRow
+from bench.planner_alike import likeness
+from bench.planner_engine_file import engine_values
+from bench.planner_engine_fit import PARTS, Evidence, evidence, fit_engine
+from bench.planner_served import ServedRow
 
 TRUE = Rates(layer=1.4, core=1.2, experts=0.8, reduce=2.0, prompt_attention=2.0)
 

@@ -7,11 +7,11 @@ import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.calibrate import fit_decode_attention, fit_experts, fit_link
 from afserve.placement.planner.perf.calibration import fit_calibration, read_calibration
 from afserve.placement.planner.perf.fit import fit_positive
 from afserve.placement.planner.perf.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf.perf_ffn import expert_layer
+from bench.planner_curves import fit_decode_attention, fit_experts, fit_link
 
 
 def test_positive_fit_recovers_parameters_in_spite_of_broken_rows() -> None:

@@ -8,7 +8,7 @@ import pytest
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf.shape_reader import shape_from_config
-from afserve.placement.planner.theory import theoretical_cost
+from bench.planner_theory import theoretical_cost
 
 MODELS = Path(__file__).parents[2] / "configs/models"
 # billions of parameters: total, active; published by each model's makers

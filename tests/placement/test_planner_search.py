@@ -16,7 +16,7 @@ from afserve.placement.planner.perf.perf_experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import OBJECTIVES, Question, answer, pareto
+from afserve.placement.planner.planner import Question, answer, pareto
 from afserve.placement.planner.search import (
     APART,
     BATCH_LIMIT,
@@ -82,7 +82,7 @@ def test_best_plan_is_the_best_of_all_layouts_and_batches() -> None:
     assert best.usd_per_hour / best.tok_s == pytest.approx(least, rel=1e-9)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", ("dollar", "device", "watt", "latency", "speed", "count"))
 def test_each_objective_wins_its_own_race(objective: str) -> None:
     more = {"tokens_per_second": 20000.0} if objective == "count" else {}
     base = question("qwen3-235b-a22b", {"h800": 32, "h20": 32})

@@ -1,6 +1,7 @@
-"""An engine's profile as JSON and back: `configs/engines/*.json`, or a file of the user's. Opens no files.
+"""An engine's profile from JSON: `configs/engines/*.json`, or a file of the user's. Opens no files.
 
 Measured rows are a table with a header, one list per row, so that a profile can be read and compared.
+`bench/planner_engine_file.py` writes them.
 """
 
 import json
@@ -15,46 +16,10 @@ from afserve.placement.planner.perf.fields import TableFields
 
 _NAMES = ("model", "chip", "experts", "layout", "prompts")
 _LENGTHS = ("prompt", "answer")
-_NUMBERS = ("requests", "devices", "tpot", "ttft", "wrong")
-COLUMNS = (*_NAMES, *_LENGTHS, *_NUMBERS)
+NUMBERS = ("requests", "devices", "tpot", "ttft", "wrong")
+COLUMNS = (*_NAMES, *_LENGTHS, *NUMBERS)
 KINDS = ("colocated", "afd")
 _MOST = 1e4
-
-
-def engine_values(engine: Engine) -> dict[str, object]:
-    """The JSON object of a profile. requests and devices are in doublings; tpot and ttft are weights of corrections,
-    wrong is the log error that a fit without the row's series leaves."""
-    return {
-        "name": engine.name,
-        "about": engine.about,
-        "source": engine.source,
-        "kinds": list(engine.kinds),
-        "against": engine.against,
-        "steps_ahead": engine.steps_ahead,
-        "shared_on_experts": engine.shared_on_experts,
-        "exchange_kernels": engine.exchange_kernels,
-        "balances_kv": engine.balances_kv,
-        "broadcasts": engine.broadcasts,
-        "parallel": list(engine.parallel),
-        "micro_batches": list(engine.micro_batches),
-        "memory": engine.memory,
-        "fit": dict(engine.fit),
-        "rates": {name: getattr(engine.rates, name) for name in Rates.__slots__},
-        "wait": {name: getattr(engine.wait, name) for name in Wait.__slots__},
-        "factors": dict(engine.factors),
-        "wait_factors": dict(engine.wait_factors),
-        "quantile": round(engine.rows.quantile, 4),
-        "columns": list(COLUMNS),
-        "rows": _table(engine.rows),
-    }
-
-
-def _table(rows: MeasuredRows) -> list[list[object]]:
-    table: list[list[object]] = []
-    for place, like in enumerate(rows.like):
-        names = [getattr(like, name) for name in (*_NAMES, *_LENGTHS)]
-        table.append([*names, *(round(float(getattr(rows, name)[place]), 4) for name in _NUMBERS)])
-    return table
 
 
 def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
@@ -138,7 +103,7 @@ def _rows(entries: TableFields) -> MeasuredRows:
         names = {name: one.text(name) for name in _NAMES}
         prompt, answer = (one.number(name, least=1) for name in _LENGTHS)
         likes.append(Like(**names, prompt=prompt, answer=answer))
-        numbers.append([one.number(name, least=-_MOST) for name in _NUMBERS])
+        numbers.append([one.number(name, least=-_MOST) for name in NUMBERS])
     if not likes:
         return MeasuredRows()
     requests, devices, tpot, ttft, wrong = np.array(numbers).T

@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-SIGNAL, NOISE, CLIP = 0.2, 0.05, 2.0
-"""Spread of the errors that rows alike share, of those they do not, and the largest error that is learned from."""
-_TAIL, _ROUNDS = 3.0, 8
-"""Degrees of freedom of the errors that rows do not share (Student's t: a benchmark that compiled while it was measured
-is off by ten times), and rounds of weighing them."""
+SIGNAL = 0.2
+"""Spread of the errors that rows alike share."""
 REACH = {"tpot": 1.0, "ttft": 0.5}
 """Powers of likeness. Errors of first tokens are larger and are shared by rows that are less alike: with 0.3 to 0.7
 the median error on series left out is 0.12, with 1 it is 0.14."""
@@ -66,8 +63,8 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRows:
-    """One entry per row. tpot, ttft: weights of the corrections (see `learned`); wrong: log errors of TPOT that a fit
-    without the row's series leaves. quantile: errors over `FAR`-padded local errors, at 80 %."""
+    """One entry per row. tpot, ttft: weights of the corrections (bench/planner_alike.py learns them). wrong: log errors
+    of TPOT that a fit without the row's series leaves. quantile: errors over `FAR`-padded local errors, at 80 %."""
 
     like: tuple[Like, ...] = ()
     requests: Array = field(default_factory=_none)
@@ -99,21 +96,6 @@ def local_error(alike: Array, wrong: Array) -> Array:
     total = alike @ np.abs(wrong) + FAR * FAR_WEIGHT
     new = NEW * (1 - alike.max(axis=1)) ** 2
     return np.asarray(total / (alike.sum(axis=1) + FAR_WEIGHT) + new)
-
-
-def likeness(rows: tuple[Like, ...], requests: Array, devices: Array) -> Array:
-    """Of every row to every other; requests and devices in doublings."""
-    exponent = _apart(requests, REQUESTS) + _apart(devices, DEVICES)
-    for length in ("prompt", "answer"):
-        exponent = exponent + _apart(np.log2([getattr(row, length) for row in rows]), LENGTHS)
-    for place, cost in enumerate(UNLIKE.values()):
-        names = np.array([row.names[place] for row in rows])
-        exponent = exponent + cost * (names[:, None] != names)
-    return np.asarray(np.exp(-exponent))
-
-
-def _apart(values: Array, deviation: float) -> Array:
-    return np.asarray(((values[:, None] - values) / deviation) ** 2 / 2)
 
 
 def _near(values: Array, at: Array | float, deviation: float) -> Array:
@@ -156,24 +138,3 @@ def like_grid(rows: MeasuredRows, like: Like, what: str) -> Callable[[Array, Arr
         return np.asarray(low * (1 - a) + high * a)
 
     return read
-
-
-def learned(alike: Array, errors: Array, series: NDArray[np.str_]) -> tuple[Array, Array]:
-    """(weights of the correction, errors that are left on each row when its whole series is not learned from).
-
-    `alike` is (rows, rows), `errors` the fit's log errors: measured over predicted. A row that those alike contradict
-    is heard less: what it does not share with them is taken for noise, and the wider its noise, the less it says.
-    """
-    heard = np.clip(errors, -CLIP, CLIP)
-    noise = np.full(len(errors), NOISE**2)
-    inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(noise))
-    for _ in range(_ROUNDS):
-        alone = noise * (inverse @ heard)  # what of each error is not shared
-        noise = NOISE**2 * np.maximum(1.0, (_TAIL + (alone / NOISE) ** 2) / (_TAIL + 1))
-        inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(noise))
-    weights = inverse @ heard
-    left = errors - heard
-    for name in np.unique(series):
-        own = np.flatnonzero(series == name)
-        left[own] += np.linalg.solve(inverse[np.ix_(own, own)], weights[own])
-    return weights, left

@@ -16,13 +16,12 @@ from afserve.placement.planner.perf.engine_rows import (
     REACH,
     Like,
     MeasuredRows,
-    learned,
-    likeness,
     local_error,
 )
 from afserve.placement.planner.perf.fit import Fit, fit_positive
 from afserve.placement.planner.perf.perf_curve import CurveSet
-from afserve.placement.planner.served import ServedRow
+from bench.planner_alike import learned, likeness
+from bench.planner_served import ServedRow
 
 Array = NDArray[np.float64]
 PARTS = tuple(entry.name for entry in fields(Rates))
