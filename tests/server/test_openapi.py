@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from afserve.errors import RequestError
+from afserve.server.bodies.declared import ChatBody, CompletionBody, EmbeddingBody, TokenizeBody
+from afserve.server.bodies.fields import Fields
 from afserve.server.openapi.document import operations, path_of
 
 
@@ -22,6 +25,34 @@ def test_every_reference_leads_somewhere(http):
     assert used <= names and len(names) > 25
     completion = described["components"]["schemas"]["CompletionRequest"]["properties"]
     assert completion["logprobs"]["maximum"] == 20 and completion["n"]["maximum"] == 128
+
+
+BODIES = (CompletionBody, ChatBody, EmbeddingBody, TokenizeBody)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_what_the_document_says_of_a_field_is_what_its_reader_holds(body):
+    """Each limit of the schema is taken, and what is beyond it refused by the field's name."""
+    checked = 0
+    for name, schema in body.schema()["properties"].items():
+        good, bad = [], []
+        if "minimum" in schema:
+            low, high = schema["minimum"], schema["maximum"]
+            good, bad = [low, high, None], [low - 1, high + 1, "x", True, []]
+            if (body, name) == (CompletionBody, "max_tokens"):
+                good.remove(0)  # of a prompt that is repeated alone
+        elif "enum" in schema:
+            good, bad = [*schema["enum"], None], ["none of them", 5]
+        elif schema.get("type") == ["boolean", "null"] and name != "parallel_tool_calls":
+            good, bad = [True, False, None], [1, "true"]
+        for value in good:
+            getattr(body(Fields({name: value})), name)
+        for value in bad:
+            with pytest.raises(RequestError) as refused:
+                getattr(body(Fields({name: value})), name)
+            assert refused.value.param == name and refused.value.message.startswith(f"{name}: ")
+        checked += bool(bad)
+    assert checked >= 1
 
 
 @pytest.mark.long

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.cut_arguments import object_of
+from afserve.server.bodies.declared import MAX_MESSAGES
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 
-MAX_MESSAGES = 8192
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField("use tool_calls"),

@@ -7,19 +7,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afserve.engine.scheduling.request import MAX_LOGPROBS
 from afserve.errors import RequestError, shown
+from afserve.server.bodies.declared import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    GenerationBody,
+    StreamFields,
+)
 from afserve.server.bodies.fields import Fields, or_else, refuse, token_ids
 from afserve.server.bodies.messages import messages_of
-from afserve.server.bodies.sampling import MAX_TOKENS
 from afserve.server.bodies.structured import WantedGrammar, wanted_format
 from afserve.server.bodies.tools import Tools, tools_of
 from afserve.server.bodies.unsupported import KnownField, refuse_known, refuse_unsupported
 
 Prompt = str | tuple[int, ...]
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-BUDGET = "thinking_token_budget"
-MOST_RESUME_SECONDS = 86_400.0
+BUDGET = ChatBody.thinking_token_budget.name
 _OF_TEMPLATES = {
     name: KnownField(f"use {name} of the request", even_empty=True)
     for name in ("messages", "tools", "documents", "add_generation_prompt")
@@ -80,30 +83,41 @@ class ChatRequest:
     resume: ResumeOptions | None
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """POST /v1/embeddings."""
+
+    inputs: tuple[Prompt, ...]
+    base64: bool
+    add_special_tokens: bool
+
+
 def completion_request(fields: Fields) -> CompletionRequest:
-    echo = fields.flag("echo")
-    if fields.text("suffix"):
+    body = CompletionBody(fields)
+    echo = body.echo
+    if body.suffix:
         raise RequestError(
             "suffix: this model continues text, it cannot fill a gap; leave it out", param="suffix"
         )
-    _refuse_best_of(fields)
+    _refuse_best_of(body)
     refuse_unsupported(fields)
     return CompletionRequest(
         prompts=prompts_of(fields),
-        wanted_tokens=fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS),
+        wanted_tokens=body.max_tokens,
         sampling=fields,
-        logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS),
+        logprobs=body.logprobs,
         echo=echo,
-        add_special_tokens=fields.flag("add_special_tokens", True),
-        stream=fields.flag("stream"),
-        options=_stream_options(fields),
+        add_special_tokens=body.add_special_tokens,
+        stream=body.stream,
+        options=_stream_options(body),
         wanted=wanted_format(fields),
-        resume=_resume(fields),
+        resume=_resume(body),
     )
 
 
 def chat_request(fields: Fields) -> ChatRequest:
-    _refuse_best_of(fields)
+    body = ChatBody(fields)
+    _refuse_best_of(body)
     refuse_unsupported(fields, chat=True)
     tools, wanted = tools_of(fields), wanted_format(fields)
     if wanted is not None and tools.forced:
@@ -111,13 +125,12 @@ def chat_request(fields: Fields) -> ChatRequest:
             f"{wanted.param}: tool_choice makes the answer a call, so it cannot have another format",
             param=wanted.param,
         )
-    extra = fields.section("chat_template_kwargs")
+    extra = body.chat_template_kwargs
     if extra is not None:
         refuse_known(extra, _OF_TEMPLATES)
-    newer = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
-    older = fields.integer("max_tokens", 1, MAX_TOKENS)
-    continues = fields.flag("continue_final_message")
-    if continues and fields.flag("add_generation_prompt"):
+    newer, older, continues = body.max_completion_tokens, body.max_tokens, body.continue_final_message
+    begins = fields.flag("add_generation_prompt", not continues)
+    if continues and begins:
         raise RequestError(
             "add_generation_prompt: begins a new message, and continue_final_message goes on with the last one; leave "
             "one of both out",
@@ -127,18 +140,35 @@ def chat_request(fields: Fields) -> ChatRequest:
         messages=messages_of(fields),
         tools=tools,
         template_values={} if extra is None else extra.raw(),
-        add_generation_prompt=fields.flag("add_generation_prompt", not continues),
+        add_generation_prompt=begins,
         continue_final_message=continues,
         wanted_tokens=older if newer is None else newer,
         sampling=fields,
-        logprobs=_chat_logprobs(fields),
-        stream=fields.flag("stream"),
-        options=_stream_options(fields),
+        logprobs=_chat_logprobs(body),
+        stream=body.stream,
+        options=_stream_options(body),
         wanted=wanted,
-        effort=_effort(fields),
-        thoughts=fields.integer(BUDGET, 0, MAX_TOKENS),
-        resume=_resume(fields),
+        effort=body.reasoning_effort,
+        thoughts=body.thinking_token_budget,
+        resume=_resume(body),
     )
+
+
+def embedding_request(fields: Fields) -> EmbeddingRequest:
+    refuse_unsupported(fields)
+    if fields.get("dimensions") is not None:
+        raise RequestError(
+            "dimensions: this model was not trained to be cut to fewer, so its whole vector is given; leave it out",
+            param="dimensions",
+        )
+    if fields.flag("stream"):
+        raise RequestError("stream: vectors come whole; leave it out", param="stream")
+    for name in ("resume", "request_id"):
+        if fields.get(name) is not None:
+            raise RequestError(f"{name}: vectors are not kept; leave it out", param=name)
+    body = EmbeddingBody(fields)
+    base64 = body.encoding_format == "base64"
+    return EmbeddingRequest(prompts_of(fields, "input"), base64, body.add_special_tokens)
 
 
 def prompt_count(fields: Fields, name: str = "prompt") -> int:
@@ -167,43 +197,33 @@ def _prompt(item: object, name: str) -> Prompt:
     return refuse(name, item, "a string or an array of token ids")
 
 
-def _refuse_best_of(fields: Fields) -> None:
-    best_of = fields.integer("best_of", 1, 128)
-    if best_of not in (None, or_else(fields.integer("n", 1, 128), 1)):
+def _refuse_best_of(body: GenerationBody) -> None:
+    best_of = body.best_of
+    if best_of not in (None, or_else(body.n, 1)):
         raise RequestError(
             "best_of: only best_of equal to n is supported; ask for n and choose", param="best_of"
         )
 
 
-def _effort(fields: Fields) -> str | None:
-    effort = fields.text("reasoning_effort")
-    if effort is not None and effort not in EFFORTS:
-        raise RequestError(
-            f"reasoning_effort: {shown(effort)} is none of {', '.join(EFFORTS)}", param="reasoning_effort"
-        )
-    return effort
-
-
-def _chat_logprobs(fields: Fields) -> int | None:
-    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-    if fields.flag("logprobs"):
+def _chat_logprobs(body: ChatBody) -> int | None:
+    top = body.top_logprobs
+    if body.logprobs:
         return or_else(top, 0)
     if top:
         raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     return None
 
 
-def _stream_options(fields: Fields) -> StreamOptions:
-    options = fields.section("stream_options")
-    if options is None:
+def _stream_options(body: GenerationBody) -> StreamOptions:
+    if body.stream_options is None:
         return StreamOptions()
-    return StreamOptions(options.flag("include_usage"), options.flag("continuous_usage_stats"))
+    options = StreamFields(body.stream_options)
+    return StreamOptions(options.include_usage, options.continuous_usage_stats)
 
 
-def _resume(fields: Fields) -> ResumeOptions | None:
+def _resume(body: GenerationBody) -> ResumeOptions | None:
     """A client's own id is as long as a random one: it is all that others would have to guess."""
-    seconds = fields.number("resume", 0.001, MOST_RESUME_SECONDS)
-    id = fields.text("request_id")
+    seconds, id = body.resume, body.request_id
     if seconds is None and id is not None:
         raise RequestError(
             "request_id: names a request that outlives its connection; add resume (seconds), or leave it out and "

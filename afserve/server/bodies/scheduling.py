@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-from afserve.engine.scheduling.request import MAX_PRIORITY, MAX_SALT
-from afserve.errors import RequestError, shown
-from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.declared import TIERS, SchedulingFields
+from afserve.server.bodies.fields import Fields
 
-# OpenAI's tiers; the lowest number runs first. Batches come after everything else.
-TIERS = {"auto": 0, "default": 0, "priority": -100, "flex": 100, "scale": 0}
-BATCH_PRIORITY = 1000
-LONGEST_SECONDS = 86_400.0
+BATCH_PRIORITY = 1000  # after everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +25,6 @@ class Scheduling:
 
 
 def scheduling_of(fields: Fields) -> Scheduling:
-    tier = or_else(fields.text("service_tier"), "auto")
-    if tier not in TIERS:
-        raise RequestError(f"service_tier: {shown(tier)} is none of {', '.join(TIERS)}", param="service_tier")
-    salt = or_else(fields.text("cache_salt"), "")
-    if len(salt) > MAX_SALT:
-        raise RequestError(
-            f"cache_salt: has {len(salt)} characters, at most {MAX_SALT} are allowed", param="cache_salt"
-        )
-    return Scheduling(
-        or_else(fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY), TIERS[tier]),
-        salt,
-        fields.number("deadline", 0.001, LONGEST_SECONDS),
-        fields.number("ttft", 0.001, LONGEST_SECONDS),
-        fields.number("tpot", 0.0001, LONGEST_SECONDS),
-        tier="default" if tier == "auto" else tier,
-    )
+    given = SchedulingFields.given(fields)
+    tier = given.pop("service_tier", "auto")
+    return Scheduling(**{"priority": TIERS[tier], **given}, tier="default" if tier == "auto" else tier)

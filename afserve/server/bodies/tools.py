@@ -10,13 +10,13 @@ from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Tag, of_plain_schema, of_tags
 from afserve.grammars.json_schema import check_size
 from afserve.grammars.schema_reader import plain_schema
+from afserve.server.bodies.declared import MAX_TOOLS
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.structured import WantedGrammar
 from afserve.server.bodies.unsupported import passes_hosted
 from afserve.server.reading.json_calls import HERMES
 from afserve.server.reading.kinds import parameter_types
 
-MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _ANY: Mapping[str, object] = {"type": "object"}
 # A function without parameters takes an empty object, as OpenAI has it.

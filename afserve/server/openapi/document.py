@@ -16,7 +16,8 @@ from afserve import __version__
 from afserve.control.wire.change_values import VERBS
 from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
 from afserve.server.bodies.changes import schema_of
-from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
+from afserve.server.bodies.declared import Schema
+from afserve.server.openapi.bodies import SCHEMAS, ref
 from afserve.server.openapi.guide import guide
 
 JSON, TEXT, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"

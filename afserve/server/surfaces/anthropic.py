@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
+from afserve.server.bodies.declared import MAX_TOKENS
 from afserve.server.bodies.fields import Fields, or_else
 from afserve.server.bodies.prepared import ContextLengthError
-from afserve.server.bodies.sampling import MAX_TOKENS
 from afserve.server.bodies.unsupported import (
     OF_MESSAGES,
     OF_TOOLS,

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
+from afserve.server.bodies.declared import MAX_TOOLS
 from afserve.server.bodies.fields import Fields, or_else
 from afserve.server.bodies.unsupported import OF_TOOLS, passes_hosted, refuse_known
 from afserve.server.surfaces.translate import Body
 
-MAX_TOOLS = 1024
 _INPUT = "input"
 _FREE: Body = {
     "type": "object",

@@ -6,17 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from afserve.errors import RequestError
+from afserve.server.bodies.declared import SamplingFields, SchedulingFields
 from afserve.server.bodies.fields import Fields
 
 Body = dict[str, object]
 _LONGEST_NAME = 256
 _INDEX = re.compile(r"\[\d+\]")
 # What other servers take beside their API's own fields, and every API here takes too.
+_LEFT_OUT = ("n", "include_stop_str_in_output")
 SAMPLING = (
-    "model", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt",
-    "deadline", "ttft", "tpot", "service_tier", "chat_template_kwargs", "stream",
-)  # fmt: skip
+    "model",
+    *(name for name in (*SamplingFields.declared, *SchedulingFields.declared) if name not in _LEFT_OUT),
+    "chat_template_kwargs",
+    "stream",
+)
 
 
 @dataclass(frozen=True, slots=True)

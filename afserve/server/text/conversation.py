@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from afserve.errors import RequestError
 from afserve.grammars.grammar import of_thought
+from afserve.server.bodies.declared import ChatBody
 from afserve.server.bodies.openai import BUDGET, ChatRequest
 from afserve.server.bodies.roles import Roles
 from afserve.server.bodies.structured import WantedGrammar
@@ -53,7 +54,7 @@ class Conversation:
 
     def reading(self, asked: ChatRequest, prompt: str) -> Reading | None:
         """None where the answer is plain text."""
-        reading = Reading(tell_reasoning=asked.sampling.flag("include_reasoning", True))
+        reading = Reading(tell_reasoning=ChatBody(asked.sampling).include_reasoning)
         if self._thinks:
             tags = "inside" if self._begins_inside(asked, prompt) else "tags"
             reading = replace(

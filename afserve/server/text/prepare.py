@@ -14,7 +14,7 @@ from enum import IntEnum
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
-from afserve.server.bodies.embedding_request import embedding_request
+from afserve.server.bodies.declared import GenerationBody, SamplingFields, TokenizeBody
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import (
     ChatRequest,
@@ -22,6 +22,7 @@ from afserve.server.bodies.openai import (
     Prompt,
     chat_request,
     completion_request,
+    embedding_request,
     prompt_count,
 )
 from afserve.server.bodies.prepared import Answer, ContextLengthError, EchoText, Prepared
@@ -132,7 +133,7 @@ class Preparer:
 
     def _prepare(self, kind: BodyKind, fields: Fields) -> Answer:
         if kind is BodyKind.COMPLETION:
-            self._check_sequences(prompt_count(fields), fields)
+            self._check_sequences(prompt_count(fields), SamplingFields(fields).n)
             if self._elsewhere and asks_format(fields):
                 raise Elsewhere
             return self._completion(completion_request(fields))
@@ -170,7 +171,7 @@ class Preparer:
 
     def _embedding(self, body: Fields, fields: Fields) -> Prepared:
         """Each input of an OpenAI body with room for one token, which nobody reads; `fields` is what was sent."""
-        self._check_sequences(prompt_count(body, "input"), Fields({}), "input")
+        self._check_sequences(prompt_count(body, "input"), 1, "input")
         asked = embedding_request(body)
         prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
@@ -182,7 +183,7 @@ class Preparer:
         )
 
     def _chat(self, asked: ChatRequest) -> Prepared:
-        self._check_sequences(1, asked.sampling)
+        self._check_sequences(1, SamplingFields(asked.sampling).n)
         conversation, prompt = self._render(asked)
         ids = self._ids(prompt, False, "messages")
         wanted = conversation.format(asked, prompt)
@@ -255,7 +256,7 @@ class Preparer:
             params,
             asked.logprobs,
             asked.options if asked.stream else None,
-            asked.sampling.flag("skip_special_tokens", True) and skips,
+            GenerationBody(asked.sampling).skip_special_tokens and skips,
             echo,
             scheduling_of(asked.sampling),
             reading,
@@ -266,10 +267,11 @@ class Preparer:
 
     def _tokenize(self, fields: Fields) -> bytes:
         """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""
-        text = fields.text("prompt")
-        if text is None and fields.get("messages") is None:
+        body = TokenizeBody(fields)
+        text = body.prompt
+        if text is None and body.messages is None:
             raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
-        special, spelled = fields.flag("add_special_tokens", True), fields.flag("return_token_strs")
+        special, spelled = body.add_special_tokens, body.return_token_strs
         if text is None:
             text, special = self._render(chat_request(fields))[1], False
         ids = self._ids(text, special, "prompt")
@@ -309,8 +311,8 @@ class Preparer:
 
     # ---- checks and steps
 
-    def _check_sequences(self, prompts: int, sampling: Fields, param: str = "n") -> None:
-        n = sampling.integer("n", 1, 128) or 1
+    def _check_sequences(self, prompts: int, choices: int | None, param: str = "n") -> None:
+        n = choices or 1
         if prompts * n > self._model.max_sequences:
             raise RequestError(
                 f"{param}: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
