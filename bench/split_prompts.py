@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from afserve.comm.kv.messages import Among, Message, Prefill
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import SplitMember, split_over
-from afserve.control.node.deflection import PromptQueue
-from afserve.control.node.splitting import SplitPrompt
+from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt
 from bench.origin import ROOT, origin
 
 BLOCK = 16

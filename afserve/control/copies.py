@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from afserve.comm.kv.split import SplitMember
 from afserve.control.wire.values import AttentionPeer
 
 
@@ -11,3 +12,10 @@ def buddies(nodes: Iterable[AttentionPeer], index: int, count: int) -> list[Atte
     others = sorted((node for node in nodes if node.accepting and node.index != index), key=lambda n: n.index)
     after = [node for node in others if node.index > index]
     return [*after, *others[: len(others) - len(after)]][:count]
+
+
+def keepers_of(nodes: Iterable[AttentionPeer], index: int, count: int) -> list[SplitMember]:
+    """Its `buddies` that can be reached, each as a life at an address."""
+    return [
+        SplitMember(node.generation, node.address) for node in buddies(nodes, index, count) if node.address
+    ]

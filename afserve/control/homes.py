@@ -12,6 +12,7 @@ from functools import partial
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
+from afserve.comm.kv.source import KvSource
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity, Route
 from afserve.control.attendance import Attendance, Attending, Life
@@ -26,7 +27,6 @@ from afserve.control.wire.request_values import (
     Cancel,
     FromAttention,
     Held,
-    KvSource,
     Prefixes,
     Refused,
     Resume,

@@ -5,11 +5,11 @@ A gateway knows what it has asked of each and has no token for yet; that is the 
 
 from collections.abc import Mapping, Sequence
 
+from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import MOST_PARTS, SplitMember
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.requests import Request
-from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.values import AttentionPeer
 from afserve.engine.scheduling.request import GenerationRequest
 

@@ -10,10 +10,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from afserve.comm.kv.source import KvSource
 from afserve.control.attendance import Life
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.request_values import (
-    KvSource,
     Submit,
     first_request,
     is_of_life,

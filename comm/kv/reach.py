@@ -11,7 +11,12 @@ import socket
 from afserve.comm.transports import entrance
 from afserve.comm.transports.encrypted import Connection
 from afserve.errors import RendezvousError
-from afserve.tls import Certificates, CertifiedRole
+from afserve.tls import Certificates, CertifiedRole, is_loopback
+
+
+def listen_at(host: str) -> socket.socket:
+    """Inside this host where `host` is its loopback, else at that address of it."""
+    return listen_here() if is_loopback(host) else entrance.listen_on(host)
 
 
 def listen_here() -> socket.socket:

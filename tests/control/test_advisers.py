@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from afserve.adviser import FIRST_SECONDS, LONGEST_SECONDS, Adviser
 from afserve.clock import FakeClock
+from afserve.comm.kv.split import SplitMember
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
@@ -17,7 +18,6 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Happening, Incident, Left, Replan, Said, Start, Ticked
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.moves import Moves
-from afserve.control.node.copying import Copier
 from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
@@ -43,6 +43,7 @@ from afserve.control.wire.values import (
     Routed,
     Traced,
 )
+from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.scheduling.request import GenerationRequest, Origin, SamplingParams
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import OverloadedError
@@ -316,8 +317,8 @@ def test_recordings_and_traces_of_a_node_cost_no_step(monkeypatch, caplog):
 
 def test_copies_and_news_of_the_cache_cost_no_step(caplog):
     clock = FakeClock()
-    copier = Copier(SimpleNamespace(written_names=broken), SimpleNamespace(), 0, 1, 1, clock)
-    copier.told([AttentionPeer(0, 0, True, "a"), AttentionPeer(1, 0, True, "b")])
+    copier = Copier(SimpleNamespace(written_names=broken), SimpleNamespace(), 1, clock)
+    copier.copy_to([SplitMember(0, "b")])
     for _ in range(3):
         copier.turn()
     copier._buddies[0].offer = 5

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.comm.kv.source import KvSource
 from afserve.control.affinity import Affinity, Route
 from afserve.control.wire.request_values import (
-    KvSource,
     Tokens,
 )
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent

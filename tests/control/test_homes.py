@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from afserve.clock import FakeClock
+from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
 from afserve.control.attendance import Life
 from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
@@ -12,7 +13,6 @@ from afserve.control.requests import Requests
 from afserve.control.wire.request_values import (
     Cancel,
     Held,
-    KvSource,
     Refused,
     Resume,
     Submit,

@@ -10,7 +10,6 @@ from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequest, KeptRequests
-from afserve.control.node.kv import NoKv
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -33,6 +32,7 @@ from afserve.control.wire.values import (
     Unfilled,
 )
 from afserve.engine.filler import Filler
+from afserve.engine.kv.moving.side import NoKv
 from afserve.engine.scheduling.request import (
     GenerationRequest,
     Origin,

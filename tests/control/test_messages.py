@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from afserve import errors
+from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.wire import control_pb2 as pb
@@ -21,7 +22,6 @@ from afserve.control.wire.request_values import (
     Attend,
     Cancel,
     Held,
-    KvSource,
     Refused,
     Resume,
     Submit,

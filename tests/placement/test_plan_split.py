@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from afserve.cli.main import run
 from afserve.comm.kv import split
-from afserve.control.node.deflection import PromptQueue
-from afserve.control.node.splitting import SplitPrompt
+from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt
 from afserve.launch.plan.cluster import read_cluster
 from afserve.placement.planner.perf.perf_prefill import MOST_PARTS, PrefillInstance
 from bench.rows import rows

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from afserve.clock import AwakeClock, Clock, MonotonicClock
-from afserve.comm.kv.reach import address_of
+from afserve.comm.kv.reach import address_of, listen_at
+from afserve.comm.kv.source import KvSource
+from afserve.control.copies import keepers_of
 from afserve.control.node.beginning import freeze_heap, identify, meet, spans_of
 from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
-from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.recording import Recorder
@@ -28,7 +29,6 @@ from afserve.control.wire.request_values import (
     Acknowledge,
     Attend,
     Cancel,
-    KvSource,
     Refused,
     Resume,
     Submit,
@@ -51,6 +51,7 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.credentials import Credentials
+from afserve.engine.kv.moving.side import KvSide, NoKv
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
@@ -64,6 +65,10 @@ _TOGETHER = 0.004  # tokens of steps shorter than this go out together: a messag
 _MOVING = 0.005  # while KV blocks come or go
 _ROUND = 0.004  # between two looks of a busy node at what is not its step: a tenth of a step's Python calls
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
+
+
+class Moved:
+    """In the node's inbox: there is something for `KvSide.turn`."""
 
 
 class AttentionEngine(Protocol):
@@ -91,15 +96,19 @@ class AttentionEngine(Protocol):
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
-    from afserve.control.node.kv_open import listen, open_kv
-    from afserve.control.node.kv_tiers_open import open_tiers
-    from afserve.control.node.wiring import build_attention
+    from afserve.control.node.wiring import build_attention, kv_place
+    from afserve.engine.kv.moving.open import open_kv
 
-    progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
+    progress, tell, listener = (
+        stream.progress("attention weights"),
+        identify(stream),
+        listen_at(stream.own_address()),
+    )
     credentials = Credentials(stream.token, stream.certificates, assigned.generation)
     rendezvous = meet(stream, address_of(listener, stream.certificates))
     node, first, close = build_attention(assigned, progress, rendezvous, tell, credentials)
-    kv = open_tiers(open_kv(node, listener, stream, assigned), node, stream, assigned)
+    place = kv_place(stream, assigned, credentials, lambda: stream.deliver(Moved()))
+    kv = open_kv(node, listener, place)
     nodes = assigned.deployment.count(Role.ATTENTION)
 
     def stats() -> AttentionStats:
@@ -136,6 +145,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
             kv=kv,
             index=assigned.node.index,
             look=tell_prefixes,
+            copies=assigned.deployment.engine.kv_copies,
         )
         with node.stepping(), sent(node.trace, stream.send, assigned.deployment):
             loop.run()
@@ -162,10 +172,11 @@ class AttentionLoop:
         kv: KvSide | None = None,
         index: int = 0,
         look: Callable[[], None] = lambda: None,
+        copies: int = 0,
     ) -> None:
-        """`index` is this node's; `look` is called with each look at the rest."""
+        """`index` is this node's; `look` is called with each look at the rest. So many `copies` of its KV are kept."""
         self._look = look
-        self._kv, self._index = kv or NoKv(), index
+        self._kv, self._index, self._copies = kv or NoKv(), index, copies
         self._node = node
         self._stream = stream
         self._gateways = gateways
@@ -302,7 +313,7 @@ class AttentionLoop:
             case Drain():
                 self._draining = True
             case AttentionNodes(nodes):
-                self._kv.told(command)
+                self._kv.copy_to(keepers_of(nodes, self._index, self._copies))
                 for node in nodes:
                     if node.index == self._index:
                         self._node.in_phase(node.phase)

@@ -18,8 +18,9 @@ from afserve.comm.transport import Layout, SharingCores, Transport
 from afserve.comm.transports import connect
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading, unchanged
+from afserve.control.node.stream import ControlStream
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.values import Assigned, Peers
+from afserve.control.wire.values import Assigned, Noted, Peers
 from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import (
@@ -32,6 +33,7 @@ from afserve.engine.build import (
 from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
+from afserve.engine.kv.moving.open import KvPlace
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.member import MODEL_ROLES, Role
@@ -91,6 +93,24 @@ def build_attention(
     node = build_attention_node(deployment.source, deployment.engine, link, progress, ops=ops, trace=trace)
     identity.result()
     return node, first, _closing(link.close, trace, deployment)
+
+
+def kv_place(
+    stream: ControlStream, assigned: Assigned, credentials: Credentials, wake: Callable[[], None]
+) -> KvPlace:
+    """Where the node's KV wing stands; `wake` lets its loop have a turn, from any thread."""
+    deployment = assigned.deployment
+    return KvPlace(
+        index=assigned.node.index,
+        address=stream.own_address(),
+        credentials=credentials,
+        engine=deployment.engine,
+        source=deployment.source,
+        tell=lambda line: stream.send(Noted(line)),
+        warn=lambda line: stream.send(Noted(line, warning=True)),
+        wake=wake,
+        sleep_in=stream.sleep_in,
+    )
 
 
 def _ops(deployment: Deployment) -> Ops:

@@ -6,7 +6,7 @@ Requests are numbers on this plane: gateways hand them out. Nothing here knows g
 
 from dataclasses import dataclass
 
-from afserve.comm.kv.split import SplitMember
+from afserve.comm.kv.source import KvSource
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
@@ -82,20 +82,6 @@ def gateway_of(request: int) -> int:
 def is_of_life(request: int, gateway: int, generation: int) -> bool:
     """Whether this life of this gateway gave out the number."""
     return request >> _LIFE_BITS == first_request(gateway, generation) >> _LIFE_BITS
-
-
-@dataclass(frozen=True, slots=True)
-class KvSource:
-    """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies), or
-    which `prefills` it first. Where its first token is wanted `within` so many seconds, `helpers` may take parts."""
-
-    index: int
-    generation: int
-    request: int
-    address: str
-    prefills: bool = False
-    within: float | None = None
-    helpers: tuple[SplitMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ is scheduled.
 
 All calls come from the thread that steps the node, between two steps; it only copies, for no longer than it is told to.
 A restoration ends when everything came, at its deadline, or with the first block that is not there; what came stays,
-the rest is computed. It knows no requests, and not what a tier is made of (`kv_host`, `kv_disk`).
+the rest is computed. It knows no requests, and not what a tier is made of (`host`, `disk`).
 """
 
 import itertools

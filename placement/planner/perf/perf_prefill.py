@@ -44,8 +44,8 @@ class PrefillInstance:
     def among(self, parts: int, network: float) -> "PrefillInstance":
         """So many as one instance, each over `network` bytes per second: chunks go round, and each device sends the
         keys and values of its chunks to the others layer by layer. So each is a layer of a chunk behind the one
-        before. What is sent is added, as by the servers that decide it (`control/node/splitting.py`): that it goes
-        while they compute is not counted upon. The experts are shared by all prompts already, and take as long."""
+        before. What is sent is added, as by the servers that decide it (`engine/kv/moving`): that it goes while
+        they compute is not counted upon. The experts are shared by all prompts already, and take as long."""
         computing = self.latency - self.fetching
         behind = (parts - 1) * self.lag * min(self.chunk, 1 / parts) * computing
         exchanged = (parts - 1) / parts * self.moved / network

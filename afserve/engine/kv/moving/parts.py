@@ -6,44 +6,21 @@ first gets what the lead has in its cache. When it is over before its end, the l
 others stop. It knows no decode nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from afserve.clock import Clock
-from afserve.comm.kv.messages import Name, Prefill
+from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
-from afserve.comm.kv.sharing import SharedPrompt, Sharing
-from afserve.comm.kv.split import LEAD, Split, SplitMember, split_over
+from afserve.comm.kv.sharing import SharedPrompt
+from afserve.comm.kv.split import LEAD, SplitMember, split_over
+from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
 
 _FETCH_SECONDS = 5.0  # of what the lead has in its cache
 Begun = tuple[GenerationRequest, SharedPrompt | None]
-
-
-class PartNode(Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    @property
-    def chunk_tokens(self) -> int: ...
-    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
-    def known(self, names: list[Name]) -> int: ...
-    def cancel(self, handle: int) -> None: ...
-    def draw(self, row: str, what: str, seconds: float) -> None: ...
-
-
-class PartExchange(Protocol):
-    """What this needs of `comm.kv.exchange.Exchange`."""
-
-    @property
-    def sharing(self) -> Sharing: ...
-    def propose(self, split: Split, members: tuple[SplitMember, ...], prefill: Prefill) -> SharedPrompt: ...
-    def pull(
-        self, address: str, names: Sequence[Name], limit: float, *, request: int, generation: int
-    ) -> int: ...
-    def cancel(self, transfer: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +36,8 @@ class Parts:
 
     def __init__(
         self,
-        node: PartNode,
-        exchange: PartExchange,
+        node: KvEngine,
+        exchange: KvWire,
         clock: Clock,
         block_size: int,
         asked: Callable[[Prefill], GenerationRequest],

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Load
+from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
-from afserve.control.node.kv import KvMoves
-from afserve.control.wire.request_values import KvSource
+from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.member import AttentionPhase

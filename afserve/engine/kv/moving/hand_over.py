@@ -7,67 +7,24 @@ Calls come from the thread that steps the node.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
-from afserve.comm.kv.puller import Load, Prompt, Pulled
+from afserve.comm.kv.puller import Prompt, Pulled
+from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
-from afserve.control.node.deflection import PromptQueue, goes_straight
-from afserve.control.node.splitting import SplitPrompt, parts_of
-from afserve.control.wire.request_values import KvSource
+from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, goes_straight, parts_of
+from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.turns import Group, Turns
 from afserve.member import attention_node
-from afserve.trace import KV_BLOCKS, Arrow
+from afserve.trace import KV_BLOCKS
 
 MOST_AT_ONCE = 64
 _BYTES_PER_SECOND = 1e9  # of KV where none was moved yet; tcp on two cores has 1.4e9 and more (bench/LOG.md)
 HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer, and it is computed here
-
-
-class DecodeNode(Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    @property
-    def queued_tokens(self) -> int: ...
-    @property
-    def prompt_rate(self) -> float: ...
-    @property
-    def most_room(self) -> int: ...
-    @property
-    def row_bytes(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def block_bytes(self) -> int: ...
-    @property
-    def chunk_tokens(self) -> int: ...
-    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
-    def known(self, names: list[Name]) -> int: ...
-    def has_room(self, names: list[Name]) -> bool: ...
-    def draw(self, row: str, what: str, seconds: float) -> None: ...
-    def draw_arrow(self, row: str, identity: str, step: Arrow) -> None: ...
-
-
-class HandingExchange(Protocol):
-    """What this needs of `comm.kv.exchange.Exchange`."""
-
-    def pull(
-        self,
-        address: str,
-        names: Sequence[Name],
-        limit: float,
-        *,
-        request: int,
-        generation: int,
-        prompt: Prompt | None = None,
-        members: tuple[SplitMember, ...] = (),
-    ) -> int: ...
-    def cancel(self, transfer: int) -> None: ...
-    def load(self, address: str) -> Load | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +50,8 @@ class HandOvers:
 
     def __init__(
         self,
-        node: DecodeNode,
-        exchange: HandingExchange,
+        node: KvEngine,
+        exchange: KvWire,
         clock: Clock,
         block_size: int,
         straight: int,

@@ -6,48 +6,26 @@ itself, from the row behind the prompt. A prompt may be computed by several node
 a part of one (`parts.py`). It knows no sockets and no gateways.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.comm.kv.lender import Key
-from afserve.comm.kv.messages import Name, Prefill
+from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember
-from afserve.control.node.parts import Begun, PartExchange, PartNode, Parts
+from afserve.engine.kv.moving.parts import Begun, Parts
+from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
-from afserve.trace import KV_BLOCKS, Arrow
+from afserve.trace import KV_BLOCKS
 
 _ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 FETCHED_TOKENS = 256  # at least: whoever has them looks at what it is asked between two of its steps only
 Limit = Callable[[int], float]
 """Seconds that so many blocks may take to come; 0 where they are computed sooner."""
-
-
-class PrefillNode(PartNode, Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    @property
-    def queued_tokens(self) -> int: ...
-    @property
-    def prompt_rate(self) -> float: ...
-    def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None: ...
-    def draw_arrow(self, row: str, identity: str, step: Arrow) -> None: ...
-
-
-class PrefillExchange(PartExchange, Protocol):
-    """What this needs of `comm.kv.exchange.Exchange`."""
-
-    def take_asked(self) -> list[tuple[Key, Prefill]]: ...
-    def take_unwanted(self) -> list[Key]: ...
-    def computing(self, queued: int, rate: float) -> None: ...
-    def computed(self, key: Key, row: bytes = b"") -> None: ...
-    def fetch(self, key: Key, names: Sequence[Name], limit: float, generation: int) -> int: ...
-    def found(self, key: Key) -> None: ...
-    def helped(self, key: Key) -> tuple[SplitMember, ...]: ...
 
 
 class TiersBelow(Protocol):
@@ -83,9 +61,7 @@ class Prefilling:
 
     below: TiersBelow
 
-    def __init__(
-        self, node: PrefillNode, exchange: PrefillExchange, clock: Clock, block_size: int, limit: Limit
-    ) -> None:
+    def __init__(self, node: KvEngine, exchange: KvWire, clock: Clock, block_size: int, limit: Limit) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._limit = block_size, limit
         self.below = NoneBelow()

@@ -4,38 +4,25 @@ A buddy is offered a few blocks at a time, and nothing more until it has answere
 behind and decoding does not notice. Only blocks that are full are copied, each request's in order.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Name
-from afserve.control.copies import buddies
-from afserve.control.wire.values import AttentionPeer
+from afserve.comm.kv.split import SplitMember
+from afserve.engine.kv.moving.seams import KvEngine, KvWire
 
 _EVERY = 0.25  # seconds between two looks at what is new, while little is: each offer wakes four threads
 _BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
 _OFFER_BYTES = 4 << 20
 
 
-class Offers(Protocol):
-    """What this needs of `comm.kv.exchange.Exchange`."""
-
-    def offer(self, address: str, names: Sequence[Name]) -> int: ...
-
-
-class BlockNames(Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    def written_names(self) -> dict[int, list[Name]]: ...
-
-
 @dataclass(slots=True)
 class _Buddy:
     """One life of a node that keeps copies. `copied` counts each request's first blocks that it has."""
 
-    peer: AttentionPeer
+    peer: SplitMember
     copied: dict[int, int] = field(default_factory=dict)
     offer: int | None = None
     offered: tuple[int, int, int] = (0, 0, 0)  # request, first block, blocks
@@ -43,23 +30,19 @@ class _Buddy:
 
 
 class Copier:
-    """`blocks` that are copied in all. `index` is this node's."""
+    """`blocks` that are copied in all."""
 
-    def __init__(
-        self, node: BlockNames, offers: Offers, index: int, copies: int, block_bytes: int, clock: Clock
-    ) -> None:
-        self._node, self._offers, self._clock = node, offers, clock
-        self._index, self._copies = index, copies
+    def __init__(self, node: KvEngine, exchange: KvWire, block_bytes: int, clock: Clock) -> None:
+        self._node, self._exchange, self._clock = node, exchange, clock
         self._most = max(1, _OFFER_BYTES // block_bytes)
         self._buddies: list[_Buddy] = []
         self._due = 0.0
         self.blocks = 0
         self._advice = Adviser("copying KV to other nodes")
 
-    def told(self, nodes: Iterable[AttentionPeer]) -> None:
-        """These serve from now on. A buddy that is new knows nothing yet."""
+    def copy_to(self, peers: Iterable[SplitMember]) -> None:
+        """These keep this node's copies from now on. One that is new knows nothing yet."""
         before = {buddy.peer: buddy for buddy in self._buddies}
-        peers = [peer for peer in buddies(nodes, self._index, self._copies) if peer.address]
         self._buddies = [before.get(peer) or _Buddy(peer) for peer in peers]
 
     def turn(self) -> None:
@@ -89,7 +72,7 @@ class Copier:
         if len(names) == self._most:
             self._due = self._clock.now()  # much is new: again as soon as it is settled
         buddy.offered = request, first, len(names)
-        buddy.offer = self._offers.offer(buddy.peer.address, names)
+        buddy.offer = self._exchange.offer(buddy.peer.address, names)
 
     def settled(self, offer: int, kept: int) -> None:
         """The first `kept` blocks of an offer are at the buddy now."""

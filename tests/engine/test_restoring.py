@@ -8,20 +8,20 @@ import pytest
 from afserve.cli.status import tier_lines
 from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
+from afserve.comm.kv.source import KvSource
 from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
-from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
-from afserve.control.node.kv_tiers import KvInTiers
-from afserve.control.node.kv_tiers_open import open_tiers
-from afserve.control.wire.request_values import KvSource
 from afserve.control.wire.view_values import NodeView
+from afserve.credentials import NOBODYS
 from afserve.engine.kv.cache import Fingerprint
+from afserve.engine.kv.moving.moves import LEAST_SECONDS, UNKNOWN_SECONDS
+from afserve.engine.kv.moving.open import KvPlace, open_tiers
+from afserve.engine.kv.moving.restoring import KvInTiers
 from afserve.engine.kv.tiers import Restored
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
-from afserve.member import attention_node
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted, hits
 
@@ -310,28 +310,23 @@ def test_metrics_and_status_say_where_prompts_were_found():
     )
 
 
-class Stream:
-    def __init__(self):
-        self.sent = []
-
-    def send(self, value):
-        self.sent.append(value)
-
-
-def assigned(**settings):
-    engine = EngineConfig(max_model_len=64, kv_blocks=8, **settings)
-    source = ModelSource("", "m", load_format="dummy")
-    deployment = SimpleNamespace(engine=engine, source=source)
-    return SimpleNamespace(node=attention_node(3), deployment=deployment)
-
-
 def opened(**settings):
-    """(what stands around the exchange, the exchange, what was said)"""
-    moves, stream = Moves(), Stream()
+    """(what stands around the exchange, the exchange, what was said: (text, whether it warns))"""
+    moves, said = Moves(), []
     kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
     blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES, memory=lambda blocks: None)
-    node = SimpleNamespace(kv=kv, blocks=blocks)
-    return open_tiers(moves, node, stream, assigned(**settings)), moves, stream.sent
+    place = KvPlace(
+        3,
+        "",
+        NOBODYS,
+        EngineConfig(max_model_len=64, kv_blocks=8, **settings),
+        ModelSource("", "m", load_format="dummy"),
+        tell=lambda line: said.append((line, False)),
+        warn=lambda line: said.append((line, True)),
+        wake=lambda: None,
+        sleep_in=lambda wires: None,
+    )
+    return open_tiers(moves, SimpleNamespace(kv=kv, blocks=blocks), place), moves, said
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
@@ -340,22 +335,19 @@ def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_pa
     (tmp_path / "file").write_text("")
     kv, moves, said = opened(kv_ssd=str(tmp_path / "file"))
     assert kv is moves
-    (line,) = said
-    assert line.warning and line.text.startswith(f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno ")
-    assert line.text.endswith("give a folder that it may write to")
+    ((line, warns),) = said
+    assert warns and line.startswith(f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno ")
+    assert line.endswith("give a folder that it may write to")
 
 
 def test_host_memory_that_cannot_be_had_is_said_and_the_node_serves_without():
     kv, moves, said = opened(kv_host="1000TiB")
-    (line,) = said
-    assert kv is moves and line.warning
-    assert line.text.startswith("KV is not kept in host memory: --kv-host 1000TiB: 1,099,")
-    assert line.text.endswith("; ask for another size")
+    ((line, warns),) = said
+    assert kv is moves and warns
+    assert line.startswith("KV is not kept in host memory: --kv-host 1000TiB: 1,099,")
+    assert line.endswith("; ask for another size")
     kv, _, said = opened(kv_host="2MiB")
-    (line,) = said
-    assert (
-        line.text == "KV in host memory: at most 2,097 blocks of 16 tokens (1,000 bytes)" and not line.warning
-    )
+    assert said == [("KV in host memory: at most 2,097 blocks of 16 tokens (1,000 bytes)", False)]
     assert [tier.name for tier in kv._tiers._tiers] == ["host"]
 
 
@@ -370,11 +362,8 @@ def test_host_memory_comes_before_the_disk(tmp_path):
 def test_a_folder_is_read_as_it_was_measured(tmp_path):
     save(tmp_path, Measured(Way(direct=False, readers=1), 1e9))
     kv, _, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
-    (line,) = said
-    assert (
-        not line.warning
-        and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line.text
-    )
+    ((line, warns),) = said
+    assert not warns and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line
     names = [thread.name for thread in kv._tiers._tiers[0]._disk._threads]
     assert names == ["disk-read-0", "disk-check", "disk-write"]
     kv._tiers._tiers[0]._disk.close()
@@ -431,6 +420,6 @@ def test_files_of_other_experts_are_not_read(tmp_path):
     folders = set()
     for settings in ({}, {"expert_dtype": "int4"}, {"dense_dtype": "int4"}, {"wire_dtype": "fp8"}):
         side, _, said = opened(kv_ssd=str(tmp_path), **settings)
-        folders.add(said[0].text.partition(" has ")[0].rpartition("/")[0])
+        folders.add(said[0][0].partition(" has ")[0].rpartition("/")[0])
         side._tiers._tiers[0]._disk.close()
     assert len(folders) == 4

@@ -1,15 +1,43 @@
-"""Over how many prefill nodes a prompt is split: numbers in, a number out.
+"""Where a prompt is computed: at the node that decodes it, at one prefill node, or at several together. Numbers in, a
+number out; it knows no requests and no clock.
 
-One node where that is in time, for two together take more of the machines than one: each waits for the other's layers,
-and all of them keep the whole prompt. Otherwise the fewest that are in time; one again where not even all are, for it
-would hold up those who can still be in time. It knows no requests and no clock.
+Straight at the decode node where that is sooner than elsewhere; but a long prompt would hold up those who decode there,
+so only short ones are. At one prefill node where that is in time, for two together take more of the machines than one:
+each waits for the other's layers, and all of them keep the whole prompt. Otherwise at the fewest that are in time; at
+one again where not even all are, for it would hold up those who can still be in time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.comm.kv.split import MOST_PARTS
-from afserve.control.node.deflection import PromptQueue
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQueue:
+    """A node's prompts: tokens that are queued, and tokens per second (0 where that was not measured yet)."""
+
+    queued: float
+    rate: float
+
+    def seconds(self, tokens: int, rate: float) -> float:
+        """Until so many more are computed, at `rate` where its own is not known."""
+        return (self.queued + tokens) / (self.rate or rate)
+
+
+def goes_straight(
+    tokens: int, most: int, here: PromptQueue, there: PromptQueue | None, transfer: float
+) -> bool:
+    """`tokens` are not in the cache here; more than `most` never go straight. `there` is the prefill node as it said
+    last, None while it has not; `transfer` is what it takes to hand them over, in seconds.
+
+    A decode node that has not computed a prompt yet is taken to be as fast as the prefill node.
+    """
+    if tokens > most:
+        return False
+    if there is None or not there.rate:
+        return False
+    return here.seconds(tokens, there.rate) <= there.seconds(tokens, there.rate) + transfer
 
 
 @dataclass(frozen=True, slots=True)

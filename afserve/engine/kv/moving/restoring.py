@@ -1,19 +1,18 @@
 """Requests whose beginning is in a tier below this node's cache: read into it before they are scheduled.
 
 So much of it is read as is predicted to come sooner than the tokens can be computed again, by rates measured here for
-each tier, and for no longer than that would take. It stands around the node's exchange with others (`kv`), which comes
+each tier, and for no longer than that would take. It stands around what moves between nodes (`moves`), which comes
 first. It knows neither memory nor files.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from afserve.clock import Clock
-from afserve.comm.kv.messages import Name
-from afserve.control.node.kv import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves, MovingNode
-from afserve.control.wire.request_values import KvSource
-from afserve.control.wire.values import AttentionNodes
-from afserve.engine.kv.tiers import DISK, HOST, Restored
+from afserve.comm.kv.source import KvSource
+from afserve.comm.kv.split import SplitMember
+from afserve.engine.kv.moving.moves import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves
+from afserve.engine.kv.moving.seams import KvEngine
+from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.trace import KV_BLOCKS
@@ -26,29 +25,14 @@ _NAMES = {HOST: "host memory", DISK: "the disk"}
 Places = Sequence[tuple[str, int]]  # how many blocks, from the first on, are in which tier
 
 
-class Tiers(Protocol):
-    """What this needs of `engine.kv_tiers.KvTiers`."""
-
-    ended: list[Restored]
-
-    @property
-    def busy(self) -> bool: ...
-    def look(self, names: list[Name]) -> Places: ...
-    def restore(self, names: list[Name], limit: float, most: int) -> int | None: ...
-    def cancel(self, number: int) -> None: ...
-    def turn(self, seconds: float) -> None: ...
-    def stats(self) -> TierStats: ...
-    def close(self) -> None: ...
-
-
 class KvInTiers:
     """A `KvSide`; `tell` takes lines for the run's log."""
 
     def __init__(
         self,
         moves: KvMoves,
-        tiers: Tiers,
-        node: MovingNode,
+        tiers: KvTiers,
+        node: KvEngine,
         clock: Clock,
         block_size: int,
         block_bytes: int,
@@ -135,8 +119,8 @@ class KvInTiers:
                 del self._waiting[restoration]
                 self._tiers.cancel(restoration)
 
-    def told(self, nodes: AttentionNodes) -> None:
-        self._moves.told(nodes)
+    def copy_to(self, peers: Iterable[SplitMember]) -> None:
+        self._moves.copy_to(peers)
 
     def turn(self) -> list[GenerationRequest]:
         """What was pulled from another node may go on here: its beginning may be in a tier."""

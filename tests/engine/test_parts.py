@@ -6,7 +6,7 @@ from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.split_messages import Go, Leave, Propose, wrap
 from afserve.comm.kv.wires import Said
-from afserve.control.node.prefilling import Prefilling
+from afserve.engine.kv.moving.prefilling import Prefilling
 from tests.comm.kv_world import Store
 
 SPLIT, MEMBERS = Split(32, 0, 8, 2, 1), (SplitMember(9, "lead"), SplitMember(1, "me"))

@@ -8,15 +8,15 @@ import torch
 
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.comm.kv.puller import COMPLETE, Load, Pulled
+from afserve.comm.kv.source import KvSource
 from afserve.config import ModelSource
-from afserve.control.node.deflection import PromptQueue, goes_straight
-from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
-from afserve.control.wire.request_values import KvSource
+from afserve.engine.kv.moving.hand_over import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
+from afserve.engine.kv.moving.prompt_place import PromptQueue, goes_straight
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.trace import KV_BLOCKS, Trace, merge
-from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
+from tests.engine.phased import Phased
 
 ASKED = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=5, ignore_eos=True)
@@ -99,7 +99,7 @@ def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
     anew, tiny_checkpoint, alone, monkeypatch
 ):
     """An answer was decoded there; with `anew` another prefill node is asked, which has nothing of the prompt."""
-    monkeypatch.setattr("afserve.control.node.prefilling.FETCHED_TOKENS", 8)
+    monkeypatch.setattr("afserve.engine.kv.moving.prefilling.FETCHED_TOKENS", 8)
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 2, 1, 1)
     (first, second), (decode,) = world.prefilling, world.decoding
     asked = requests(prompts(LENGTHS), ASKED)[2]
@@ -124,7 +124,7 @@ def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
 @pytest.mark.parametrize("rounds", range(1, 8))
 @pytest.mark.parametrize("what", ["cancelled", "prefill", "decode"])
 def test_a_fetch_may_be_interrupted(what, rounds, tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr("afserve.control.node.prefilling.FETCHED_TOKENS", 8)
+    monkeypatch.setattr("afserve.engine.kv.moving.prefilling.FETCHED_TOKENS", 8)
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 2, 2, 1)
     (first, second), (decode, other) = world.prefilling, world.decoding
     asked = requests(prompts(LENGTHS), ASKED)[2]

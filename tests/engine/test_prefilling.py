@@ -7,7 +7,7 @@ import pytest
 from afserve.clock import FakeClock
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import COMPLETE, Pulled
-from afserve.control.node.prefilling import FETCHED_TOKENS, Prefilling
+from afserve.engine.kv.moving.prefilling import FETCHED_TOKENS, Prefilling
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.errors import OverloadedError
 

@@ -2,23 +2,22 @@
 
 It is pulled where that is predicted to be faster than to compute the tokens again, by rates measured here, and for no
 longer than that would take. Whatever does not come in time is computed. Prompts that prefill nodes compute come the
-same way (`handing.py`), as do those that this node computes for others (`prefilling.py`). It knows no streams.
+same way (`hand_over.py`), as do those that this node computes for others (`prefilling.py`). It knows no streams.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from afserve.clock import Clock
-from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Pulled
-from afserve.control.node.copying import Copier
-from afserve.control.node.handing import DecodeNode, HandOvers
-from afserve.control.node.prefilling import Prefilling, PrefillNode, TiersBelow
-from afserve.control.wire.request_values import KvSource
-from afserve.control.wire.values import AttentionNodes
+from afserve.comm.kv.source import KvSource
+from afserve.comm.kv.split import SplitMember
+from afserve.engine.kv.moving.copying import Copier
+from afserve.engine.kv.moving.hand_over import HandOvers
+from afserve.engine.kv.moving.prefilling import Prefilling, TiersBelow
+from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
@@ -30,92 +29,6 @@ UNKNOWN_SECONDS = 2.0  # where no prompt was computed here yet
 _START_SECONDS = 0.002  # of a pull, whatever its size
 _WEIGHT = 0.3  # of the newest pull in the measured rate
 _SHARE, _LONGEST, _IDLE = 0.1, 0.01, 0.02  # of a busy node's time, seconds of it at a time, of an idle one's
-
-
-class Moved:
-    """Delivered to the node's inbox: there is something for `KvSide.turn`."""
-
-
-class MovingNode(PrefillNode, DecodeNode, Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def prefill_rate(self) -> float: ...
-    def written_names_of(self, handle: int) -> list[Name]: ...
-
-
-class KvSide(Protocol):
-    """What an attention node's loop needs of this file."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether `turn` has to be called several times a second."""
-        ...
-
-    @property
-    def eager(self) -> bool:
-        """Whether `turn` has something to do at once."""
-        ...
-
-    @property
-    def holding(self) -> bool:
-        """Whether this node must stay, for others still pull its blocks."""
-        ...
-
-    def pull(self, request: GenerationRequest, source: KvSource) -> bool:
-        """Whether the request waits for its blocks; `turn` returns it."""
-        ...
-
-    def restore(self, request: GenerationRequest) -> bool:
-        """Whether the request, which nobody has blocks for, waits for those below the cache; `turn` returns it."""
-        ...
-
-    def part(self, number: int) -> None:
-        """This request goes on elsewhere, and may ask for its blocks."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """May be said of any request."""
-        ...
-
-    def computed(self, event: TokenEvent) -> None:
-        """An event of what is computed here for another node: its handle is negative."""
-        ...
-
-    def told(self, nodes: AttentionNodes) -> None: ...
-
-    def turn(self) -> list[GenerationRequest]:
-        """Once per turn of the loop; requests that wait no more."""
-        ...
-
-
-class NoKv:
-    """Of a node whose KV stays where it is."""
-
-    busy = eager = holding = False
-
-    def pull(self, request: GenerationRequest, source: KvSource) -> bool:
-        return False
-
-    def restore(self, request: GenerationRequest) -> bool:
-        return False
-
-    def part(self, number: int) -> None:
-        """Nobody will ask."""
-
-    def cancel(self, number: int) -> None:
-        """Nothing was pulled."""
-
-    def computed(self, event: TokenEvent) -> None:
-        """Nobody asked for anything."""
-
-    def told(self, nodes: AttentionNodes) -> None:
-        """Nothing is copied."""
-
-    def turn(self) -> list[GenerationRequest]:
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +49,8 @@ class KvMoves:
 
     def __init__(
         self,
-        node: MovingNode,
-        exchange: Exchange,
+        node: KvEngine,
+        exchange: KvWire,
         clock: Clock,
         block_size: int,
         block_bytes: int,
@@ -225,9 +138,9 @@ class KvMoves:
             del self._pulls[transfer]
             self._exchange.cancel(transfer)
 
-    def told(self, nodes: AttentionNodes) -> None:
+    def copy_to(self, peers: Iterable[SplitMember]) -> None:
         if self._copier is not None:
-            self._copier.told(nodes.nodes)
+            self._copier.copy_to(peers)
 
     def turn(self) -> list[GenerationRequest]:
         now = self._clock.now()

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.node.deflection import PromptQueue
-from afserve.control.node.splitting import SplitPrompt, parts_of
+from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, parts_of
 
 queues = st.lists(
     st.builds(PromptQueue, st.floats(0, 1e5), st.sampled_from((0.0, 500.0, 4000.0))), min_size=1, max_size=9

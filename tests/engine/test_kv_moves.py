@@ -9,16 +9,13 @@ from afserve.cli.status import kv_lines
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import ExchangeStats
 from afserve.comm.kv.puller import COMPLETE, Pulled
+from afserve.comm.kv.source import KvSource
 from afserve.config import EngineSettings
-from afserve.control.copies import buddies
-from afserve.control.node.copying import Copier
-from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
-from afserve.control.wire.request_values import KvSource
-from afserve.control.wire.values import (
-    AttentionNodes,
-    AttentionPeer,
-)
+from afserve.control.copies import buddies, keepers_of
+from afserve.control.wire.values import AttentionPeer
 from afserve.control.wire.view_values import NodeView
+from afserve.engine.kv.moving.copying import Copier
+from afserve.engine.kv.moving.moves import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError
@@ -172,9 +169,9 @@ def test_buddies_are_the_next_that_take_requests():
 
 def test_copies_are_offered_in_order_one_offer_at_a_time():
     node, exchange, clock = Node(), Exchange(), FakeClock(9.0)
-    copier = Copier(node, exchange, 0, 1, 1 << 20, clock)  # an offer holds 4 blocks
+    copier = Copier(node, exchange, 1 << 20, clock)  # an offer holds 4 blocks
     copier.turn()
-    copier.told(peers(0, 1, 2))
+    copier.copy_to(keepers_of(peers(0, 1, 2), 0, 1))
     node.written = {5: [b"n"] * 6, 6: [b"m"] * 2}
 
     def turn():
@@ -195,7 +192,7 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
     assert turn() == ("unix:1", 1)
     copier.settled(4, 1)
     assert turn() and len(exchange.offers) == 4 and copier.blocks == 8, "everything is there"
-    copier.told(peers(0, 2))
+    copier.copy_to(keepers_of(peers(0, 2), 0, 1))
     assert turn() == ("unix:2", 4), "another one knows nothing yet"
     copier.settled(4, 1)
     assert copier.blocks == 8, "nobody's offer"
@@ -203,7 +200,7 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
 
 def test_the_loop_tells_only_who_keeps_copies(scene):
     *_, moves = scene
-    moves.told(AttentionNodes(tuple(peers(0, 1))))
+    moves.copy_to(keepers_of(peers(0, 1), 0, 1))
 
 
 def test_status_says_what_moved_once_something_has():

@@ -9,8 +9,8 @@ import torch
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import SamplingParams
-from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
+from tests.engine.phased import Phased
 
 ASKED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 70, 141, 180)

@@ -1,0 +1,162 @@
+"""Puts a node's KV wing together: what must agree between nodes, what carries payloads, who keeps copies, and the tiers
+below the cache, or why one of these is missing."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from afserve.clock import AwakeClock, Clock
+from afserve.comm.disk.store import DiskStore
+from afserve.comm.disk.ways import chosen
+from afserve.comm.disk.workers import DiskWorkers
+from afserve.comm.kv.carriers.carried import CarriedWires, Wake, memory_for
+from afserve.comm.kv.carriers.table import open_carrier
+from afserve.comm.kv.exchange import Exchange
+from afserve.comm.kv.socket_wires import PROTOCOL, SocketWires
+from afserve.config import SOCKETS, EngineConfig, ModelSource
+from afserve.config_sizes import bytes_of
+from afserve.credentials import Credentials
+from afserve.digest_cache import DigestCache, user_folder
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.disk import DiskTier
+from afserve.engine.kv.host import HostArena, HostTier
+from afserve.engine.kv.moving.copying import Copier
+from afserve.engine.kv.moving.moves import KvMoves
+from afserve.engine.kv.moving.restoring import KvInTiers
+from afserve.engine.kv.tiers import KvTiers, Tier
+from afserve.errors import CheckpointError
+from afserve.models.identity import identify, weights_of
+
+_GAP = 0.25  # seconds between two turns that count at the most: a process that was not running judges nobody as late
+Node = AttentionNode[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlace:
+    """Where a wing stands: the node's `index`, its host's `address`, what it shows to other nodes, what it was asked.
+
+    `tell` and `warn` take lines for the run's log, from any thread. `wake` lets the node's loop have a turn, also from
+    any thread; the loop sleeps in what `sleep_in` is given.
+    """
+
+    index: int
+    address: str
+    credentials: Credentials
+    engine: EngineConfig
+    source: ModelSource
+    tell: Callable[[str], None]
+    warn: Callable[[str], None]
+    wake: Callable[[], None]
+    sleep_in: Callable[[SocketWires], None]
+
+
+def open_kv(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves | KvInTiers:
+    """It takes the socket over. Raises ConfigError where the library that is to carry payloads cannot be used."""
+    return open_tiers(open_moves(node, listener, place), node, place)
+
+
+def open_moves(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
+    """As `open_kv`, without tiers below the cache."""
+    clock, kv, engine, shown = AwakeClock(most=_GAP), node.kv, place.engine, place.credentials
+    terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
+    terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes), "transport": engine.kv_transport}
+    in_sockets = engine.kv_transport == SOCKETS
+
+    def connected(wake: Wake) -> SocketWires:
+        return SocketWires(
+            listener, shown.token, terms, kv.block_bytes, wake, shown.certificates, shares=in_sockets
+        )
+
+    wires: SocketWires | CarriedWires
+    if in_sockets:
+        wires = connected(place.wake)
+        place.sleep_in(wires)
+    else:
+        memory = memory_for(kv.block_bytes)
+        carrier = open_carrier(engine.kv_transport, place.address, memory)
+        wires = CarriedWires(connected, carrier, memory, kv.block_bytes, place.wake, AwakeClock(most=_GAP))
+    exchange = Exchange(node.blocks, wires, clock, shown.generation)
+    copier = Copier(node, exchange, kv.block_bytes, clock) if engine.kv_copies else None
+    wires.start()
+    return KvMoves(
+        node,
+        exchange,
+        clock,
+        engine.block_size,
+        kv.block_bytes,
+        copier,
+        place.tell,
+        engine.straight_tokens,
+        engine.max_waiting,
+    )
+
+
+def open_tiers(moves: KvMoves, node: Node, place: KvPlace) -> KvMoves | KvInTiers:
+    """What stands around `moves` with --kv-host or --kv-ssd; `moves` itself without, or where neither can be had."""
+    engine, kv, clock = place.engine, node.kv, AwakeClock(most=_GAP)
+    disk = _disk(node, place, clock) if engine.kv_ssd else None
+    host = _host(node, place, clock, disk) if engine.kv_host else None
+    tiers: list[Tier] = [tier for tier in (host, disk) if tier is not None]
+    if not tiers:
+        return moves
+    chain = KvTiers(kv, node.blocks, tiers, clock)
+    return KvInTiers(
+        moves, chain, node, clock, engine.block_size, kv.block_bytes, place.warn, engine.max_waiting
+    )
+
+
+def _host(node: Node, place: KvPlace, clock: Clock, below: DiskTier | None) -> HostTier | None:
+    engine, kv = place.engine, node.kv
+    try:
+        arena = HostArena(engine.kv_host_bytes, kv.block_bytes, pinned=engine.device.startswith("cuda"))
+    except OSError as error:
+        place.warn(
+            f"KV is not kept in host memory: --kv-host {engine.kv_host}: {error}; ask for another size"
+        )
+        return None
+    place.tell(
+        f"KV in host memory: at most {arena.slots:,} blocks of {engine.block_size} tokens "
+        f"({kv.block_bytes:,} bytes)"
+    )
+    return HostTier(node.blocks, arena, clock, below)
+
+
+def _disk(node: Node, place: KvPlace, clock: Clock) -> DiskTier | None:
+    engine, kv = place.engine, node.kv
+    try:
+        what = _what(kv.fingerprint.digest, place)
+    except CheckpointError as error:
+        place.warn(
+            f"KV is not kept on disk: what it stands for cannot be told from the checkpoint: {error.message}"
+        )
+        return None
+    limit, folder = bytes_of("--kv-ssd-size", engine.kv_ssd_size), Path(engine.kv_ssd)
+    way = chosen(folder)
+    try:
+        store = DiskStore.open(folder, what, kv.block_bytes, limit, lane=place.index, direct=way.direct)
+    except OSError as error:
+        place.warn(
+            f"KV is not kept on disk: --kv-ssd {engine.kv_ssd}: {error}; give a folder that it may write to"
+        )
+        return None
+    place.tell(
+        f"KV on disk: {store.folder} has {store.blocks:,} of at most {store.capacity:,} blocks of "
+        f"{engine.block_size} tokens ({kv.block_bytes:,} bytes), read by {way}"
+    )
+    workers = DiskWorkers(store, place.wake, place.warn, way)
+    workers.start()
+    return DiskTier(node.blocks, workers, clock)
+
+
+def _what(attention: str, place: KvPlace) -> str:
+    """Equal where the same tokens have the same KV. A layer's keys stand on what the experts below it gave, so their
+    weights and how these and the rows are rounded belong to it; files outlive the run that wrote them."""
+    engine = place.engine
+    experts = identify(place.source, ("expert",), DigestCache(user_folder()))[weights_of("expert")]
+    # Files that are older than this setting say nothing of it.
+    dense = () if engine.dense_dtype == "auto" else (engine.dense_dtype,)
+    said = "\0".join((attention, experts, engine.expert_dtype, engine.wire_dtype, *dense))
+    return blake2b(said.encode(), digest_size=32).hexdigest()
