@@ -14,7 +14,7 @@ import pytest
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
-from afserve.server.bodies.prepared import from_bytes, to_bytes
+from afserve.server.bodies.prepared import Computed, from_bytes, to_bytes
 from afserve.server.http.settings import ServerSettings
 from afserve.server.text.prepare import BodyKind, Elsewhere, Preparer, TextModel
 from afserve.server.text.preparers import Preparers
@@ -164,7 +164,8 @@ def test_answers_as_bytes(checkpoint, tokenizer):
     here = preparers_of(checkpoint, tokenizer)
     answer = here.prepare(BodyKind.COMPLETION, json.dumps(BODIES[1][1]).encode())
     assert from_bytes(to_bytes(answer)) == answer
-    assert from_bytes(to_bytes(b'{"a":1}')) == b'{"a":1}'
+    computed = Computed(b'{"a":1}', ("store", "tools[0].x"))
+    assert from_bytes(to_bytes(computed)) == computed
     many = here.prepare(BodyKind.COMPLETION, b'{"prompt": [[' + b",".join([b"5"] * 250) + b"]]}")
     assert len(to_bytes(many)) < 4 * 250 + 1000
 

@@ -123,6 +123,31 @@ def test_a_wish_is_passed_over_by_name(http, path, names, given, stream):
     assert "x-evil" not in said.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "names", "body"),
+    [
+        ("/v1/messages/count_tokens", "mcp_servers", {"messages": USER, "mcp_servers": [{"type": "url"}]}),
+        ("/tokenize", "verbosity", {"messages": USER, "verbosity": "low"}),
+        ("/api/chat", "keep_alive", {"messages": [], "keep_alive": "5m"}),
+        ("/api/generate", "keep_alive", {"keep_alive": 0}),
+    ],
+)
+def test_answers_that_need_no_engine_name_them_too(http, path, names, body):
+    said = http.post(path, json=body)
+    assert (said.status_code, said.headers[HEADER]) == (200, names), said.text
+
+
+@pytest.mark.parametrize("how", ["events", "answer"])
+def test_an_answer_that_is_read_again_names_them_again(http, how):
+    said = http.post(
+        "/v1/chat/completions",
+        json={**BODIES["/v1/chat/completions"], "store": True, "resume": 60},
+    )
+    assert said.headers[HEADER] == "store"
+    again = http.get(f"/v1/requests/{said.json()['id']}/{how}")
+    assert (again.status_code, again.headers[HEADER]) == (200, "store")
+
+
 @pytest.mark.parametrize(("path", "names", "given"), WISHES)
 def test_a_strict_server_refuses_a_wish(strict, path, names, given):
     said = strict.post(path, json={**BODIES[path], **given})

@@ -1,7 +1,7 @@
 """What a body came to, as a value and as bytes: the answer of a text process, without any pickle.
 
 A frame is one byte that says what it is, four with the length of its JSON, the JSON, then the tokens of all prompts
-as 32-bit integers in this machine's order. A body that is sent as it is has no JSON.
+as 32-bit integers in this machine's order, or a body that is sent as it is.
 """
 
 import json
@@ -80,12 +80,20 @@ class Prepared:
     format_field: str = ""
 
 
-Answer = Prepared | bytes
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """An answer that is there already, as it is sent."""
+
+    body: bytes
+    ignored: tuple[str, ...] = ()
+
+
+Answer = Prepared | Computed
 
 
 def to_bytes(answer: Answer | AfserveError) -> bytes:
-    if isinstance(answer, bytes):
-        return _HEAD.pack(_BODY, 0) + answer
+    if isinstance(answer, Computed):
+        return _framed(_BODY, {"ignored": answer.ignored}) + answer.body
     if isinstance(answer, AfserveError):
         refused = {"error": type(answer).__name__, "message": answer.message, "param": answer.param}
         return _framed(_REFUSED, refused)
@@ -98,10 +106,10 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
 def from_bytes(data: bytes) -> Answer:
     """Raises the refusal that it holds."""
     kind, size = _HEAD.unpack_from(data)
-    if kind == _BODY:
-        return data[_HEAD.size :]
     at = _HEAD.size + size
     words = json.loads(data[_HEAD.size : at])
+    if kind == _BODY:
+        return Computed(data[at:], tuple(words["ignored"]))
     if kind == _REFUSED:
         raise REFUSALS.get(words["error"], RequestError)(words["message"], param=words["param"])
     echo, stream, params = words["echo"], words["stream"], words["params"]

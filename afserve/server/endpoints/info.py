@@ -7,6 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
 from afserve.control.backend import ServedModel
+from afserve.server.bodies.prepared import Computed
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.status import anthropic_models, anthropic_object, model_object, status_object
 from afserve.server.metrics.exposition import exposition
@@ -46,12 +47,18 @@ class Info:
         """What a client needs to make prompts of token ids as this server would; of one model, or of ?model=NAME."""
         name = request.query_params.get("model")
         asked = json.dumps({} if name is None else {"model": name}).encode()
-        found = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
-        return Response(found, media_type="application/json")
+        return await self._computed(BodyKind.TOKENIZER, asked)
 
     async def _text(self, request: Request, kind: BodyKind) -> Response:
         with await self._service.bodies.read(request) as body:
-            return Response(await self._service.text.prepare(kind, body.data), media_type="application/json")
+            return await self._computed(kind, body.data)
+
+    async def _computed(self, kind: BodyKind, body: bytes) -> Response:
+        """An answer that needs no engine."""
+        found = await self._service.text.prepare(kind, body)
+        assert isinstance(found, Computed)
+        headers = self._service.ignored.headers(found.ignored)
+        return Response(found.body, headers=headers, media_type="application/json")
 
     async def health(self, request: Request) -> Response:
         """This process answers; whether it takes traffic is /ready, of every model or of ?model=NAME."""

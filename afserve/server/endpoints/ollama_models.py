@@ -11,6 +11,7 @@ from starlette.responses import Response
 from afserve.control.backend import ServedModel
 from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields, or_else, parse_object
+from afserve.server.bodies.prepared import Computed
 from afserve.server.endpoints.model_card import ModelCard, card_of
 from afserve.server.endpoints.service import Service
 from afserve.server.reading.table import thinks
@@ -58,8 +59,8 @@ class OllamaModels:
         card = await asyncio.to_thread(card_of, served.path)
         asked = json.dumps({"model": served.name}).encode()
         about = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
-        assert isinstance(about, bytes), "nothing is generated for it"
-        template = or_else(json.loads(about)["chat_template"], "")
+        assert isinstance(about, Computed), "nothing is generated for it"
+        template = or_else(json.loads(about.body)["chat_template"], "")
         return json_response(_shown(served, card, template))
 
     async def _listed(self, more: Callable[[ServedModel], Mapping[str, object]]) -> list[object]:

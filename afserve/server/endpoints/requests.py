@@ -85,6 +85,7 @@ class Again:
                 since = Position.parse(Headers(scope=scope).get("last-event-id", ""), one.asked.choices)
                 options = one.asked.prepared.stream or StreamOptions()
             with service.resumables.reading(one):
+                send = service.ignored.naming(send, one.asked.prepared.ignored)
                 await answer_of(service, one, options, since)(scope, receive, send)
 
 

@@ -19,7 +19,7 @@ from afserve.server.answers.generation import Task
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.running import Watched
 from afserve.server.bodies.fields import Fields
-from afserve.server.bodies.prepared import Prepared
+from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
 from afserve.server.endpoints.service import Service
@@ -61,8 +61,9 @@ class Spoken:
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
             body.release()
-            if isinstance(asked, bytes):
-                await Whole([asked], service.settings.write_deadline)(scope, receive, send)
+            send = service.ignored.naming(send, asked.ignored)
+            if isinstance(asked, Computed):
+                await Whole([asked.body], service.settings.write_deadline)(scope, receive, send)
                 return
             model = service.serving(asked.model)
             asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
@@ -72,10 +73,9 @@ class Spoken:
             watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
             with service.running.watching(watched):
                 answer = self._answer(model, asked, arrived, scope, watched)
-                await answer(scope, receive, service.ignored.naming(send, asked.ignored))
+                await answer(scope, receive, send)
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
-        """Bytes are an answer that is there already."""
+    async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
         return await self._service.text.prepare(self._kind, body.data)
 
     def _answer(
@@ -137,12 +137,12 @@ class Responses(Spoken):
         )
         super().__init__(service, BodyKind.RESPONSE, self._surface)
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared | bytes:
+    async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
         """A body that follows a response is prepared together with what was said up to that one."""
         text = self._service.text
         asked = await text.prepare(BodyKind.RESPONSE, body.data)
-        if isinstance(asked, bytes):
-            before = (await self._store.get(owner, json.loads(asked))).items
+        if isinstance(asked, Computed):
+            before = (await self._store.get(owner, json.loads(asked.body))).items
             asked = await text.prepare(
                 BodyKind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
             )

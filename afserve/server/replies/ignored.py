@@ -37,16 +37,23 @@ class Ignored:
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def naming(self, send: Send, ignored: Sequence[str]) -> Send:
-        """`send` whose answer names these in its head."""
+    def headers(self, ignored: Sequence[str]) -> dict[str, str]:
+        """Of an answer that passes these over."""
         told = told_names(ignored)
         if not told:
-            return send
+            return {}
         self._note(told.split(", "))
+        return {HEADER: told}
+
+    def naming(self, send: Send, ignored: Sequence[str]) -> Send:
+        """`send` whose answer names these in its head."""
+        headers = self.headers(ignored)
+        if not headers:
+            return send
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = told
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
         return named

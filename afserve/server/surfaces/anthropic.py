@@ -67,7 +67,7 @@ def translate(fields: Fields) -> Translated:
 
 def translate_count(fields: Fields) -> Translated:
     """The same without an answer: one token of it is asked for, and none is made."""
-    return translate(Fields({**fields.raw(), "max_tokens": 1}))
+    return translate(Fields({**fields.raw(), "max_tokens": 1}, passed=fields.passed))
 
 
 def count(tokens: int) -> bytes:

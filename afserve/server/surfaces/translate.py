@@ -1,6 +1,5 @@
 """Another API's request as the body of a chat request, and its refusals in that API's own field names."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from afserve.server.bodies.fields import Fields
 
 Body = dict[str, object]
 _LONGEST_NAME = 256
-_INDEX = re.compile(r"\[\d+\]")
 # What other servers take beside their API's own fields, and every API here takes too.
 _LEFT_OUT = ("n", "include_stop_str_in_output")
 SAMPLING = (
@@ -72,23 +70,17 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def own_name(param: str, names: Mapping[str, str]) -> str:
-    """What a chat field is called in another API, by the longest name that fits. "[]" is any index: with
-    "tools[].function.name" called "tools[].name", tools[3].function.name is tools[3].name."""
+    """What a chat field is called in another API, by the longest name that fits."""
     chat, own = _longest(param, names)
     return own + param[len(chat) :]
 
 
 def _longest(param: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """The beginning of `param` that has a name, and that name with the indices that stand there; two "" for none."""
+    """The beginning of `param` that has a name, and that name; two "" for none."""
     whole = param[:_LONGEST_NAME]  # a field's own name may be whatever a client has sent
     ends = [at for at, letter in enumerate(whole) if letter in ".["]
     for end in (len(whole), *reversed(ends)):
         chat = param[:end]
         if chat in names:
             return chat, names[chat]
-        own = names.get(_INDEX.sub("[]", chat))
-        if own is not None:
-            for index in _INDEX.findall(chat):
-                own = own.replace("[]", index, 1)
-            return chat, own
     return "", ""

@@ -25,7 +25,7 @@ from afserve.server.bodies.openai import (
     embedding_request,
     prompt_count,
 )
-from afserve.server.bodies.prepared import Answer, ContextLengthError, EchoText, Prepared
+from afserve.server.bodies.prepared import Answer, Computed, ContextLengthError, EchoText, Prepared
 from afserve.server.bodies.sampling import sampling_params
 from afserve.server.bodies.scheduling import scheduling_of
 from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
@@ -129,9 +129,10 @@ class Preparer:
             raise RequestError(
                 f"{name}: is not supported; {instead} (without --strict it is passed over)", param=name
             )
-        return replace(answer, ignored=tuple(fields.passed)) if isinstance(answer, Prepared) else answer
+        ignored = tuple(fields.passed)
+        return Computed(answer, ignored) if isinstance(answer, bytes) else replace(answer, ignored=ignored)
 
-    def _prepare(self, kind: BodyKind, fields: Fields) -> Answer:
+    def _prepare(self, kind: BodyKind, fields: Fields) -> Prepared | bytes:
         if kind is BodyKind.COMPLETION:
             self._check_sequences(prompt_count(fields), SamplingFields(fields).n)
             if self._elsewhere and asks_format(fields):
@@ -198,7 +199,7 @@ class Preparer:
         skips = not conversation.shows_special(reading)
         return self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
 
-    def _translated(self, kind: BodyKind, fields: Fields) -> Answer:
+    def _translated(self, kind: BodyKind, fields: Fields) -> Prepared | bytes:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
         refuse_resume(fields)
         previous = fields.get("previous_response_id")

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from afserve.errors import AfserveError
 from afserve.grammars.grammar import Compiler
 from afserve.kinship import die_with_parent
-from afserve.server.bodies.prepared import to_bytes
+from afserve.server.bodies.prepared import Computed, to_bytes
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.text.prepare import BodyKind, Preparer, TextModel, check_template
 from afserve.server.text.preparers import Preparers
@@ -53,7 +53,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
     except AfserveError as error:
         _send(sink, to_bytes(error))
         return
-    _send(sink, to_bytes(b""))
+    _send(sink, to_bytes(Computed(b"")))
     while (frame := _frame(source))[0]:
         kind, body = frame
         signal.setitimer(signal.ITIMER_PROF, seconds)
