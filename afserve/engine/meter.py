@@ -46,9 +46,9 @@ class Meter:
     def prefilled(self, tokens: int, since: float) -> None:
         """A step that was mostly prompts began at `since`, and is over."""
         if (seconds := self.now() - since) > 0:
-            self.prefill_rate = _mean(self.prefill_rate, tokens / seconds)
+            self.prefill_rate = smoothed(self.prefill_rate, tokens / seconds, _WEIGHT)
             if tokens >= _LONG:
-                self.prompt_rate = _mean(self.prompt_rate, tokens / seconds)
+                self.prompt_rate = smoothed(self.prompt_rate, tokens / seconds, _WEIGHT)
 
     def drew(self, row: str, what: str, seconds: float) -> None:
         """Something beside the micro-batches that took so long, on a row of its own. Whoever says it may have measured
@@ -128,8 +128,9 @@ class ExpertWatch:
             self._trace.arrow(identity, "t", EXPERTS, start)
 
 
-def _mean(known: float, rate: float) -> float:
-    return rate if not known else known + _WEIGHT * (rate - known)
+def smoothed(known: float, newest: float, weight: float) -> float:
+    """A moving average in which the newest value has that weight; the first one is the average (0: there was none)."""
+    return newest if not known else known + weight * (newest - known)
 
 
 def track(micro_batch: int) -> str:

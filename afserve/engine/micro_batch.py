@@ -121,7 +121,8 @@ class MicroBatch(Generic[T]):
         self._spoiled.drop()
         self._given_up()
         for ended in self._scheduler.abandon(plan):
-            self.events.append(TokenEvent(ended.sequence.request.handle, (), ended.reason))
+            request = ended.sequence.request
+            self.events.append(TokenEvent(request.handle, (), ended.reason, purpose=request.purpose))
         self.plan = None
 
     def _computed(self, batch: Batch, shared: SharedLayers | None) -> Generator[T | None, None, Tensor]:
@@ -283,8 +284,8 @@ class MicroBatch(Generic[T]):
                 event = replace(event, pooled=pooled, row=row)
             self.events.append(event)
         for ended in done.values():
-            handle = ended.sequence.request.handle
-            self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))
+            handle, purpose = ended.sequence.request.handle, ended.sequence.request.purpose
+            self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error, purpose=purpose))
             self._kv.clear(ended.spoiled)
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
@@ -330,4 +331,5 @@ def _event(
         prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
         cached_tokens=sequence.cached_tokens if first else 0,
         queued=queued,
+        purpose=sequence.request.purpose,
     )

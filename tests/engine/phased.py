@@ -11,7 +11,7 @@ from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.local import LocalCluster
-from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.request import ANSWER, GenerationRequest
 from afserve.member import AttentionPhase
 from tests.comm.kv_world import Wires, World
 
@@ -110,7 +110,7 @@ class Phased(World):
             if self.asked[request.handle][1] is end:
                 end.node.submit(request)
         for event in end.node.step():
-            if event.handle < 0:
+            if event.purpose is not ANSWER:
                 end.moves.computed(event)
             elif self.asked[event.handle][1] is end:
                 assert event.error is None

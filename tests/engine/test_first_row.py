@@ -6,7 +6,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
@@ -26,7 +26,7 @@ def node(tiny_checkpoint):
 
 def rows_of(node, wanted):
     """By handle, the row behind each request's last token."""
-    asked = [replace(request, params=ONE, wants_row=True) for request in wanted]
+    asked = [replace(request, params=ONE, purpose=Purpose.PROMPT) for request in wanted]
     return {event.handle: event.row for event in drive(node, asked)}
 
 
@@ -118,11 +118,11 @@ def test_the_last_layer_goes_on_with_rows_that_somebody_reads(counted):
 def test_nobody_computes_logits_of_a_row_that_somebody_else_draws_from(counted):
     one, _, head = counted(max_batch_tokens=64)
     wanted = requests(prompts((33, 20)), ONE)
-    events = drive(one, [replace(wanted[0], wants_row=True), wanted[1]])
+    events = drive(one, [replace(wanted[0], purpose=Purpose.PROMPT), wanted[1]])
     assert head == [1] and {event.handle: bool(event.row) for event in events} == {0: True, 1: False}
     assert all(event.finish_reason == "length" for event in events)
 
 
 def test_a_row_comes_with_one_token():
-    with pytest.raises(RequestError, match="wants_row"):
-        GenerationRequest(0, (1, 2), DRAWN, wants_row=True)
+    with pytest.raises(RequestError, match="purpose"):
+        GenerationRequest(0, (1, 2), DRAWN, purpose=Purpose.PROMPT)

@@ -15,7 +15,8 @@ from afserve.control.copies import buddies, keepers_of
 from afserve.control.wire.values import AttentionPeer
 from afserve.control.wire.view_values import NodeView
 from afserve.engine.kv.moving.copying import Copier
-from afserve.engine.kv.moving.moves import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
+from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
+from afserve.engine.kv.moving.moves import MOST_PULLS, KvMoves
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError

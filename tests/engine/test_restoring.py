@@ -1,6 +1,6 @@
 """When KV is read from a tier and when it is computed, and what is said of it: scripted tiers, a fake clock."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +14,11 @@ from afserve.config_sizes import bytes_of
 from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
 from afserve.engine.kv.cache import Fingerprint
-from afserve.engine.kv.moving.moves import LEAST_SECONDS, UNKNOWN_SECONDS
+from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.engine.kv.moving.open import KvPlace, open_tiers
 from afserve.engine.kv.moving.restoring import KvInTiers
 from afserve.engine.kv.tiers import Restored
-from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
@@ -175,7 +175,7 @@ def test_requests_that_begin_alike_wait_for_one_restoration(scene):
     scene.tiers.ends(7, 10, 0.1)
     assert scene.side.turn() == [request(4)]  # the other one waits for what comes behind that
     scene.side.cancel(5)
-    assert scene.tiers.cancelled == [7] and not scene.side._waiting
+    assert scene.tiers.cancelled == [7] and not scene.side._restores
 
 
 def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
@@ -399,7 +399,8 @@ def test_as_many_wait_as_the_scheduler_would_take(scene):
 
 def test_a_prompt_that_is_computed_for_another_node_is_looked_for_too(scene):
     assert scene.moves.below is scene.side
-    assert scene.side.restore(request(-1)) and scene.side.restore(request(1))
+    theirs = replace(request(-1), purpose=Purpose.PROMPT, params=SamplingParams(max_tokens=1))
+    assert scene.side.restore(theirs) and scene.side.restore(request(1))
     scene.tiers.ends(1, 10, 0.1)
     scene.tiers.ends(2, 10, 0.1)
     assert scene.side.turn() == [request(1)], "the gateway knows no other"

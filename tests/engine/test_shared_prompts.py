@@ -9,7 +9,7 @@ from afserve.comm.kv.split_messages import Leave, Slice
 from afserve.config import ModelSource
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.local import colocated
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.shared_prompts import Awaits, Left
 from afserve.engine.shared_layers import Abandoned, SharedLayers, tell_others
@@ -36,7 +36,7 @@ def slice_of(prompt, layer, first, count, payload=b""):
 def submitted(**fields):
     scheduler = Scheduler(config(**SIZES | fields), 200, frozenset())
     shared = shared_prompt()
-    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, wants_row=True), shared=shared)
+    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
     return scheduler, shared
 
 
@@ -96,7 +96,7 @@ def test_a_plan_says_nothing_to_others_but_what_there_is_to_say():
     said = []
     shared = shared_prompt(said=said)
     scheduler = Scheduler(config(**SIZES), 200, frozenset())
-    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, wants_row=True), shared=shared)
+    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
     assert scheduler.plan(0) is None and shared.waits_for is None
     (awaits,) = scheduler.shared_news
     assert isinstance(awaits, Awaits) and awaits.arrived.lacks == 0
@@ -154,7 +154,7 @@ def kv(tiny_checkpoint):
 def layers_of(kv, said):
     shared = shared_prompt(said=said)
     scheduler = Scheduler(config(**SIZES), 200, frozenset())
-    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, wants_row=True), shared=shared)
+    scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
     shared.came(slice_of(shared, 0, 0, 2, bytearray(2 * kv.layer_bytes(0))))
     (chunk,) = scheduler.plan(0).chunks
     return shared, SharedLayers(chunk, shared, kv, 8)

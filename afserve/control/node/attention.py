@@ -52,7 +52,7 @@ from afserve.control.wire.values import (
 )
 from afserve.credentials import Credentials
 from afserve.engine.kv.moving.side import KvSide, NoKv
-from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import ANSWER, GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import AttentionPhase, Role, attention_node
@@ -279,7 +279,7 @@ class AttentionLoop:
 
     def _advance(self) -> None:
         for event in self._node.step():
-            if event.handle < 0:
+            if event.purpose is not ANSWER:
                 self._kv.computed(event)
             elif self._kept.add(event):
                 self._unsent.append(event)

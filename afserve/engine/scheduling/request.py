@@ -5,6 +5,7 @@ A `GenerationRequest` is one sequence to extend; `n > 1` becomes several request
 
 import secrets
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal
 
 from afserve.errors import RequestError, shown
@@ -183,6 +184,19 @@ class Tenant:
 NO_TENANT = Tenant()
 
 
+class Purpose(StrEnum):
+    """Whom a request is computed for: a gateway, which is told its tokens; another node, which wants the blocks of its
+    prompt and the row behind it; other nodes, which compute that prompt together with this one."""
+
+    ANSWER = "answer"
+    PROMPT = "prompt"
+    PART = "part"
+
+
+# By name, because looking up an enum's attribute is slow where it is done for every token.
+ANSWER = Purpose.ANSWER
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to extend. `handle` is its number with whoever submits it; events carry the same one.
@@ -194,10 +208,10 @@ class GenerationRequest:
     highest is preempted first; among those of one priority each `tenant` has its share. Requests find cached blocks of
     those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before, `from_peer` of
     them in another node's cache; another node has computed the others for it (`cached_most` None: it has not). With a
-    `row`, which is what the last layer gave for its last token there, the next token is drawn at once. One that
-    `wants_row` ends with its own, and no logits are computed for it: its one token is 0. Nobody reads it here: what it
-    finds counts where it was asked for. `ttft` is the most seconds that its first token should take: prompts
-    are split over nodes by it, and nothing else is.
+    `row`, which is what the last layer gave for its last token there, the next token is drawn at once. One of another
+    `purpose` than an answer ends with its own row, and no logits are computed for it: its one token is 0. Nobody reads
+    it here: what it finds counts where it was asked for. `ttft` is the most seconds that its first token should take:
+    prompts are split over nodes by it, and nothing else is.
     """
 
     handle: int
@@ -211,15 +225,13 @@ class GenerationRequest:
     from_peer: int = 0
     tenant: Tenant = NO_TENANT
     row: bytes = b""
-    wants_row: bool = False
+    purpose: Purpose = ANSWER
     ttft: float | None = None
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.wants_row and self.params.max_tokens != 1:
-            raise RequestError(
-                "wants_row: a row comes with one token; set max_tokens to 1", param="wants_row"
-            )
+            raise RequestError("purpose: a row comes with one token; set max_tokens to 1", param="purpose")
         if len(self.cache_salt) > MAX_SALT:
             raise RequestError(
                 f"cache_salt: has {len(self.cache_salt)} characters, at most {MAX_SALT} are allowed",
@@ -230,6 +242,11 @@ class GenerationRequest:
         except UnicodeEncodeError:
             why = "cache_salt: holds half of a surrogate pair, which is no text"
             raise RequestError(why, param="cache_salt") from None
+
+    @property
+    def wants_row(self) -> bool:
+        """Whether it is another node's."""
+        return self.purpose is not ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +275,7 @@ class TokenEvent:
     planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
     `row`, where it was wanted: what the last layer gave for the last token before these, in the model's dtype.
+    `purpose` is the request's.
     """
 
     handle: int
@@ -271,3 +289,4 @@ class TokenEvent:
     pooled: bytes = b""
     row: bytes = b""
     queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer
+    purpose: Purpose = ANSWER

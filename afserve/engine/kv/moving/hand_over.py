@@ -6,7 +6,7 @@ Whatever did not come is computed here: a lost prefill node, a wrong checksum an
 Calls come from the thread that steps the node.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Prompt, Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
+from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, goes_straight, parts_of
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest
@@ -28,15 +29,13 @@ HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: GenerationRequest
+class _HandOver(Job):
     source: KvSource
     names: list[Name]
     missing: int  # blocks, when it was asked for
-    since: float
     turn: int
-    tokens: int = 0  # that were not here then
-    transfer: float = 0.0  # seconds that the blocks take, as predicted
+    tokens: int  # that were not here then
+    transfer: float  # seconds that the blocks take, as predicted; 0 where that is not known
 
     @property
     def group(self) -> Group:
@@ -61,22 +60,21 @@ class HandOvers:
         self._waiting = waiting
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._straight, self._tell = block_size, straight, tell
-        self._queue: deque[_Waiting] = deque()
+        self._jobs = Jobs[_HandOver](exchange.cancel)
         self._turns = Turns()
-        self._under_way: dict[int, _Waiting] = {}
         self.handed = self.short = self.went_straight = 0
         self.seconds = 0.0
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue or self._under_way)
+        return bool(self._jobs)
 
     def ask(self, request: GenerationRequest, source: KvSource, transfer: Callable[[int], float]) -> bool:
         """Whether the request waits for its prompt from the prefill node `source`. `transfer` gives the seconds that so
         many blocks take."""
         names = self._node.usable_names(request)
         missing = len(names) - self._node.known(names)
-        if not missing or len(names) > self._node.most_room or len(self._queue) >= self._waiting:
+        if not missing or len(names) > self._node.most_room or len(self._jobs.queue) >= self._waiting:
             return False
         now = self._clock.now()
         there = self._queue_at(source.address, now)
@@ -87,16 +85,18 @@ class HandOvers:
         if goes_straight(tokens, self._straight, here, there, seconds):
             self.went_straight += 1
             return False
-        others = ((one.group, one.tokens) for one in (*self._queue, *self._under_way.values()))
+        others = ((one.group, one.tokens) for one in (*self._jobs.queue, *self._jobs.under_way))
         turn = self._turns.next((request.tenant.name, request.priority), tokens, others)
-        self._queue.append(_Waiting(request, source, names, missing, now, turn, tokens, seconds))
+        self._jobs.queue.append(
+            _HandOver(request, now, HAND_OVER_SECONDS, source, names, missing, turn, tokens, seconds)
+        )
         return True
 
     def _queue_at(self, address: str, now: float) -> PromptQueue | None:
         load = self._exchange.load(address)
         return None if load is None else PromptQueue(load.queued_at(now), load.rate)
 
-    def _members(self, one: _Waiting, now: float) -> tuple[SplitMember, ...]:
+    def _members(self, one: _HandOver, now: float) -> tuple[SplitMember, ...]:
         """The prefill nodes that compute it together; none where the one that is asked does alone."""
         source = one.source
         if source.within is None or not source.helpers:
@@ -116,43 +116,39 @@ class HandOvers:
 
     def cancel(self, number: int) -> None:
         """May be said of any request."""
-        self._queue = deque(one for one in self._queue if one.request.handle != number)
-        for transfer in [t for t, one in self._under_way.items() if one.request.handle == number]:
-            del self._under_way[transfer]
-            self._exchange.cancel(transfer)
+        self._jobs.forget_request(number)
 
     def start(self) -> list[GenerationRequest]:
         """Begin those that there is room for, in turn; the requests that have waited too long for it."""
-        now, late = self._clock.now(), []
-        while self._queue and now >= self._queue[0].since + HAND_OVER_SECONDS:
-            late.append(self._queue.popleft().request)
-        while self._queue and len(self._under_way) < MOST_AT_ONCE:
+        now = self._clock.now()
+        late = self._jobs.take_late(now)
+        while self._jobs.queue and self._jobs.running < MOST_AT_ONCE:
             one = self._first()
             if not self._node.has_room(one.names):
                 break
-            self._queue.remove(one)
-            self._begin(one, now)
+            self._jobs.wait_for(one, self._ask(one, now))
         self.handed += len(late)
         self.short += len(late)
-        return late
+        return [one.request for one in late]
 
-    def _first(self) -> _Waiting:
+    def _first(self) -> _HandOver:
         """By priority, then of the tenant that has the fewest blocks under way for its share, then by turn."""
         blocks: Counter[str] = Counter()
-        for one in self._under_way.values():
+        for one in self._jobs.under_way:
             blocks[one.request.tenant.name] += one.missing
 
-        def turn(one: _Waiting) -> tuple[int, float, int]:
+        def turn(one: _HandOver) -> tuple[int, float, int]:
             tenant = one.request.tenant
             return one.request.priority, blocks[tenant.name] / tenant.share, one.turn
 
-        return min(self._queue, key=turn)
+        return min(self._jobs.queue, key=turn)
 
     def ended(self, pulled: Pulled) -> GenerationRequest | None:
         """The request that it was for, if that is still wanted: what was computed for it counts as not cached."""
-        one = self._under_way.pop(pulled.transfer, None)
-        if one is None:
+        ended = self._jobs.take_waiting(pulled.transfer)
+        if not ended:
             return None
+        one = ended[0]
         now = self._clock.now()
         self.handed += 1
         self.short += not pulled.complete
@@ -170,20 +166,19 @@ class HandOvers:
         here, peer = pulled.here * self._block_size, pulled.known * self._block_size
         return replace(one.request, cached_most=here + peer, from_peer=peer, row=row)
 
-    def _begin(self, one: _Waiting, now: float) -> None:
+    def _ask(self, one: _HandOver, now: float) -> int:
+        """The prefill node for the prompt; the transfer's number."""
         request, source = one.request, one.source
         tokens = (*request.prompt_ids, *request.generated)
         tenant, tail = request.tenant, len(tokens) - len(one.names) * self._block_size
         asked = request.priority, request.cache_salt, tenant.name, tenant.share
         prompt = Prompt(tokens, request.handle, *asked, tail=tail)
-        left = one.since + HAND_OVER_SECONDS - now
-        transfer = self._exchange.pull(
+        return self._exchange.pull(
             source.address,
             one.names,
-            left,
+            one.left(now),
             request=0,
             generation=source.generation,
             prompt=prompt,
             members=self._members(one, now),
         )
-        self._under_way[transfer] = one

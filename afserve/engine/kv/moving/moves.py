@@ -5,7 +5,6 @@ longer than that would take. Whatever does not come in time is computed. Prompts
 same way (`hand_over.py`), as do those that this node computes for others (`prefilling.py`). It knows no streams.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -16,30 +15,24 @@ from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
+from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.prefilling import Prefilling, TiersBelow
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
+from afserve.engine.meter import smoothed
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
-LEAST_SECONDS, MOST_SECONDS = 1.0, 30.0  # limits of a pull
-UNKNOWN_SECONDS = 2.0  # where no prompt was computed here yet
 _START_SECONDS = 0.002  # of a pull, whatever its size
 _WEIGHT = 0.3  # of the newest pull in the measured rate
-_SHARE, _LONGEST, _IDLE = 0.1, 0.01, 0.02  # of a busy node's time, seconds of it at a time, of an idle one's
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """`limit` in seconds, from `since` on."""
-
-    request: GenerationRequest
+class _Pull(Job):
     source: KvSource
     names: list[Name]
-    since: float
-    limit: float
 
 
 class KvMoves:
@@ -64,16 +57,15 @@ class KvMoves:
         self._copier, self._tell = copier, tell
         self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
-        self._queue: deque[_Waiting] = deque()
-        self._pulls: dict[int, _Waiting] = {}
+        self._pulls = Jobs[_Pull](exchange.cancel)
         self._rate = 0.0  # bytes per second of the pulls so far
-        self._turned = clock.now()
+        self._time = TurnTime(clock.now())
         self._done = self._failed = self._recomputed = 0
         self._seconds = 0.0
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue or self._pulls or self._handing.busy or self._exchange.busy)
+        return bool(self._pulls or self._handing.busy or self._exchange.busy)
 
     @property
     def eager(self) -> bool:
@@ -99,7 +91,7 @@ class KvMoves:
             f"they are {'moved' if limit else 'computed'}"
         )
         if limit:
-            self._queue.append(_Waiting(request, source, names, self._clock.now(), limit))
+            self._pulls.queue.append(_Pull(request, self._clock.now(), limit, source, names))
         return limit > 0
 
     def restore(self, request: GenerationRequest) -> bool:
@@ -115,7 +107,7 @@ class KvMoves:
         """Seconds that so many may take to come; 0 where they are predicted to be computed sooner."""
         transfer, again = self._predict(blocks)
         worth = not (transfer and again) or transfer < again
-        return min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS)) if worth else 0.0
+        return limit_of(again) if worth else 0.0
 
     def over(self, below: TiersBelow) -> None:
         """From now on prompts that this node computes for others are looked for there too."""
@@ -133,10 +125,7 @@ class KvMoves:
 
     def cancel(self, number: int) -> None:
         self._handing.cancel(number)
-        self._queue = deque(one for one in self._queue if one.request.handle != number)
-        for transfer in [t for t, one in self._pulls.items() if one.request.handle == number]:
-            del self._pulls[transfer]
-            self._exchange.cancel(transfer)
+        self._pulls.forget_request(number)
 
     def copy_to(self, peers: Iterable[SplitMember]) -> None:
         if self._copier is not None:
@@ -144,19 +133,18 @@ class KvMoves:
 
     def turn(self) -> list[GenerationRequest]:
         now = self._clock.now()
-        took, self._turned = now - self._turned, now
         if self._copier is not None:
             self._copier.turn()
         self._prefilling.lend()
-        ready = self._start_pulls(now) if self._queue else []
+        ready = self._start_pulls(now) if self._pulls.queue else []
         ready += self._handing.start()
         busy = self._node.busy
-        self._exchange.turn(min(_SHARE * took, _LONGEST) if busy else _IDLE, lingers=not busy)
+        self._exchange.turn(self._time.seconds(now, busy=busy), lingers=not busy)
         self._prefilling.take()
         for pulled in self._exchange.ended:
-            if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
-                self._note(waited, pulled)
-                ready.append(replace(waited.request, from_peer=pulled.received * self._block_size))
+            if pulls := self._pulls.take_waiting(pulled.transfer):
+                self._note(pulls[0], pulled)
+                ready.append(replace(pulls[0].request, from_peer=pulled.received * self._block_size))
             elif self._prefilling.fetched(pulled):
                 self._measure(pulled)
             elif (request := self._handing.ended(pulled)) is not None:
@@ -170,23 +158,22 @@ class KvMoves:
 
     def _start_pulls(self, now: float) -> list[GenerationRequest]:
         """Those that have waited too long for their turn are computed."""
-        late = []
-        while self._queue and len(self._pulls) < MOST_PULLS:
-            one = self._queue.popleft()
-            left = one.since + one.limit - now
-            if left <= 0:
-                late.append(one.request)
-                self._failed += 1
-                self._recomputed += len(one.names) * self._block_size
-                continue
+        late = self._pulls.take_late(now)
+        self._failed += len(late)
+        self._recomputed += sum(len(one.names) for one in late) * self._block_size
+        for one in self._pulls.queue[: MOST_PULLS - self._pulls.running]:
             source = one.source
             transfer = self._exchange.pull(
-                source.address, one.names, left, request=source.request, generation=source.generation
+                source.address,
+                one.names,
+                one.left(now),
+                request=source.request,
+                generation=source.generation,
             )
-            self._pulls[transfer] = one
-        return late
+            self._pulls.wait_for(one, transfer)
+        return [one.request for one in late]
 
-    def _note(self, waited: _Waiting, pulled: Pulled) -> None:
+    def _note(self, waited: _Pull, pulled: Pulled) -> None:
         self._done += 1
         self._seconds += pulled.seconds
         missing = len(waited.names) - pulled.here - pulled.received
@@ -204,8 +191,7 @@ class KvMoves:
 
     def _measure(self, pulled: Pulled) -> None:
         if pulled.bytes and pulled.seconds > 0:
-            rate = pulled.bytes / pulled.seconds
-            self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
+            self._rate = smoothed(self._rate, pulled.bytes / pulled.seconds, _WEIGHT)
 
     def stats(self) -> KvStats:
         moved = self._exchange.stats()

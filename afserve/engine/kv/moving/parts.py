@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
-from afserve.comm.kv.sharing import SharedPrompt
+from afserve.comm.kv.sharing import JOIN_SECONDS, SharedPrompt
 from afserve.comm.kv.split import LEAD, SplitMember, split_over
+from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
-from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.request import GenerationRequest, Purpose
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
 
@@ -24,10 +25,8 @@ Begun = tuple[GenerationRequest, SharedPrompt | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    request: GenerationRequest
+class _Part(Job):
     shared: SharedPrompt
-    since: float
 
 
 class Parts:
@@ -40,13 +39,13 @@ class Parts:
         exchange: KvWire,
         clock: Clock,
         block_size: int,
-        asked: Callable[[Prefill], GenerationRequest],
+        asked: Callable[[Prefill, Purpose], GenerationRequest],
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._asked = block_size, asked
         self._parts: dict[int, _Part] = {}  # by handle
-        self._waiting: dict[int, GenerationRequest] = {}  # for all to join, by group
-        self._fetching: dict[int, _Part] = {}  # by transfer
+        self._joining = Jobs[_Part]()  # until all have, by group
+        self._fetching = Jobs[_Part](exchange.cancel)
         self.split = self.short = self.helped = 0
 
     def propose(self, request: GenerationRequest, prefill: Prefill, members: tuple[SplitMember, ...]) -> bool:
@@ -57,8 +56,8 @@ class Parts:
         if split is None or not self._exchange.sharing.room:
             return False
         shared = self._exchange.propose(split, members, prefill)
-        self._waiting[shared.group] = request
-        self._parts[request.handle] = _Part(request, shared, self._clock.now())
+        part = self._parts[request.handle] = _Part(request, self._clock.now(), JOIN_SECONDS, shared)
+        self._joining.wait_for(part, shared.group)
         self.split += 1
         return True
 
@@ -69,44 +68,41 @@ class Parts:
         for shared in started:
             if shared.over and not shared.leads:
                 continue  # said in the same turn
-            request = self._waiting.pop(shared.group, None) if shared.leads else self._joined(shared)
-            if request is not None:
-                begun.append((request, shared))
+            parts = self._joining.take_waiting(shared.group) if shared.leads else self._joined(shared)
+            begun += ((part.request, shared) for part in parts)
         ended, sharing.ended = sharing.ended, []
         for shared in ended:
-            if shared.leads and (request := self._waiting.pop(shared.group, None)) is not None:
-                begun.append((request, None))
-            elif not shared.leads:
+            if shared.leads:
+                begun += ((part.request, None) for part in self._joining.take_waiting(shared.group))
+            else:
                 self._stop(shared)
         return begun
 
-    def _joined(self, shared: SharedPrompt) -> GenerationRequest | None:
-        """None where it has to wait for what the lead has."""
+    def _joined(self, shared: SharedPrompt) -> list[_Part]:
+        """Its part; none where it has to wait for what the lead has, or cannot take one."""
         split = shared.split
         try:
-            request = self._asked(shared.prefill)
+            request = self._asked(shared.prefill, Purpose.PART)
         except AfserveError as error:
             shared.leave(error.message)
-            return None
-        part = self._parts[request.handle] = _Part(request, shared, self._clock.now())
+            return []
+        part = self._parts[request.handle] = _Part(request, self._clock.now(), _FETCH_SECONDS, shared)
         self.helped += 1
         if split.start % self._block_size or split.chunk % self._block_size:
             shared.leave(f"blocks have {self._block_size} tokens here")
-            return None
+            return []
         names = self._node.usable_names(request)[: split.start // self._block_size]
         if self._node.known(names) == len(names):
-            return request
+            return [part]
         lead = shared.members[LEAD]
-        transfer = self._exchange.pull(
-            lead.address, names, _FETCH_SECONDS, request=0, generation=lead.generation
-        )
-        self._fetching[transfer] = part
-        return None
+        transfer = self._exchange.pull(lead.address, names, part.limit, request=0, generation=lead.generation)
+        self._fetching.wait_for(part, transfer)
+        return []
 
     def fetched(self, pulled: Pulled) -> Begun | None:
         """What the lead had is here, as far as it came; the rest this node computes too."""
-        part = self._fetching.pop(pulled.transfer, None)
-        return None if part is None else (part.request, part.shared)
+        parts = self._fetching.take_waiting(pulled.transfer)
+        return (parts[0].request, parts[0].shared) if parts else None
 
     def ended(self, handle: int, error: str | None) -> None:
         """May be said of any request."""
@@ -123,14 +119,12 @@ class Parts:
     def cancel(self, handle: int) -> None:
         """Nobody waits for it. May be said of any request."""
         if (part := self._parts.pop(handle, None)) is not None:
-            self._waiting.pop(part.shared.group, None)
+            self._joining.forget_request(handle)
             part.shared.leave("nobody waits for it any more")
             self._exchange.sharing.close(part.shared)
 
     def _stop(self, shared: SharedPrompt) -> None:
-        for transfer in [at for at, part in self._fetching.items() if part.shared is shared]:
-            del self._fetching[transfer]
-            self._exchange.cancel(transfer)
         for handle in [handle for handle, part in self._parts.items() if part.shared is shared]:
+            self._fetching.forget_request(handle)
             self._node.cancel(handle)
             self.ended(handle, None)

@@ -16,9 +16,10 @@ from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember
+from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.parts import Begun, Parts
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
 
@@ -57,7 +58,7 @@ class _Asked:
 
 
 class Prefilling:
-    """Handles of its own are negative, so that none is a gateway's. `prompts` counts those that were computed."""
+    """Numbers of its own go down from -1: gateways give out no such ones. `prompts` counts those that were computed."""
 
     below: TiersBelow
 
@@ -66,7 +67,7 @@ class Prefilling:
         self._block_size, self._limit = block_size, limit
         self.below = NoneBelow()
         self._asked: dict[int, _Asked] = {}  # by handle
-        self._fetching: dict[int, GenerationRequest] = {}  # by transfer
+        self._fetching = Jobs[Job](exchange.cancel)
         self._last = 0
         self.parts = Parts(node, exchange, clock, block_size, self._request)
         self.prompts = 0
@@ -85,7 +86,8 @@ class Prefilling:
             for handle in [handle for handle, one in self._asked.items() if one.key == key]:
                 self._node.cancel(handle)
                 self.parts.cancel(handle)
-                self._stop_waiting(handle)
+                self._fetching.forget_request(handle)
+                self.below.cancel(handle)
                 self._over(handle)
         begun = self.parts.take()
         for request, shared in begun:
@@ -95,9 +97,9 @@ class Prefilling:
 
     def fetched(self, pulled: Pulled) -> bool:
         """Whether these blocks are for a prompt that this node computes, or for a part of one."""
-        if (request := self._fetching.pop(pulled.transfer, None)) is not None:
-            if not self.below.restore(request):
-                self.go_on(request)
+        if fetched := self._fetching.take_waiting(pulled.transfer):
+            if not self.below.restore(fetched[0].request):
+                self.go_on(fetched[0].request)
             return True
         begun: Begun | None = self.parts.fetched(pulled)
         if begun is not None:
@@ -105,7 +107,7 @@ class Prefilling:
         return begun is not None
 
     def ended(self, event: TokenEvent) -> None:
-        """An event of a negative handle: its prompt is in the cache, or what went wrong with it is known."""
+        """An event of a request of its own: the prompt is in the cache, or what went wrong with it is known."""
         if event.finish_reason is None:
             return
         self.parts.ended(event.handle, event.error)
@@ -132,7 +134,7 @@ class Prefilling:
         limit = self._limit(lacking) if lacking * self._block_size >= FETCHED_TOKENS else 0.0
         if limit:
             transfer = self._exchange.fetch(asked.key, names, limit, asked.prefill.life)
-            self._fetching[transfer] = request
+            self._fetching.wait_for(Job(request, self._clock.now(), limit), transfer)
         return limit > 0
 
     def go_on(self, request: GenerationRequest) -> None:
@@ -145,13 +147,7 @@ class Prefilling:
         if not (asked.members and self.parts.propose(request, asked.prefill, asked.members)):
             self._submit(request, None)
 
-    def _stop_waiting(self, handle: int) -> None:
-        for transfer in [at for at, request in self._fetching.items() if request.handle == handle]:
-            del self._fetching[transfer]
-            self._exchange.cancel(transfer)
-        self.below.cancel(handle)
-
-    def _request(self, prefill: Prefill) -> GenerationRequest:
+    def _request(self, prefill: Prefill, purpose: Purpose = Purpose.PROMPT) -> GenerationRequest:
         self._last -= 1
         return GenerationRequest(
             self._last,
@@ -160,7 +156,7 @@ class Prefilling:
             priority=prefill.priority,
             cache_salt=prefill.salt,
             tenant=Tenant(prefill.tenant, prefill.share),
-            wants_row=True,
+            purpose=purpose,
         )
 
     def _submit(self, request: GenerationRequest, shared: SharedPrompt | None) -> None:

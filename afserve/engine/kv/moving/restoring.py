@@ -6,13 +6,16 @@ first. It knows neither memory nor files.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from afserve.clock import Clock
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
-from afserve.engine.kv.moving.moves import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves
+from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, TurnTime, limit_of
+from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.seams import KvEngine
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
+from afserve.engine.meter import smoothed
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.trace import KV_BLOCKS
@@ -20,9 +23,13 @@ from afserve.trace import KV_BLOCKS
 _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate
 _AGAIN = 1.5  # a tier that was too slow is tried again: with each refusal it is thought faster by so much
-_SHARE, _LONGEST, _IDLE = 0.1, 0.01, 0.02  # of a busy node's time, seconds of it at a time, of an idle one's
 _NAMES = {HOST: "host memory", DISK: "the disk"}
 Places = Sequence[tuple[str, int]]  # how many blocks, from the first on, are in which tier
+
+
+@dataclass(frozen=True, slots=True)
+class _Restore(Job):
+    source: KvSource | None  # who computes the rest
 
 
 class KvInTiers:
@@ -43,10 +50,9 @@ class KvInTiers:
         self._most = most
         self._moves, self._tiers, self._node, self._clock, self._tell = moves, tiers, node, clock, tell
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._waiting: dict[int, list[GenerationRequest]] = {}  # by the restoration's number
-        self._sources: dict[int, KvSource] = {}  # who computes the rest, of those that wait, by handle
+        self._restores = Jobs[_Restore](tiers.cancel)
         self._rates: dict[str, float] = {}  # bytes per second of the restorations so far, by tier
-        self._turned = clock.now()
+        self._time = TurnTime(clock.now())
         moves.over(self)
 
     @property
@@ -66,15 +72,15 @@ class KvInTiers:
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
         """Where another node is to compute the prompt, it is asked for what the tiers have not."""
-        if source.prefills and self.restore(request):
-            self._sources[request.handle] = source
-            return True
-        return self._moves.pull(request, source)
+        return (source.prefills and self._restore(request, source)) or self._moves.pull(request, source)
 
     def restore(self, request: GenerationRequest) -> bool:
+        return self._restore(request, None)
+
+    def _restore(self, request: GenerationRequest, source: KvSource | None) -> bool:
         names = self._node.usable_names(request)
         places = self._tiers.look(names)
-        if not places or sum(map(len, self._waiting.values())) >= self._most:
+        if not places or len(self._restores) >= self._most:
             return False
         blocks = self._worth(places)
         if self._computing(sum(count for _, count in places)) > 2 * _START_SECONDS:
@@ -82,10 +88,10 @@ class KvInTiers:
                 self._rates[tier] *= _AGAIN
         if not blocks:
             return False
-        limit = min(MOST_SECONDS, max(LEAST_SECONDS, self._computing(blocks) or UNKNOWN_SECONDS))
+        limit = limit_of(self._computing(blocks))
         number = self._tiers.restore(names, limit, blocks)
         if number is not None:
-            self._waiting.setdefault(number, []).append(request)
+            self._restores.wait_for(_Restore(request, self._clock.now(), limit, source), number)
         return number is not None
 
     def _worth(self, places: Places) -> int:
@@ -110,45 +116,38 @@ class KvInTiers:
 
     def cancel(self, number: int) -> None:
         self._moves.cancel(number)
-        self._sources.pop(number, None)
-        for restoration, requests in list(self._waiting.items()):
-            left = [request for request in requests if request.handle != number]
-            if left:
-                self._waiting[restoration] = left
-            else:
-                del self._waiting[restoration]
-                self._tiers.cancel(restoration)
+        self._restores.forget_request(number)
 
     def copy_to(self, peers: Iterable[SplitMember]) -> None:
         self._moves.copy_to(peers)
 
     def turn(self) -> list[GenerationRequest]:
         """What was pulled from another node may go on here: its beginning may be in a tier."""
-        now = self._clock.now()
-        took, self._turned = now - self._turned, now
-        ready = []
+        now, busy = self._clock.now(), self._node.busy
+        seconds = self._time.seconds(now, busy=busy)
         moved = [request for request in self._moves.turn() if not self.restore(request)]
         if self._tiers.busy:
-            self._tiers.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
+            self._tiers.turn(seconds)
         ended = list(self._tiers.ended)
         self._tiers.ended.clear()
         for restored in ended:
-            if (waited := self._waiting.pop(restored.job, None)) is not None:
-                self._note(waited[0], restored)
-                # The others may go on where the first one's beginning ends, if anything came at all.
-                again = any(restored.received.values())
-                ready += [waited[0], *(other for other in waited[1:] if not (again and self.restore(other)))]
-        for request in ready:
-            if request.handle < 0:
-                self._moves.restored(request)
-            elif not self._handed(request):
-                moved.append(request)
+            jobs = self._restores.take_waiting(restored.job)
+            if jobs:
+                self._note(jobs[0].request, restored)
+            # Others may go on where the first one's beginning ends, if anything came at all.
+            again = any(restored.received.values())
+            for number, job in enumerate(jobs):
+                if not (number and again and self._restore(job.request, job.source)):
+                    moved += self._go_on(job)
         return moved
 
-    def _handed(self, request: GenerationRequest) -> bool:
-        """Whether it waits for the rest of its prompt, now that the tiers have given what they have."""
-        source = self._sources.pop(request.handle, None)
-        return source is not None and self._moves.pull(request, source)
+    def _go_on(self, job: _Restore) -> list[GenerationRequest]:
+        """The request, where it waits for nothing more."""
+        if job.request.wants_row:
+            self._moves.restored(job.request)
+            return []
+        waits = job.source is not None and self._moves.pull(job.request, job.source)
+        return [] if waits else [job.request]
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
         received, asked = sum(restored.received.values()), sum(restored.asked.values())
@@ -166,8 +165,8 @@ class KvInTiers:
         tier = DISK if restored.asked.get(DISK) else HOST
         received = restored.received.get(tier, 0)
         if restored.seconds > 0 and (received or restored.seconds >= LEAST_SECONDS):
-            rate, before = max(1, received) * self._block_bytes / restored.seconds, self._rates.get(tier)
-            self._rates[tier] = rate if not before else before + _WEIGHT * (rate - before)
+            rate = max(1, received) * self._block_bytes / restored.seconds
+            self._rates[tier] = smoothed(self._rates.get(tier, 0.0), rate, _WEIGHT)
 
     def stats(self) -> KvStats:
         return self._moves.stats()

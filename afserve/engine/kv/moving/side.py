@@ -43,7 +43,7 @@ class KvSide(Protocol):
         ...
 
     def computed(self, event: TokenEvent) -> None:
-        """An event of what is computed here for another node: its handle is negative."""
+        """An event of what is computed here for another node."""
         ...
 
     def copy_to(self, peers: Iterable[SplitMember]) -> None:
