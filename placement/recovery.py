@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 ROUNDING = 1e-12  # of a sum of shares
 LayerExpert = tuple[int, int]
+Barred = Mapping[LayerExpert, frozenset[int]]  # expert nodes that cannot hold it now
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def recovered(
     lost: frozenset[int],
     slots: int,
     load_LE: Floats | None = None,
-    barred: Mapping[LayerExpert, frozenset[int]] | None = None,
+    barred: Barred | None = None,
 ) -> Recovered:
     """The placement without the nodes `lost`: each expert that lived only there gets a slot of a survivor.
 

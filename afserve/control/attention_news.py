@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from afserve.control.membership.events import MemberId
-from afserve.control.membership.state import Membership
+from afserve.control.membership.membership import Membership
 from afserve.control.wire.values import AttentionNodes, ToNode
 from afserve.member import Role
 

@@ -72,7 +72,7 @@ class Changing:
         """Raises ConfigError, NotFoundError or DoesNotFitError, and changes nothing, for what cannot be."""
         if isinstance(change, End):
             self._end()
-            return Changed({}, going=tuple(map(str, self._controller.membership.staying())))
+            return Changed({}, going=tuple(map(str, self._controller.membership.state.staying())))
         if not self._controller.changeable:
             raise CapacityError("the run is stopping, and cannot be changed any more")
         match change:
@@ -100,7 +100,7 @@ class Changing:
             role, phase, now = self._pool(pool)
             wanted = count_of(pool, now, text)
             scales.append((wanted - now, Scale(role, wanted, phase)))
-        self._controller.membership.check_scales(scale for _, scale in scales)
+        self._controller.membership.wishes.check_scales(scale for _, scale in scales)
         for role in {scale.role for _, scale in scales}:
             self._check_room(role, sum(more for more, scale in scales if scale.role is role))
 
@@ -114,10 +114,10 @@ class Changing:
         """Whose number it is, and how many there are."""
         deployment, membership = self._controller.deployment, self._controller.membership
         if pool in PHASE_POOLS:
-            return Role.ATTENTION, PHASE_POOLS[pool], len(membership.in_phase(PHASE_POOLS[pool]))
+            return Role.ATTENTION, PHASE_POOLS[pool], len(membership.wishes.in_phase(PHASE_POOLS[pool]))
         if POOLS[pool] is Role.ATTENTION and deployment.phases:
             both = AttentionPhase.BOTH
-            return Role.ATTENTION, both, len(membership.in_phase(both))
+            return Role.ATTENTION, both, len(membership.wishes.in_phase(both))
         return POOLS[pool], None, deployment.count(POOLS[pool])
 
     def _new_phase(self, change: NewPhase) -> Changed:
@@ -137,10 +137,10 @@ class Changing:
                 if not self._can_start(node):
                     raise ConfigError(f"restart: {self._elsewhere(node)}", param="node")
         else:
-            staying = membership.staying()
+            staying = membership.state.staying()
             nodes = tuple(node for node in staying if self._can_start(node))
             notes += [self._elsewhere(node) for node in staying if node not in nodes]
-        notes += [note for node in nodes if (note := membership.waits_for(node))]
+        notes += [note for node in nodes if (note := membership.wishes.waits_for(node))]
         self._controller.obey(RestartNodes(nodes))
         told = tuple(map(str, nodes))
         return Changed(self._counts(), told, told, tuple(notes))
@@ -153,7 +153,7 @@ class Changing:
             )
         if not self._can_start(node):
             raise ConfigError(f"role: {self._elsewhere(node)}, with --role {name}", param="node")
-        self._controller.membership.check_role(node, Role(name))
+        self._controller.membership.wishes.check_role(node, Role(name))
         self._check_role(node.role, Role(name))
         return self._changed(lambda: self._controller.obey(ChangeRole(node, Role(name))))
 
@@ -177,9 +177,9 @@ class Changing:
         return f"{node} is on another host, which no `afserve host` carries: end it there and start it again"
 
     def _changed(self, obey: Callable[[], None]) -> Changed:
-        before = self._controller.membership.staying()
+        before = self._controller.membership.state.staying()
         obey()
-        after = self._controller.membership.staying()
+        after = self._controller.membership.state.staying()
         coming = tuple(str(node) for node in after if node not in before)
         return Changed(self._counts(), coming, tuple(str(node) for node in before if node not in after))
 

@@ -45,12 +45,12 @@ from afserve.control.membership.events import (
     Ticked,
     Waited,
 )
+from afserve.control.membership.joining import Assign, same_everywhere
 from afserve.control.membership.members import Members
+from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import Rules
 from afserve.control.membership.roster import Member
 from afserve.control.membership.silence import HostLoad
-from afserve.control.membership.state import Membership
-from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
 from afserve.control.streams import NodeStreams
 from afserve.control.traces import NodeLife, TraceFiles
@@ -113,7 +113,7 @@ class Controller:
             deployment.source.name,
             self.membership.migration,
             balance or BalanceRules(),
-            self.membership.holders,
+            self.membership.state.holders,
         )
         # What only advises: an exception there must not end serving.
         self._balance_advice = Adviser("balancing experts")

@@ -99,7 +99,7 @@ class OwnQueries:
             resent_rows=incidents.resent_rows,
             stalled=dict(incidents.stalled),
             wanted={str(role): self._controller.deployment.count(role) for role in Role},
-            absent=tuple(self._controller.membership.absent()),
+            absent=tuple(self._controller.membership.losses.absent()),
         )
 
     async def placement(self) -> str:

@@ -210,9 +210,10 @@ def test_a_question_that_fails_is_answered_so(controller, monkeypatch, caplog):
 def test_advice_of_the_membership_ends_nothing(name, monkeypatch, caplog):
     membership, members = served(attention=1, experts=2, on_loss=OnLoss.RECOVER, patience=1e6)
     for method in {"_shortage": ["look"], "_slowness": ["heard"], "_coverage": ["lost", "check"]}[name]:
-        monkeypatch.setattr(type(getattr(membership, name)), method, broken)
+        part = membership if name == "_shortage" else membership.losses
+        monkeypatch.setattr(type(getattr(part, name)), method, broken)
     if name == "_coverage":
-        monkeypatch.setattr(type(membership._coverage), "lacking", True)
+        monkeypatch.setattr(type(membership.losses._coverage), "lacking", True)
     membership.on(Said(members[expert_node(0)], Heartbeat(1, ExpertStats())), 10.0)
     membership.on(Ticked(), 10.1)
     assert membership.on(Left(members[expert_node(1)], "killed"), 11.0)

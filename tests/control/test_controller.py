@@ -19,9 +19,9 @@ from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy
 from afserve.control.membership import recovery
 from afserve.control.membership.events import Place
+from afserve.control.membership.losses import Losses
 from afserve.control.membership.members import State
 from afserve.control.membership.recovery import OnLoss, Rules
-from afserve.control.membership.state import Membership
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.queries import OwnQueries
@@ -524,10 +524,10 @@ def test_nobody_there_is_said(monkeypatch):
 
 
 def test_a_bug_in_the_watch_ends_the_run(monkeypatch, caplog):
-    def broken(self, now):
+    def broken(self, awaited, now):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(Membership, "_ticked", broken)
+    monkeypatch.setattr(Losses, "check_time", broken)
 
     async def scenario():
         async with serving() as (controller, _, _nodes):

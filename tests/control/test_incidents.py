@@ -2,8 +2,8 @@
 
 from afserve.control.attendance import Life
 from afserve.control.incidents import KEPT, Incidents
-from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.events import Cause, Happening, Incident, MemberId
+from afserve.control.membership.shortage import Coverage
 from afserve.control.moves import Moves
 from afserve.control.requests import Request
 from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView

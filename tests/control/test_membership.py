@@ -23,10 +23,10 @@ from afserve.control.membership.events import (
     Tell,
     Ticked,
 )
+from afserve.control.membership.membership import Membership
 from afserve.control.membership.migration import Phase
+from afserve.control.membership.placing import TRIED, UnreadableExperts
 from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
-from afserve.control.membership.state import Membership
-from afserve.control.membership.unreadable import TRIED, UnreadableExperts
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
     Adopt,
@@ -169,7 +169,7 @@ def test_signs_of_life_are_not_a_reason_to_think_about_placements(monkeypatch):
         say(membership, member, Endpoint("a", {}), Ready(1))
     assert membership.settled
     looked = []
-    monkeypatch.setattr(membership, "_replan", lambda: looked.append(1) or [])
+    monkeypatch.setattr(membership._placing, "replan", lambda: looked.append(1) or [])
     assert say(membership, members[1], *[Heartbeat(1, ExpertStats())] * 5) == [] and not looked
     membership.on(Ticked(), 1.0)
     assert looked

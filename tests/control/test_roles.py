@@ -3,7 +3,7 @@
 import pytest
 
 from afserve.control.membership.events import ChangeRole, DrainNode, Exited, Left, Replan, Start, Tell, Ticked
-from afserve.control.membership.scaling import GOING_SECONDS
+from afserve.control.membership.renewals import GOING_SECONDS
 from afserve.control.wire.values import Drain, Drained, Shutdown
 from afserve.errors import ConfigError
 from afserve.member import Role, attention_node, expert_node
@@ -24,7 +24,7 @@ def test_an_expert_node_becomes_an_attention_node_once_its_experts_have_moved():
     node, follower = expert_node(1), attention_node(1)
     effects = membership.on(ChangeRole(node, Role.ATTENTION), 1.0)
     assert [e for e in effects if isinstance(e, Replan)] == [Replan(frozenset({0}))] and not starts(effects)
-    assert membership.staying() == [attention_node(0), follower, expert_node(0)]
+    assert membership.state.staying() == [attention_node(0), follower, expert_node(0)]
     effects = moved(membership, members, {0})
     assert told(effects, Shutdown()) == [node] and not starts(effects), "its process is still there"
     assert starts(membership.on(Left(members[node], "ended"), 2.0)) == []
@@ -58,7 +58,7 @@ def test_nobody_starts_for_a_place_that_is_not_wanted_any_more():
     membership.on(DrainNode(expert_node(2)), 1.1)
     say(membership, members[node], Drained())
     assert starts(membership.on(Exited(node, "exit 0"), 1.2)) == []
-    assert membership.staying() == [attention_node(0), expert_node(0), expert_node(1)]
+    assert membership.state.staying() == [attention_node(0), expert_node(0), expert_node(1)]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_nobody_starts_for_a_place_that_is_not_wanted_any_more():
 )
 def test_a_role_that_cannot_be_is_refused_and_nothing_changes(node, role, said):
     membership, _ = served(attention=1, experts=2)
-    before = membership.staying(), membership.deployment
+    before = membership.state.staying(), membership.deployment
     with pytest.raises(ConfigError, match=said):
         membership.on(ChangeRole(node, role), 1.0)
-    assert (membership.staying(), membership.deployment) == before
+    assert (membership.state.staying(), membership.deployment) == before
 
 
 def test_a_node_whose_work_nobody_else_can_do_now_is_refused():

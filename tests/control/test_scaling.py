@@ -116,9 +116,9 @@ def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     assert membership.on(Ticked(), 2.5) == [], "its process may still be writing"
     membership.on(Exited(node, "exit 0"), 2.6)
     successor = join(membership, node)
-    assert successor.generation == 1 and membership.renewals.busy
+    assert successor.generation == 1 and membership.state.renewals.busy
     say(membership, successor, Endpoint("", {}), Ready(1))
-    assert membership.renewals.busy, "gateways are about to hear of it"
+    assert membership.state.renewals.busy, "gateways are about to hear of it"
     assert membership.on(RestartNodes((node,)), 2.7) == [Tell(successor, Drain())], (
         "asked again, it has its turn again"
     )
@@ -142,13 +142,13 @@ def test_once_the_last_one_serves_again_other_changes_may_follow():
         membership.on(Scale(Role.ATTENTION, 1), 2.0)  # the second one's turn is to come
     membership.on(Ticked(), 3.0)
     goes_and_comes(second)
-    assert membership.renewals.busy, "gateways are about to hear of it"
+    assert membership.state.renewals.busy, "gateways are about to hear of it"
     effects = membership.on(Scale(Role.ATTENTION, 1), 3.0)
     assert Tell(members[second], Drain()) in effects and membership.deployment.count(Role.ATTENTION) == 1
     say(membership, members[second], Drained())
     membership.on(Left(members[second], "ended"), 3.1)
     membership.on(Ticked(), 4.0)
-    assert not membership.renewals.busy and not membership.ended
+    assert not membership.state.renewals.busy and not membership.ended
     assert list(membership.members.places(Role.ATTENTION)) == [first]
 
 
@@ -162,7 +162,7 @@ def test_the_turn_of_a_node_that_serves_again_ends():
     assert membership.on(Left(members[node], "ended"), 2.0) == [Start(node)]
     successor = join(membership, node)
     say(membership, successor, Endpoint("", {}), Ready(1))
-    assert membership.on(Ticked(), 3.0) == [] and not membership.renewals.busy and not membership.ended
+    assert membership.on(Ticked(), 3.0) == [] and not membership.state.renewals.busy and not membership.ended
 
 
 def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
@@ -174,7 +174,7 @@ def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
     members[node] = join(membership, node)  # nobody has been started for it yet
     say(membership, members[node], Endpoint("", {}), Ready(1))
     membership.on(Ticked(), 2.0)
-    assert not membership.renewals.busy
+    assert not membership.state.renewals.busy
 
 
 def test_each_starts_when_the_one_before_it_serves():
@@ -208,7 +208,7 @@ def test_an_expert_node_whose_experts_have_no_other_room():
     with pytest.raises(ConfigError, match="no room for the experts of expert-0"):
         membership.on(RestartNodes((expert_node(0),)), 1.0)
     membership, members = served(experts=1, on_loss=OnLoss.RECOVER)
-    assert "requests wait" in membership.waits_for(expert_node(0))
+    assert "requests wait" in membership.wishes.waits_for(expert_node(0))
     effects = membership.on(RestartNodes((expert_node(0),)), 1.0)
     assert effects == [Tell(members[expert_node(0)], Shutdown())]
 
@@ -245,7 +245,7 @@ def phased(prefill=1, decode=2):
     membership = run_of(prefill + decode, 1, most_attention=8)
     for index in range(prefill + decode):
         phase = AttentionPhase.PREFILL if index < prefill else AttentionPhase.DECODE
-        membership.desired = membership.desired.in_phase(index, phase)
+        membership.state.desired = membership.state.desired.in_phase(index, phase)
     for node in membership.deployment.nodes:
         say(membership, join(membership, node), Endpoint("a", {}), Ready(1))
     assert membership.settled
@@ -263,7 +263,7 @@ def test_a_pool_of_a_phase_scales_alone():
     assert membership.deployment.phase(3) is AttentionPhase.PREFILL
     assert membership.deployment.count(Role.ATTENTION) == 4
     membership.on(Scale(Role.ATTENTION, 1, AttentionPhase.DECODE), 2.0)
-    assert membership.in_phase(AttentionPhase.DECODE) == [attention_node(1)]
+    assert membership.wishes.in_phase(AttentionPhase.DECODE) == [attention_node(1)]
     assert membership.deployment.count(Role.ATTENTION) == 3
 
 
@@ -292,10 +292,10 @@ def test_a_node_changes_its_phase_while_it_serves():
 def test_pools_that_change_together_are_looked_at_together():
     membership, _ = served(attention=1, most_attention=3)
     one_each = [Scale(Role.ATTENTION, 1, phase) for phase in (AttentionPhase.PREFILL, AttentionPhase.DECODE)]
-    membership.check_scales(one_each)
+    membership.wishes.check_scales(one_each)
     with pytest.raises(ConfigError, match="no decode node"):
-        membership.check_scales(one_each[:1])
+        membership.wishes.check_scales(one_each[:1])
     with pytest.raises(ConfigError, match="mailboxes for 3"):
-        membership.check_scales([*one_each, Scale(Role.ATTENTION, 2, AttentionPhase.BOTH)])
+        membership.wishes.check_scales([*one_each, Scale(Role.ATTENTION, 2, AttentionPhase.BOTH)])
     with pytest.raises(ConfigError, match="-1 prefill nodes"):
-        membership.check_scales([Scale(Role.ATTENTION, -1, AttentionPhase.PREFILL)])
+        membership.wishes.check_scales([Scale(Role.ATTENTION, -1, AttentionPhase.PREFILL)])

@@ -41,8 +41,8 @@ from afserve.control.membership.events import (
     Ticked,
     Withdrawn,
 )
+from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
-from afserve.control.membership.state import Membership
 from afserve.control.node.account import Account
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
@@ -148,7 +148,7 @@ class World:
     def balancer(self):
         """As a controller has it; where nothing is balanced, nobody asks it."""
         rules = BalanceRules(act=True, every=5.0)
-        found = Balancing("m", self.membership.migration, rules, self.membership.holders)
+        found = Balancing("m", self.membership.migration, rules, self.membership.state.holders)
         found._rebalancer._throttle = unthrottled
         return found
 
@@ -481,8 +481,8 @@ class World:
         for role in MODEL_ROLES:
             if len(members.places(role)) != membership.deployment.count(role):
                 return f"{role}: {members.places(role)}"
-        if membership.renewals.busy:
-            return f"{membership.renewals}"
+        if membership.state.renewals.busy:
+            return f"{membership.state.renewals}"
         if not members.all_ready() or not membership.migration.steady:
             return f"{members.unready()}, {membership.migration.phase}"
         holders = {n for n in range(placement.nodes) if any(True for _ in placement.held(n))}

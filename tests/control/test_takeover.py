@@ -4,9 +4,9 @@ import pytest
 
 from afserve.control.membership.events import Rejoined, TakenOver, Tell
 from afserve.control.membership.members import NO_EPOCH
+from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.roster import State
-from afserve.control.membership.state import Membership
 from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
 from afserve.control.node.account import Account
 from afserve.control.wire.values import (

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from afserve.control.membership import throttle as breath
-from afserve.control.membership.throttle import Throttle
+from afserve.control.membership import balancing as breath
+from afserve.control.membership.balancing import Throttle
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Nodes, Problem, scenarios
 

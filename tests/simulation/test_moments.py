@@ -36,14 +36,14 @@ def kill_all_copies(world):
 
 
 def drain(world):
-    world.on(DrainNode(world.dice.choice(world.membership.staying())))
+    world.on(DrainNode(world.dice.choice(world.membership.state.staying())))
 
 
 def change_role(world):
-    for node in world.membership.staying():
+    for node in world.membership.state.staying():
         other = Role.EXPERT if node.role is Role.ATTENTION else Role.ATTENTION
         try:
-            world.membership.check_role(node, other)
+            world.membership.wishes.check_role(node, other)
         except ConfigError:
             continue
         world.on(ChangeRole(node, other))
@@ -82,8 +82,8 @@ CASES = {  # what begins, the moment, the loss
         lambda world: any(member.state is State.LOADING for member in world.membership.members),
         kill,
     ),
-    "during a drain": (drain, lambda world: bool(world.membership._leaving), kill),
-    "during a role change": (change_role, lambda world: bool(world.membership._leaving), kill),
+    "during a drain": (drain, lambda world: bool(world.membership.state.leaving), kill),
+    "during a role change": (change_role, lambda world: bool(world.membership.state.leaving), kill),
 }
 
 

@@ -35,8 +35,8 @@ from afserve.control.membership.events import (
     Ticked,
     Withdrawn,
 )
+from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
-from afserve.control.membership.state import Membership
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import AttentionNodes, Gateways, Register
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
@@ -376,7 +376,7 @@ class World:
         return (
             members.all_ready()
             and migration.steady
-            and not self.membership.renewals.busy
+            and not self.membership.state.renewals.busy
             and not self.membership.attention_nodes().refusing
             and not any(len(gateway.homes.requests) for gateway in self.gateways)
             and not any(process.kept or process.engine.busy for process in nodes)

@@ -7,6 +7,7 @@ in.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -15,18 +16,17 @@ import numpy as np
 
 from afserve.control.membership.events import Place
 from afserve.control.membership.migration import Migration, PlacementRoute
-from afserve.control.membership.throttle import Throttle
-from afserve.control.membership.unreadable import Barred
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.rebalance.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
 from afserve.placement.rebalance.record import encode_header, encode_record
 from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutedRows, RoutingStats
-from afserve.placement.recovery import in_parts, recovered
+from afserve.placement.recovery import Barred, in_parts, recovered
 
 log = logging.getLogger("afserve.control")
 AT_ONCE = 128  # of a large model some 6 GB, seconds of reading; nano's are one part
+_WORK_S, _PAUSE_S = 0.001, 0.004  # of a thread beside serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,23 @@ class RoutingRecorder:
     def note(self, now: float, kind: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
         if self._records is not None and counts.any():
             self._records.append(encode_record(now - self._began, kind, counts))
+
+
+class Throttle:
+    """Called between steps of one thread's work: pauses once the thread has used a millisecond of processor time.
+
+    So a long thought takes a fifth of one core, and no token waits for more than a step of it. Without pauses a
+    thought of 20 ms slowed every token of 100 ms (bench/LOG.md).
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+
+    def __call__(self) -> None:
+        used = time.thread_time() - self._since
+        if not 0 <= used < _WORK_S:  # below 0: another thread than last time
+            time.sleep(_PAUSE_S)
+            self._since = time.thread_time()
 
 
 class Balancing:

@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from afserve.control.membership.silence import HostLoad
-from afserve.control.membership.unreadable import Barred
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
 from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.placement import Placement
+from afserve.placement.recovery import Barred
 
 if TYPE_CHECKING:
     from afserve.control.membership.migration import PlacementRoute

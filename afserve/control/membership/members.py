@@ -26,6 +26,12 @@ from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 CONTROLLER = "the controller"
 OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
 NO_EPOCH = -1
+_LIVES = 256  # of one node under one controller: more are not started
+
+
+def first_generation(life: int) -> int:
+    """Of nodes that are new under this controller of the run."""
+    return life * _LIVES
 
 
 class Members:

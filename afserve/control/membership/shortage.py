@@ -1,13 +1,14 @@
 """What a running deployment lacks, and for how long: experts that no node holds, attention nodes. Then new requests are
 refused, with words for people, until it is there again.
 
-What running requests wait for is the link's and the gateways' business. It tells nobody anything; times are passed in.
+What running requests wait for is the link's and the gateways' business, what is done about it that of `placing.py`. It
+tells nobody anything; times are passed in.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from afserve.control.membership.events import Cause
+from afserve.control.membership.events import Cause, Happening, Incident, MemberId
 from afserve.control.membership.members import Members
 from afserve.control.membership.roster import Member, State
 from afserve.member import NodeId, Role, expert_node
@@ -127,3 +128,37 @@ def _why(members: Members, role: Role) -> str:
     lost = [(node, members.at(node)) for node in members.view(role).missing]
     known = [f"{node}: {_lost(member)}" for node, member in lost if member is not None and member.lost_by]
     return f" ({'; '.join(known)})" if known else ""
+
+
+class Coverage:
+    """Owns the first loss that left experts without a node, until all have one again."""
+
+    def __init__(self) -> None:
+        self._lost: MemberId | None = None
+        self._since = 0.0
+        self._seen: tuple[int, frozenset[int]] | None = None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a loss has left experts without a node since which not all were seen to have one again."""
+        return self._lost is not None
+
+    def lost(self, member: MemberId, placement: Placement, serving: frozenset[int], now: float) -> str:
+        """An expert node is gone, `serving` are left. What becomes of its rows, in words."""
+        alone = len(homeless(placement, serving))
+        if not alone:
+            return "its rows go to replicas"
+        if self._lost is None:
+            self._lost, self._since, self._seen = member, now, None
+        return f"{alone} experts that no other node holds are loaded elsewhere or wait for its return"
+
+    def check(self, placement: Placement, serving: frozenset[int], now: float) -> list[Incident]:
+        """Said once, when every expert has a node again."""
+        if self._lost is None or self._seen == (placement.epoch, serving):
+            return []
+        self._seen = (placement.epoch, serving)
+        if homeless(placement, serving):
+            return []
+        lost, self._lost = self._lost, None
+        why = f"every expert has a node again, epoch {placement.epoch}"
+        return [Incident(Happening.COVERED, lost.node, why, now - self._since, generation=lost.generation)]

@@ -1,6 +1,6 @@
 """What should run: models by name, each with its source, how many nodes of each role, and where its experts stand.
 
-A value. Beside it stands what is observed (`members.py`); the machine (`state.py`) turns the difference into effects.
+A value. Beside it stands what is observed (`members.py`); `membership/membership.py` turns the difference into effects.
 """
 
 from collections.abc import Mapping

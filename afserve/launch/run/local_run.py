@@ -28,9 +28,9 @@ from afserve.control.hosts import CarriedHosts, Served
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Incident
+from afserve.control.membership.members import first_generation
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.membership.roster import Member
-from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.change_values import FaultKind
 from afserve.control.wire.desired import Deployment

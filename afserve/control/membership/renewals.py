@@ -1,7 +1,7 @@
-"""Other numbers of nodes, and nodes anew: what can be done of it, and whose turn it is. Values in, values out.
+"""Members that get a new process, and nodes that are followed by one of another role: whose turn it is.
 
-`Renewals` owns the members that are to get a new process, one after another. It knows no streams, and tells nobody
-anything: the machine (`state.py`) asks it what a member's loss means, and carries out what is next.
+Values in, values out. These know no streams, and tell nobody anything: `losses.py` asks them what a member's loss
+means, and `departures.py` carries out what is next.
 """
 
 from collections import deque
@@ -10,44 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from afserve.control.membership.events import Start
-from afserve.control.wire.desired import Deployment
-from afserve.errors import ConfigError
-from afserve.member import NodeId, Role
+from afserve.member import NodeId
 
 GOING_SECONDS = 5.0  # from Shutdown until the member's stream has ended
 HEARD_SECONDS = 0.5  # from when a node serves until gateways know: the next one's turn comes after that
 EXIT_SECONDS = 2.0  # from the end of its stream until its process is taken for gone
-
-
-def check_count(deployment: Deployment, role: Role, count: int, *, room: int) -> None:
-    """Raises ConfigError where there cannot be `count` nodes. An expert node has room for `room` experts of a layer."""
-    least, most = 1, deployment.most(role)
-    if role is Role.EXPERT:
-        if deployment.colocated:
-            raise ConfigError("scale: a colocated run has no expert nodes", param=role)
-        if count >= 1 and count * room < deployment.placement.experts:
-            raise ConfigError(
-                f"scale: {count} expert nodes have room for {count * room} of the {deployment.placement.experts} "
-                "experts of a layer; start with more --redundant-experts to need fewer nodes",
-                param=role,
-            )
-    if role is Role.GATEWAY and not deployment.count(role):
-        raise ConfigError(
-            "scale: HTTP is served by the controller's process, which is one; start with --gateways 1 to have gateways "
-            "whose number can change",
-            param=role,
-        )
-    if count < least:
-        raise ConfigError(f"scale: at least one {role} node is needed, {count} were asked for", param=role)
-    if count > most:
-        raise ConfigError(f"scale: {count} {role} nodes; {_limit(deployment, role)}", param=role)
-
-
-def _limit(deployment: Deployment, role: Role) -> str:
-    most = deployment.most(role)
-    if role is Role.ATTENTION:
-        return f"expert nodes keep mailboxes for {most}; start with --most-attention to have more"
-    return f"there may be {most}"
 
 
 class Step(Enum):
@@ -138,3 +105,37 @@ class Renewals:
         self.waiting.clear()
         if self.node is not None and self.step is Step.LEAVING:
             self.node = None
+
+
+@dataclass(slots=True)
+class RoleChanges:
+    """Nodes that are followed by one of another role on the same host and device. The old process ends before the new
+    one starts, as its memory and its device are needed.
+
+    Owns who follows whom. `_gone_by`: when a node that was told to go is taken for gone, at the latest."""
+
+    _followers: dict[NodeId, NodeId] = field(default_factory=dict)
+    _gone_by: dict[NodeId, float] = field(default_factory=dict)
+    _exited: set[NodeId] = field(default_factory=set)
+
+    def ask(self, node: NodeId, follower: NodeId) -> None:
+        self._followers[node] = follower
+
+    def told(self, node: NodeId, now: float, *, alive: bool) -> None:
+        """Nothing needs this node any more: it was told to go, if it was still there."""
+        if node in self._followers:
+            self._gone_by[node] = now + (GOING_SECONDS if alive else EXIT_SECONDS)
+
+    def has_exited(self, node: NodeId) -> None:
+        """Its process has ended."""
+        if node in self._followers:
+            self._exited.add(node)
+
+    def due(self, now: float) -> list[Start]:
+        """Those whose predecessors have gone. What is left of one that did not go in time is ended by whoever starts
+        the next."""
+        gone = [node for node, by in self._gone_by.items() if node in self._exited or now >= by]
+        for node in gone:
+            del self._gone_by[node]
+            self._exited.discard(node)
+        return [Start(self._followers.pop(node), instead=node) for node in gone]
