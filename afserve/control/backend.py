@@ -32,17 +32,23 @@ class ServedModel:
 
 
 class Opened(Protocol):
-    """One sequence of a request that may outlive its connection. One of the last three is said at its end."""
+    """One sequence that is computed. Of one that is kept, one of the last three is said at its end."""
 
     def events(self) -> AsyncGenerator[TokenEvent, None]:
-        """As those of `Backend.generate`; closing the iterator early changes nothing."""
+        """Until one has a finish_reason. Their handle is the backend's own, not the request's.
+
+        Closing the iterator early cancels the sequence and frees its blocks; one that is kept goes on.
+
+        Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are full,
+        PeerLost when no other node takes over from one that was lost.
+        """
         ...
 
     def halt(self) -> None:
         """It needs no more tokens; what there is stays kept."""
         ...
 
-    def close(self) -> None:
+    def discard(self) -> None:
         """Nobody wants it any more."""
         ...
 
@@ -73,22 +79,14 @@ class Kept(Protocol):
 class Backend(Protocol):
     model: ServedModel
 
-    def generate(
-        self, request: GenerationRequest, taker: Taker | None = None
-    ) -> AsyncGenerator[TokenEvent, None]:
-        """Events of one request until one has a finish_reason. Their handle is the backend's own, not the request's.
+    def open(
+        self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> Opened:
+        """Begin one. With `keep` it may outlive its connection and this gateway.
 
-        A backend may ask `taker` for events between the first and the last while the iterator is waited for; those that
-        it takes are not yielded.
-
-        Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
-        full, PeerLost when no other node takes over from one that was lost. Closing the iterator early cancels the
-        request and frees its blocks.
+        `taker` may be asked for events before the last while the iterator is waited for; those that it takes are not
+        yielded. Raises why no new requests are taken.
         """
-        ...
-
-    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
-        """Begin one that may outlive its connection and this gateway."""
         ...
 
     async def find(self, id: str, *, take: bool) -> Sequence[Kept]:

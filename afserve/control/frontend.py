@@ -1,6 +1,6 @@
 """The `Backend` of the HTTP server over real processes: opens requests at its gateway, streams their events back.
 
-Closing the iterator of `generate` early cancels the request wherever it is. It knows no HTTP and no text.
+It knows no HTTP and no text.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -42,26 +42,11 @@ class Frontend:
         self._drawn = RequestTrace(trace)
         self._accepting = True
 
-    async def generate(
-        self, request: GenerationRequest, taker: Taker | None = None
-    ) -> AsyncGenerator[TokenEvent, None]:
+    def open(
+        self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> "OpenedHere":
         self.check()
-        opened, drawn = self._gateway.open(request), self._drawn.begin()
-        try:
-            while True:
-                event = await opened.get()
-                drawn.token()
-                opened.taker = taker
-                yield event
-                if event.finish_reason is not None:
-                    return
-        finally:
-            drawn.end()
-            self._gateway.close(opened)
-
-    def keep(self, request: GenerationRequest, keep: Keep) -> "OpenedHere":
-        self.check()
-        return OpenedHere(self._gateway, self._gateway.open(request, keep), self._drawn)
+        return OpenedHere(self._gateway, self._gateway.open(request, keep, taker), self._drawn)
 
     async def find(self, id: str, *, take: bool) -> "list[KeptThere]":
         asking = await self._gateway.find(id, take=take)
@@ -158,21 +143,23 @@ class OpenedHere:
         self._gateway, self._opened, self._drawn = gateway, opened, drawn
 
     async def events(self) -> AsyncGenerator[TokenEvent, None]:
-        drawn = self._drawn.begin()
+        opened, drawn = self._opened, self._drawn.begin()
         try:
             while True:
-                event = await self._opened.get()
+                event = await opened.get()
                 drawn.token()
                 yield event
                 if event.finish_reason is not None:
                     return
         finally:
             drawn.end()
+            if opened.keep is None:
+                self._gateway.close(opened)
 
     def halt(self) -> None:
         self._gateway.halt(self._opened)
 
-    def close(self) -> None:
+    def discard(self) -> None:
         self._gateway.close(self._opened)
 
     def leave(self) -> None:

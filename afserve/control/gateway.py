@@ -16,7 +16,7 @@ from afserve.control.attendance import Life
 from afserve.control.claims import Asking
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.moves import Moves
-from afserve.control.requests import Request, Requests
+from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire import channel, messages
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.request_values import (
@@ -90,9 +90,9 @@ class Gateway:
         """What is predicted, and who was refused for it."""
         return self._homes.admission
 
-    def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
+    def open(self, asked: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None) -> Request:
         """It goes to a node at once, or as soon as there is one."""
-        request = self._homes.open(asked, keep)
+        request = self._homes.open(asked, keep, taker)
         self._keep_time()
         return request
 

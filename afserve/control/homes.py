@@ -19,7 +19,7 @@ from afserve.control.attendance import Attendance, Attending, Life
 from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.moves import Moves
 from afserve.control.prompts import Prompts
-from afserve.control.requests import Request, Requests
+from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire.desired import SILENCE_SECONDS, Deployment
 from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.request_values import (
@@ -98,8 +98,8 @@ class Homes:
         tokens = sum(self._affinity.missing(prompt, nodes, wanted.cache_salt) for prompt in prompts)
         self.admission.check(tokens, wanted, now)
 
-    def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
-        request = self.requests.open(asked, self._clock.now(), keep)
+    def open(self, asked: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None) -> Request:
+        request = self.requests.open(asked, self._clock.now(), keep, taker)
         self._place_waiting()
         return request
 

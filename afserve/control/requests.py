@@ -31,7 +31,7 @@ class Request:
 
     `missing` tokens of its prompt are to be computed there before its first token comes, as far as is known here.
     `last` is where it was before. It waits since `since`, and for its next attempt until `again`. With `keep` it may
-    outlive this gateway. `taker` spares its reader a turn of the event loop for each token.
+    outlive this gateway. `taker` spares its reader a turn of the event loop for each token that it takes.
     """
 
     __slots__ = (
@@ -50,16 +50,16 @@ class Request:
         "taker",
     )
 
-    def __init__(self, asked: GenerationRequest, keep: Keep | None = None) -> None:
-        self.asked = asked
-        self.keep = keep
+    def __init__(
+        self, asked: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> None:
+        self.asked, self.keep, self.taker = asked, keep, taker
         self.number = self.missing = 0
         self.home: Life | None = None
         self.last: Life | None = None
         self.since = self.again = 0.0
         self.generated: list[int] = []
         self.finished = False
-        self.taker: Taker | None = None
         self._items: deque[TokenEvent | AfserveError] = deque()
         self._reader: asyncio.Future[None] | None = None  # it waits for the next item
 
@@ -128,9 +128,15 @@ class Requests:
     def __len__(self) -> int:
         return len(self._placed) + len(self._waiting)
 
-    def open(self, asked: GenerationRequest, now: float, keep: Keep | None = None) -> Request:
+    def open(
+        self,
+        asked: GenerationRequest,
+        now: float,
+        keep: Keep | None = None,
+        taker: Taker | None = None,
+    ) -> Request:
         """It waits for a home."""
-        request = Request(asked, keep)
+        request = Request(asked, keep, taker)
         request.since = now
         self._waiting[request] = None
         return request

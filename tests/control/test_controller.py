@@ -175,7 +175,7 @@ def ask(*prompt, max_tokens=16):
 
 
 async def answer(frontend, request):
-    async with aclosing(frontend.generate(request)) as events:
+    async with aclosing(frontend.open(request).events()) as events:
         return [token async for event in events for token in event.token_ids]
 
 

@@ -67,7 +67,7 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
         request = GenerationRequest(
             1, (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         )
-        found = [token async for event in frontend.generate(request) for token in event.token_ids]
+        found = [token async for event in frontend.open(request).events() for token in event.token_ids]
         assert len(found) == 4
         if not polite:
             await controller._streams._server.stop(

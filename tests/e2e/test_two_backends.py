@@ -62,7 +62,7 @@ def tokens_of(folder: Path, kernels: dict[str, tuple[str, ...]], expert_dtype: s
             await asyncio.wait_for(frontend.wait_attended(), SECONDS)
             sampling = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
             request = GenerationRequest(1, PROMPT, sampling)
-            return [one async for event in frontend.generate(request) for one in event.token_ids], nodes
+            return [one async for event in frontend.open(request).events() for one in event.token_ids], nodes
         except BaseException:
             for node in nodes:
                 node.kill()

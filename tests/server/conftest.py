@@ -179,28 +179,23 @@ class ScriptedBackend:
     async def recordings(self) -> tuple[bytes, ...]:
         return self.recorded
 
-    async def generate(
-        self, request: GenerationRequest, taker: Taker | None = None
-    ) -> AsyncGenerator[TokenEvent, None]:
+    def open(
+        self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> "Opened | Script":
         self.requests.append(request)
-        events = self._pushed(request, taker) if self.pushes else self._events(request)
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event
-        finally:
-            self.closed.append(request)
-            self.ended.set()
+        if keep is None:
+            return Script(self, request, taker)
+        answer = self.nodes_kept.answers[keep.id, keep.choice] = Answer(request, keep)
+        return Opened(self, answer)
 
-    async def _pushed(
+    async def pushed(
         self, request: GenerationRequest, taker: Taker | None
     ) -> AsyncGenerator[TokenEvent, None]:
-        opened = Request(request)
+        opened = Request(request, taker=self._counted(taker))
         pushing = asyncio.create_task(self._push(opened, request))
         try:
             while True:
                 event = await opened.get()
-                opened.taker = self._counted(taker)
                 yield event
                 if event.finish_reason is not None:
                     return
@@ -219,16 +214,11 @@ class ScriptedBackend:
     async def _push(self, opened: Request, request: GenerationRequest) -> None:
         """An event per turn of the loop, whether anybody is ready for it or not."""
         try:
-            async with aclosing(self._events(request)) as events:
+            async with aclosing(self.scripted(request)) as events:
                 async for event in events:
                     opened.put(event)
         except AfserveError as error:
             opened.put(error)
-
-    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
-        self.requests.append(request)
-        answer = self.nodes_kept.answers[keep.id, keep.choice] = Answer(request, keep)
-        return Opened(self, answer)
 
     async def find(self, id: str, *, take: bool) -> list[Found]:
         return [Found(self, a) for (known, _), a in list(self.nodes_kept.answers.items()) if known == id]
@@ -249,7 +239,7 @@ class ScriptedBackend:
         new = tuple(ids[start : min(start + self.per_event, limit)])
         return self._event(request, new, first=start == 0, last=start + len(new) >= limit)
 
-    async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def scripted(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         start, ids = 0, self.answer_to(request)
         while True:
             await self._maybe_hold(start)
@@ -285,6 +275,26 @@ class ScriptedBackend:
             cached_tokens=2 if first else 0,
             pooled=array("f", vector_of(request.prompt_ids)).tobytes() if params.pooled else b"",
         )
+
+
+@dataclass
+class Script:
+    """One sequence that nobody asked to keep."""
+
+    backend: ScriptedBackend
+    request: GenerationRequest
+    taker: Taker | None
+
+    async def events(self) -> AsyncGenerator[TokenEvent, None]:
+        backend, request = self.backend, self.request
+        try:
+            events = backend.pushed(request, self.taker) if backend.pushes else backend.scripted(request)
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        finally:
+            backend.closed.append(request)
+            backend.ended.set()
 
 
 def vector_of(ids: tuple[int, ...]) -> list[float]:

@@ -65,7 +65,7 @@ class Opened:
     def halt(self) -> None:
         self.answer.halted = True
 
-    def close(self) -> None:
+    def discard(self) -> None:
         if self.answer.owner is self:
             self.backend.nodes_kept.answers.pop((self.answer.keep.id, self.answer.keep.choice), None)
             self.backend.closed.append(self.answer.request)

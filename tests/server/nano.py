@@ -8,8 +8,10 @@ from pathlib import Path
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.backend import ServedModel
 from afserve.control.requests import Taker
+from afserve.control.wire.keeping import Keep
 from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.errors import OverloadedError
 
 FOLDER = Path("configs/nano")
 VOCABULARY = 2048
@@ -37,10 +39,16 @@ class NanoBackend:
     def check(self) -> None:
         pass
 
-    async def generate(
-        self, request: GenerationRequest, taker: Taker | None = None
-    ) -> AsyncGenerator[TokenEvent, None]:
-        """Whoever reads it runs the engine, so nobody is asked to take anything."""
+    def open(
+        self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> "NanoSequence":
+        """It keeps no request without a connection. Whoever reads it runs the engine, so nobody is asked to take
+        anything."""
+        if keep is not None:
+            raise OverloadedError("resume: nothing is kept here")
+        return NanoSequence(self, request)
+
+    async def events_of(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         self._next += 1
         handle, queue = self._next, asyncio.Queue()
         self._queues[handle] = queue
@@ -59,3 +67,11 @@ class NanoBackend:
         finally:
             del self._queues[handle]
             self.node.cancel(handle)
+
+
+class NanoSequence:
+    def __init__(self, backend: NanoBackend, request: GenerationRequest) -> None:
+        self._backend, self._request = backend, request
+
+    def events(self) -> AsyncGenerator[TokenEvent, None]:
+        return self._backend.events_of(self._request)

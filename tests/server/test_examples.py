@@ -11,19 +11,10 @@ import pytest
 
 from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
-from afserve.errors import OverloadedError
 from afserve.server.http.settings import ServerSettings
 from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend
-
-
-class Nano(NanoBackend):
-    """It keeps no request without a connection: clients ask without that."""
-
-    def keep(self, *_):
-        raise OverloadedError("resume: nothing is kept here")
-
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -31,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 @pytest.fixture(scope="module")
 def url():
 
-    server = Server(Nano(), Tokenizer.from_folder(FOLDER), ServerSettings())
+    server = Server(NanoBackend(), Tokenizer.from_folder(FOLDER), ServerSettings())
     server.start()
     yield server.url
     server.stop()

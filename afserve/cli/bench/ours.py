@@ -129,7 +129,7 @@ async def _together(frontend: Frontend, requests: Sequence[GenerationRequest]) -
 
 async def _timed(frontend: Frontend, request: GenerationRequest) -> Timeline:
     submitted, times = time.perf_counter(), []
-    async with aclosing(frontend.generate(request)) as events:
+    async with aclosing(frontend.open(request).events()) as events:
         async for event in events:
             times += [time.perf_counter()] * len(event.token_ids)
     return Timeline(submitted, tuple(times))

@@ -1,6 +1,6 @@
 """The `Backend` of a model whose run may be followed by another one: everything goes to the run that there is now."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from afserve.control.admission import Objectives
 from afserve.control.backend import Kept, Opened, ServedModel
@@ -9,7 +9,7 @@ from afserve.control.requests import Taker
 from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.view_values import ClusterView
-from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.request import GenerationRequest
 
 
 class CurrentRun:
@@ -23,13 +23,10 @@ class CurrentRun:
         """Another run of the same model."""
         self._frontend = frontend
 
-    def generate(
-        self, request: GenerationRequest, taker: Taker | None = None
-    ) -> AsyncGenerator[TokenEvent, None]:
-        return self._frontend.generate(request, taker)
-
-    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
-        return self._frontend.keep(request, keep)
+    def open(
+        self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
+    ) -> Opened:
+        return self._frontend.open(request, keep, taker)
 
     async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
         return await self._frontend.find(id, take=take)

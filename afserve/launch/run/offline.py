@@ -114,7 +114,7 @@ class OfflineRun:
         decoder = ChoiceDecoder(self.tokenizer, request.params, request.prompt_ids)
         events: list[TokenEvent] = []
         pieces: list[TextPiece] = []
-        async with aclosing(self.run.frontend.generate(request)) as arriving:
+        async with aclosing(self.run.frontend.open(request).events()) as arriving:
             async for event in arriving:
                 events.append(event)
                 if event.finish_reason == "error":

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from afserve.errors import AfserveError, RequestError
-from afserve.server.answers.generation import Numbered, PieceTaker, Task
+from afserve.server.answers.generation import PieceWriter, Task
 from afserve.server.answers.inflight import DrainingError, Inflight
 from afserve.server.answers.running import within
 from afserve.server.bodies.openai import StreamOptions
@@ -25,6 +25,7 @@ from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.completion_reply import CompletionDraft, CompletionReply
 from afserve.server.replies.position import DONE as LAST
 from afserve.server.replies.position import USAGE, Position, stamped
+from afserve.server.replies.record import Numbered
 from afserve.server.replies.refusal import error_body, internal_error
 from afserve.server.replies.replies import Reply, usage_chunk, whole
 from afserve.server.replies.wording import DONE, Usage, encode, event
@@ -126,7 +127,7 @@ class Answer(Response):
 
 
 class _Events:
-    """Pieces as events of one stream, for who writes them or, as a `PieceTaker`, written at once."""
+    """Pieces as events of one stream, for who writes them or, as a `PieceWriter`, written at once."""
 
     __slots__ = ("_counts", "_reply", "_source", "_stream", "_tail", "_usage")
 
@@ -137,10 +138,10 @@ class _Events:
         self._counts = options.continuous
         self._tail = ',"usage":null' if options.include_usage else ""
 
-    def takes(self) -> bool:
+    def can_write(self) -> bool:
         return self._stream.free
 
-    def take(self, index: int, piece: TextPiece) -> None:
+    def write_piece(self, index: int, piece: TextPiece) -> None:
         if self._shows(index, piece):
             chunk = self._reply.plain(index, piece, self._tail)
             if chunk:
@@ -195,7 +196,7 @@ class Source:
 
     def __init__(
         self,
-        pieces: Callable[[PieceTaker | None], AsyncGenerator[Numbered, None]],
+        pieces: Callable[[PieceWriter | None], AsyncGenerator[Numbered, None]],
         since: Position | None = None,
         deadline: float | None = None,
     ) -> None:

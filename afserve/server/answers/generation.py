@@ -1,7 +1,6 @@
-"""The sequences of one HTTP request, run together: engine events in, numbered pieces of text out.
+"""The sequences of a request: engine events in, pieces of text out, counted. Whoever answers reads this one loop.
 
-`n` and several prompts become several sequences. Closing the iterator cancels every one of them in the
-engine. Knows no wire format.
+`n` and several prompts become several sequences. Knows no wire format.
 """
 
 import asyncio
@@ -11,8 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from afserve.control.backend import Backend
-from afserve.control.requests import Taker
+from afserve.control.backend import Opened
 from afserve.engine.scheduling.request import (
     NO_ORIGIN,
     GenerationRequest,
@@ -23,19 +21,20 @@ from afserve.engine.scheduling.request import (
 )
 from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
+from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.running import Watched
 from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.metrics.goodput import Times
-from afserve.server.metrics.observe import RequestTimer, ServerMetrics
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
+from afserve.server.replies.record import TURN, Numbered, split
 from afserve.tokens.tokenizer import Tokenizer
 
-Numbered = tuple[int, TextPiece]
+Piece = tuple[int, TokenEvent, TextPiece]  # of which choice, made of which event
 # Pieces that may wait for a slow client, per sequence, before the engine's iterator is no longer read.
 HELD_PIECES = 64
 # Pieces between two turns of the event loop for others.
-TURN = 4
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,18 @@ class Task:
     def choices(self) -> int:
         return len(self.prompts) * self.params.n
 
+    def prompt(self, choice: int) -> "array[int]":
+        return self.prompts[choice // self.params.n]
+
+    def decoder(self, tokenizer: Tokenizer, choice: int) -> ChoiceDecoder:
+        return ChoiceDecoder(
+            tokenizer,
+            self.params,
+            self.prompt(choice),
+            skip_special_tokens=self.skip_special_tokens,
+            echoes=self.echoes,
+        )
+
     def named(self, error: RequestError) -> RequestError:
         """The same in the words of the request, which knows no grammar but the field that it came from."""
         if error.param != "grammar" or not self.format_field:
@@ -79,11 +90,10 @@ class Task:
 
         Its number is its handle until the backend gives it another.
         """
-        p, i = divmod(choice, self.params.n)
         return GenerationRequest(
             choice,
-            tuple(self.prompts[p]),
-            self.params.choice(i),
+            tuple(self.prompt(choice)),
+            self.params.choice(choice % self.params.n),
             priority=self.scheduling.priority,
             cache_salt=self.scheduling.cache_salt,
             origin=self.origin,
@@ -92,126 +102,132 @@ class Task:
         )
 
 
-class PieceTaker(Protocol):
+class PieceWriter(Protocol):
     """Where pieces go without a turn of the event loop, while their reader waits for the next one."""
 
-    def takes(self) -> bool:
-        """Whether it would take a piece now."""
+    def can_write(self) -> bool:
+        """Whether it would write a piece now."""
         ...
 
-    def take(self, index: int, piece: TextPiece) -> None:
+    def write_piece(self, index: int, piece: TextPiece) -> None:
         """One that ends nothing."""
         ...
 
 
-class _Sequence:
-    """What is done with each event of one sequence, whoever brings it."""
+class SequenceRun:
+    """One sequence of a task: its events as pieces, counted, whoever brings them and whoever reads them.
 
-    __slots__ = ("_account", "_alone", "_decoder", "_failure", "_index", "_pieces", "_timer", "_watched")
+    `opened`: where it is computed already, else it is opened when its pieces are read. `paid`: of one that another
+    gateway began, the tokens that its key has paid for; nobody knows its times.
+    """
 
     def __init__(
-        self, index: int, task: Task, decoder: ChoiceDecoder, timer: RequestTimer, taker: PieceTaker | None
+        self,
+        model: Hosted,
+        task: Task,
+        index: int,
+        writer: PieceWriter | None = None,
+        opened: Opened | None = None,
+        paid: int | None = None,
     ) -> None:
-        self._index, self._decoder, self._timer, self._pieces = index, decoder, timer, taker
-        self._account, self._watched = task.account, task.watched
-        self._alone = task.choices == 1 and not task.params.stop
+        scheduling, prompt = task.scheduling, task.prompt(index)
+        self._model, self._task, self._index = model, task, index
+        self._writer, self._opened = writer, opened
+        self._decoder = task.decoder(model.tokenizer, index)
+        self._timer = model.metrics.timer(
+            task.arrived, len(prompt), task.params.max_tokens, Times(scheduling.ttft, scheduling.tpot)
+        )
+        self._timed, self._free = paid is None, paid or 0
         self._failure: Exception | None = None
 
-    @property
-    def taker(self) -> Taker | None:
-        """None where a piece may be the last before the engine says so, or others wait for their turn."""
-        return self._take if self._pieces is not None and self._alone else None
+    def _open(self) -> Opened:
+        """Nobody takes an event whose piece may be the last before the engine says so, or has to wait for its turn."""
+        alone = self._task.choices == 1 and not self._task.params.stop
+        taker = self._take if self._writer is not None and alone else None
+        return self._model.backend.open(self._task.request(self._index), taker=taker)
 
-    def piece(self, event: TokenEvent) -> TextPiece:
-        """Raises what went wrong with an event before."""
-        if self._failure is not None:
-            raise self._failure
-        self._timer.saw(event)
-        self._account.spend(len(event.token_ids))
-        return self._decoder.feed(event)
-
-    def _take(self, event: TokenEvent) -> bool:
-        """The gateway asks, for whom no failure of one request is anything to care about: its reader raises it."""
-        assert self._pieces is not None
-        if not self._pieces.takes():
-            return False
-        try:
-            piece = self.piece(event)
-            if self._watched is not None:
-                self._watched.saw(self._index, piece.tokens, None)
-            self._pieces.take(self._index, piece)
-        except Exception as error:  # noqa: BLE001 - carried to the reader, whatever it is
-            self._failure = error
-        return self._failure is None
-
-
-class Generator:
-    """Runs tasks on a backend. Holds no request itself."""
-
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, metrics: ServerMetrics) -> None:
-        self._backend = backend
-        self._tokenizer = tokenizer
-        self._metrics = metrics
-
-    async def run(self, task: Task, taker: PieceTaker | None = None) -> AsyncGenerator[Numbered, None]:
-        """Pieces of every choice until each has a finish_reason, without those that `taker` takes.
-
-        Raises what the backend raises.
-        """
-        self._metrics.prompt_tokens.add(task.prompt_tokens)
-        task.account.spend(task.prompt_tokens)
-        sequences = [self._sequence(choice, task, taker) for choice in range(task.choices)]
-        merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
-        taken = 0
-        async with aclosing(merged) as pieces:
-            async for index, piece in pieces:
-                if task.watched is not None:
-                    task.watched.saw(index, piece.tokens, piece.finish_reason)
-                yield index, piece
-                taken += 1
-                if taken % TURN == 0:  # pieces that wait already would be taken without a pause
-                    await asyncio.sleep(0)
-
-    async def _sequence(
-        self, index: int, task: Task, taker: PieceTaker | None
-    ) -> AsyncGenerator[Numbered, None]:
-        request = task.request(index)
-        decoder = ChoiceDecoder(
-            self._tokenizer,
-            request.params,
-            request.prompt_ids,
-            skip_special_tokens=task.skip_special_tokens,
-            echoes=task.echoes,
-        )
-        times = Times(task.scheduling.ttft, task.scheduling.tpot)
-        timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens, times)
-        sequence = _Sequence(index, task, decoder, timer, taker)
+    async def pieces(self, *, one_by_one: bool = False) -> AsyncGenerator[Piece, None]:
+        """Until one has a finish_reason; with `one_by_one` one for each token. Raises what ends it instead."""
         reason = "abort"
         try:
-            async with aclosing(self._backend.generate(request, sequence.taker)) as events:
+            opened = self._opened or self._open()
+            async with aclosing(opened.events()) as events:
                 async for event in events:
-                    piece = sequence.piece(event)
-                    if piece.finish_reason is not None:
-                        reason = piece.finish_reason
-                    yield index, piece
-                    if piece.finish_reason is not None:
-                        return
-            raise ProtocolError(f"{task.request_id}-{index}: the engine ended it without a reason")
+                    self._count(event)
+                    for number, part in enumerate(split(event) if one_by_one else (event,), 1):
+                        piece = self._decoder.feed(part)
+                        reason = piece.finish_reason or reason
+                        yield self._index, part, piece
+                        if piece.finish_reason is not None:
+                            return
+                        if number % TURN == 0:
+                            await asyncio.sleep(0)
+            raise ProtocolError(
+                f"{self._task.request_id}-{self._index}: the engine ended it without a reason"
+            )
         except ModelError:
             reason = "error"
             raise
         except RequestError as error:
             reason = "error"
-            raise task.named(error) from error
+            raise self._task.named(error) from error
         finally:
-            timer.ended(reason)
-            if task.span is not NOWHERE:
-                task.span.sequence(timer.phases(), timer.attributes(reason))
+            if self._timed:
+                self._timer.ended(reason)
+            if self._task.span is not NOWHERE:
+                self._task.span.sequence(self._timer.phases(), self._timer.attributes(reason))
+
+    def _count(self, event: TokenEvent) -> None:
+        """Raises what went wrong with an event before."""
+        if self._failure is not None:
+            raise self._failure
+        if self._timed:
+            self._timer.saw(event)
+        spent = max(0, len(event.token_ids) - self._free)
+        self._free -= len(event.token_ids) - spent
+        self._task.account.spend(spent)
+
+    def _take(self, event: TokenEvent) -> bool:
+        """The gateway asks, for whom no failure of one request is anything to care about: its reader raises it."""
+        assert self._writer is not None
+        if not self._writer.can_write():
+            return False
+        try:
+            self._count(event)
+            piece = self._decoder.feed(event)
+            if self._task.watched is not None:
+                self._task.watched.saw(self._index, piece.tokens, None)
+            self._writer.write_piece(self._index, piece)
+        except Exception as error:  # noqa: BLE001 - carried to the reader, whatever it is
+            self._failure = error
+        return self._failure is None
 
 
-async def _merge(sequences: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
+async def generate(
+    model: Hosted, task: Task, writer: PieceWriter | None = None
+) -> AsyncGenerator[Numbered, None]:
+    """Pieces of every choice until each has a finish_reason, without those that go to `writer`.
+
+    Raises what the backend raises. Closing the iterator cancels every sequence in the engine.
+    """
+    model.metrics.prompt_tokens.add(task.prompt_tokens)
+    task.account.spend(task.prompt_tokens)
+    sequences = [SequenceRun(model, task, choice, writer).pieces() for choice in range(task.choices)]
+    merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
+    taken = 0
+    async with aclosing(merged) as pieces:
+        async for index, _, piece in pieces:
+            if task.watched is not None:
+                task.watched.saw(index, piece.tokens, piece.finish_reason)
+            yield index, piece
+            taken += 1
+            if taken % FEW == 0:  # pieces that wait already would be taken without a pause
+                await asyncio.sleep(0)
+
+
+async def _merge(sequences: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
     """Whatever comes first from any of them; the first failure ends all."""
-    queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(HELD_PIECES * len(sequences))
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(HELD_PIECES * len(sequences))
     tasks = [asyncio.create_task(_pump(sequence, queue)) for sequence in sequences]
     open_sequences = len(tasks)
     try:
@@ -230,7 +246,7 @@ async def _merge(sequences: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGe
 
 
 async def _pump(
-    sequence: AsyncGenerator[Numbered, None], queue: "asyncio.Queue[Numbered | Exception | None]"
+    sequence: AsyncGenerator[Piece, None], queue: "asyncio.Queue[Piece | Exception | None]"
 ) -> None:
     try:
         async with aclosing(sequence) as pieces:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
-from afserve.server.answers.generation import Generator
 from afserve.server.metrics.goodput import ANY_TIME, Times
 from afserve.server.metrics.observe import ServerMetrics
 from afserve.server.text.preparers import unserved
@@ -20,13 +19,11 @@ class Hosted:
     backend: Backend
     tokenizer: Tokenizer
     metrics: ServerMetrics
-    generator: Generator
 
     @classmethod
     def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME) -> "Hosted":
         """`times` are those that the server asks for."""
-        metrics = ServerMetrics(clock, times, backend.draw_counts)
-        return cls(backend, tokenizer, metrics, Generator(backend, tokenizer, metrics))
+        return cls(backend, tokenizer, ServerMetrics(clock, times, backend.draw_counts))
 
     @property
     def name(self) -> str:

@@ -17,16 +17,13 @@ from afserve.errors import AfserveError, DeadlineError, NotFoundError, Overloade
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.access.fair_room import has_room
 from afserve.server.answers.asked import Asked
-from afserve.server.answers.generation import Task
+from afserve.server.answers.generation import SequenceRun, Task
 from afserve.server.answers.hosted import Hosted, Models
 from afserve.server.answers.running import within
 from afserve.server.http.body import ClientGone
 from afserve.server.http.settings import MIB, ServerSettings
-from afserve.server.metrics.goodput import Times
-from afserve.server.metrics.observe import RequestTimer
-from afserve.server.replies.choice import ChoiceDecoder
 from afserve.server.replies.position import MOST_CHOICES, Position
-from afserve.server.replies.record import TURN, AnswerRecord, Numbered, bytes_of, split
+from afserve.server.replies.record import AnswerRecord, Numbered, bytes_of
 
 log = logging.getLogger("afserve.server")
 
@@ -78,7 +75,7 @@ class Resumables:
         self._make_room(asked.owner, size_of(asked))
         task = asked.task(arrived, account, origin=origin)
         backend = self._model(asked).backend
-        opened = [backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
+        opened = [backend.open(task.request(i), keep) for i, keep in enumerate(keeps)]
         left = [asked.prepared.scheduling.deadline] * len(opened)
         return self._begin(Resumable(asked, task, opened), left)
 
@@ -148,65 +145,32 @@ class Resumables:
         self, one: Resumable, index: int, opened: Opened, left: float | None, charged: int | None
     ) -> None:
         """What nobody has read yet, and may never, is recorded all the same."""
-        decoder, timer = self._decoder(one, index), self._timer(one, index)
-        adopted, free = charged is not None, charged or 0
-        reason, apart = "abort", adopted or one.asked.exact
+        one_by_one = charged is not None or one.asked.exact
         deadline = None if left is None else one.asked.prepared.scheduling.deadline
+        run = SequenceRun(self._model(one.asked), one.task, index, opened=opened, paid=charged)
         try:
-            async with within(deadline, left), aclosing(opened.events()) as events:
-                async for event in events:
-                    if not adopted:
-                        timer.saw(event)
-                    spent = max(0, len(event.token_ids) - free)
-                    free -= len(event.token_ids) - spent
-                    one.task.account.spend(spent)
-                    for number, part in enumerate(split(event) if apart else (event,), 1):
-                        piece = decoder.feed(part)
-                        one.record.add(index, part, piece)
-                        if piece.finish_reason is not None:
-                            reason = piece.finish_reason
-                            opened.halt()
-                            return
-                        if number % TURN == 0:
-                            await asyncio.sleep(0)
+            async with within(deadline, left), aclosing(run.pieces(one_by_one=one_by_one)) as pieces:
+                async for _, event, piece in pieces:
+                    one.record.add(index, event, piece)
+                    if piece.finish_reason is not None:
+                        opened.halt()
         except GivenAwayError:
             self._drop(one, ResumedElsewhere())
         except DeadlineError as error:
             self._fail(one, opened, error)
-            opened.close()
+            opened.discard()
         except AfserveError as error:
             self._fail(one, opened, error)
         except Exception as error:
             self._fail(one, opened, error)
             log.exception("%s failed", one.asked.id)
-        finally:
-            if not adopted:
-                timer.ended(reason)
 
     def _fail(self, one: Resumable, opened: Opened, error: Exception) -> None:
         """What ended it stays kept where it is computed, for whoever asks later; its other choices do not."""
         one.record.fail(error)
         for other in one.opened:
             if other is not opened:
-                other.close()
-
-    def _timer(self, one: Resumable, index: int) -> RequestTimer:
-        asked = one.asked.prepared
-        prompt = asked.prompts[index // asked.params.n]
-        times = Times(asked.scheduling.ttft, asked.scheduling.tpot)
-        return self._model(one.asked).metrics.timer(
-            one.task.arrived, len(prompt), asked.params.max_tokens, times
-        )
-
-    def _decoder(self, one: Resumable, index: int) -> ChoiceDecoder:
-        asked = one.asked.prepared
-        return ChoiceDecoder(
-            self._model(one.asked).tokenizer,
-            asked.params,
-            asked.prompts[index // asked.params.n],
-            skip_special_tokens=asked.skip_special_tokens,
-            echoes=asked.echo is not None,
-        )
+                other.discard()
 
     def _model(self, asked: Asked) -> Hosted:
         return self._models.named(asked.prepared.model)
@@ -215,7 +179,7 @@ class Resumables:
         """Its time is over, or its client says so: what still runs is cancelled."""
         self._drop(one, NotFoundError("this request was ended by its client"))
         for opened in one.opened:
-            opened.close()
+            opened.discard()
 
     def leave(self) -> None:
         """This gateway goes; whoever comes next finds all of them where they are computed."""
@@ -263,7 +227,8 @@ class Resumables:
         one.expires = loop.call_later(one.asked.seconds, self.forget, one)
 
     def pieces(self, one: Resumable, since: Position) -> AsyncGenerator[Numbered, None]:
-        return one.record.follow(lambda index: self._decoder(one, index), since)
+        tokenizer = self._model(one.asked).tokenizer
+        return one.record.follow(lambda index: one.task.decoder(tokenizer, index), since)
 
     # ---- who comes back
 
@@ -325,7 +290,7 @@ class Resumables:
         left = [None if (k := by_choice.get(i)) and k.ended else rest for i in range(asked.choices)]
         for keep in asked.keeps():
             request, there = task.request(keep.choice), by_choice.get(keep.choice)
-            opened.append(model.backend.keep(request, keep) if there is None else there.open(request))
+            opened.append(model.backend.open(request, keep) if there is None else there.open(request))
         charged = [k.count - k.unheard if (k := by_choice.get(i)) else 0 for i in range(asked.choices)]
         one = self._begin(Resumable(asked, task, opened), left, charged)
         self._accounts.goes_on(account, one.tasks, adopted=True)

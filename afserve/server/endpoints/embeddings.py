@@ -89,7 +89,7 @@ class EmbeddingsEndpoint:
         metrics, reason = model.metrics, "abort"
         began = task.arrived
         try:
-            async with aclosing(model.backend.generate(task.request(number))) as events:
+            async with aclosing(model.backend.open(task.request(number)).events()) as events:
                 async for event in events:
                     raise_failure(event)
                     metrics.cached_tokens.add(event.cached_tokens)

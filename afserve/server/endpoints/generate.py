@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from afserve.server.access.accounts import account_of
 from afserve.server.answers.answer import Answer, Source
 from afserve.server.answers.asked import Asked, owner_of
+from afserve.server.answers.generation import generate
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.running import Watched
 from afserve.server.bodies.prepared import Prepared
@@ -59,5 +60,5 @@ class Generate:
         service = self._service
         task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
         reply = asked.reply(model.tokenizer)
-        source = Source(lambda taker: model.generator.run(task, taker), deadline=task.scheduling.deadline)
+        source = Source(lambda writer: generate(model, task, writer), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

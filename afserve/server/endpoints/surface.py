@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answers.answer import Writer
-from afserve.server.answers.generation import Generator, Task
+from afserve.server.answers.generation import Task, generate
+from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.inflight import DrainingError, Inflight
 from afserve.server.answers.running import within
 from afserve.server.http.body import ClientGone, until_gone
@@ -49,7 +50,7 @@ class SurfaceAnswer(Response):
 
     def __init__(
         self,
-        generator: Generator,
+        model: Hosted,
         inflight: Inflight,
         task: Task,
         surface: Surface,
@@ -60,7 +61,7 @@ class SurfaceAnswer(Response):
         """`keep` is awaited before an answer's end is said, so that who has read it can refer to it."""
         super().__init__()
         self._keep = keep
-        self._generator, self._inflight, self._task = generator, inflight, task
+        self._model, self._inflight, self._task = model, inflight, task
         self._surface, self._stream, self._limits = surface, stream, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +79,7 @@ class SurfaceAnswer(Response):
         usage, size, most = Usage(self._task.prompt_tokens), 0, self._limits.max_answer_bytes
         async with (
             within(self._task.scheduling.deadline, watched=self._task.watched),
-            aclosing(self._generator.run(self._task)) as pieces,
+            aclosing(generate(self._model, self._task)) as pieces,
         ):
             async for _, piece in pieces:
                 usage.add(piece)
@@ -113,7 +114,7 @@ class SurfaceAnswer(Response):
         begun = False
         async with (
             within(self._task.scheduling.deadline, watched=self._task.watched),
-            aclosing(self._generator.run(self._task, _Events(surface, usage, writer))) as pieces,
+            aclosing(generate(self._model, self._task, _Events(surface, usage, writer))) as pieces,
         ):
             async for _, piece in pieces:
                 usage.add(piece)
@@ -128,15 +129,15 @@ class SurfaceAnswer(Response):
 
 
 class _Events:
-    """Pieces of a stream that has begun, written at once: a `PieceTaker`."""
+    """Pieces of a stream that has begun, written at once: a `PieceWriter`."""
 
     def __init__(self, surface: Surface, usage: Usage, writer: Writer) -> None:
         self._surface, self._usage, self._writer = surface, usage, writer
 
-    def takes(self) -> bool:
+    def can_write(self) -> bool:
         return self._writer.free
 
-    def take(self, index: int, piece: TextPiece) -> None:
+    def write_piece(self, index: int, piece: TextPiece) -> None:
         self._usage.add(piece)
         if data := self._surface.take(piece):
             self._writer.write_now(data)

@@ -97,7 +97,7 @@ class Spoken:
         )
         surface = self._make(asked, watched.id, service.http.clock)
         return SurfaceAnswer(
-            model.generator,
+            model,
             service.inflight,
             task,
             surface,
