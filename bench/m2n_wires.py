@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from afserve.comm.transport import Box, Header, Kind, Layout, Sender, Transport, WireType
+from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
 from afserve.comm.transports import connect
 
 NO_WIRES = ("local", "symm")  # one thread; GPUs (bench.m2n_cuda)
@@ -52,8 +52,8 @@ def _layout(case: Case) -> Layout:
 
 def sender(end: Transport) -> Send:
     """As links and ports do: in one call where the transport has it."""
-    if isinstance(end, Sender):
-        return end.send
+    if end.offers.sender is not None:
+        return end.offers.sender.send
 
     def send(box: Box, header: Header, x_RH, slot_RK=None, weight_RK=None) -> None:
         parcel = end.stage(box, header)

@@ -23,7 +23,7 @@ import torch
 
 from afserve.comm.mailbox import lanes
 from afserve.comm.mailbox.segment import SegmentMap
-from afserve.comm.transport import Box, Header, Kind, Layout, Limiting, Transport, WireType
+from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
 from afserve.comm.transports import connect
 from bench.origin import ROOT, origin
 
@@ -79,9 +79,10 @@ def taken(end: Transport, boxes: list[Box]) -> Iterator[Box]:
 def limit(ends: list[Transport], attention_nodes: int) -> None:
     """They all decode from now on."""
     for end in ends:
-        assert isinstance(end, Limiting)
+        limiting = end.offers.limiting
+        assert limiting is not None
         for attention in range(attention_nodes):
-            end.limit(attention, DECODE)
+            limiting.limit(attention, DECODE)
 
 
 def peers_part(kind: str, side: str, count: int) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import FakeClock
+from afserve.comm.m2n import bank
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Layout, WireType
@@ -86,7 +87,7 @@ class OfRows(PieceSize):
         return False
 
 
-class Bank:
+class Bank(bank.Bank):
     def __init__(self, clock: FakeClock, case: Case, device: ScriptedDevice | None) -> None:
         self._clock, self._case, self._device = clock, case, device
 

@@ -20,8 +20,9 @@ from multiprocessing.synchronize import Barrier, Event
 
 import torch
 
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
-from afserve.comm.transport import Box, Header, Layout, Parcel, Transport, WireType
+from afserve.comm.transport import Box, Header, Layout, Offers, Parcel, Transport, WireType
 from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
@@ -68,6 +69,10 @@ class SlowWire:
     def layout(self) -> Layout:
         return self._inner.layout
 
+    @property
+    def offers(self) -> Offers:
+        return Offers()
+
     def boxes(self) -> list[Box]:
         return self._inner.boxes()
 
@@ -102,7 +107,7 @@ class SlowWire:
             self._inner.post(box)
 
 
-class ScriptedBank:
+class ScriptedBank(Bank):
     """Takes a stage for the rows of all attention nodes together, less for fewer rows."""
 
     def __init__(self, attention: int) -> None:

@@ -21,6 +21,7 @@ from multiprocessing.synchronize import Event
 
 import torch
 
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
@@ -45,7 +46,7 @@ class Counted:
     after: float
 
 
-class PacedBank:
+class PacedBank(Bank):
     """Takes time for each row at each of its experts."""
 
     def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False) -> None:

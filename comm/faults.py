@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from afserve.comm.transport import Box, Dialled, Header, Layout, Parcel, Transport
+from afserve.comm.transport import Box, Dialled, Header, Layout, Offers, Parcel, Transport
 from afserve.errors import PeerLost
 
 
@@ -52,6 +52,10 @@ class FaultyTransport:
     @property
     def device(self) -> torch.device:
         return self._inner.device
+
+    @property
+    def offers(self) -> Offers:
+        return Offers()
 
     def boxes(self) -> list[Box]:
         return self._inner.boxes()

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from afserve.credentials import NOBODYS, Credentials
+from afserve.kernels.stack import Exchange, LayeredExperts
 from afserve.member import NodeId, Role
 
 NO_SLOT = -1
@@ -163,6 +164,11 @@ class Transport(Protocol):
         """Where rows lie in the mailboxes; headers are always in host memory."""
         ...
 
+    @property
+    def offers(self) -> "Offers":
+        """What this transport does beside the contract."""
+        ...
+
     def boxes(self) -> list[Box]:
         """Every box of this end, in order; on an attention node those of the expert nodes it is attached to."""
         ...
@@ -229,7 +235,6 @@ class MessageFiller(Protocol):
         ...
 
 
-@runtime_checkable
 class Sender(Protocol):
     """What a transport may offer beside the contract: stage, fill and post in one call."""
 
@@ -249,7 +254,6 @@ class Sender(Protocol):
         ...
 
 
-@runtime_checkable
 class SharingCores(Protocol):
     """What a transport between two nodes of a host may offer: whoever waits lends its core to the other."""
 
@@ -273,14 +277,13 @@ class Answered(NamedTuple):
     last_seconds: float
 
 
-@runtime_checkable
 class Answering(Protocol):
     """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in
     one call, without Python between two messages."""
 
     def answer(
         self,
-        experts: object,
+        experts: LayeredExperts,
         epochs: Collection[int],
         most_rows: Callable[[int], int],
         wait: float,
@@ -293,13 +296,12 @@ class Answering(Protocol):
         ...
 
 
-@runtime_checkable
 class Exchanging(Protocol):
     """What a transport may offer an attention node beside the contract: `Ops.run_stack` sends and waits by itself."""
 
     def exchange(
         self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
-    ) -> object | None:
+    ) -> Exchange | None:
         """For one micro-batch: its boxes by expert node, and the native library's routes of every MoE layer, which the
         caller keeps. An answer may take `patience` seconds, or is left to the caller. None where the transport or its
         wires have no such thing. Good until an expert node is attached or detached."""
@@ -314,7 +316,6 @@ Queue = Callable[[], AbstractContextManager[None]]
 """Of a device: what is launched inside the context is in it."""
 
 
-@runtime_checkable
 class Queueing(Protocol):
     """What a transport may offer beside the contract where a device waits for payloads by itself."""
 
@@ -323,7 +324,6 @@ class Queueing(Protocol):
         ...
 
 
-@runtime_checkable
 class Limiting(Protocol):
     """What a transport may offer beside the contract: the memory of a box follows what its attention node may send."""
 
@@ -333,3 +333,16 @@ class Limiting(Protocol):
         A larger one that is under way is carried as ever; what it took in memory goes with the box's next message.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What a transport does beside the contract; None is what it does not. Whoever holds it asks once, at
+    wiring."""
+
+    sender: Sender | None = None
+    limiting: Limiting | None = None
+    queueing: Queueing | None = None
+    answering: Answering | None = None
+    exchanging: Exchanging | None = None
+    sharing_cores: SharingCores | None = None

@@ -4,7 +4,7 @@ A backend holds a `Reference` for what does not fit it, and notes that in `fallb
 that a test of a backend compares two programs. Contracts are in the docstrings of `ops.py`; shapes as there.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,22 +18,18 @@ from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHea
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled
+from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
 
 
-@runtime_checkable
-class Borrowing(Protocol):
-    """A backend whose tasks another thread can take, on the core of a node that waits."""
+class NativeCalls(Protocol):
+    """What a backend of compiled code offers beside the ops: calls that run many of them without Python between two,
+    and a core of a node that waits."""
 
     def borrow_core(self, memory_B: Tensor | None, offset: int) -> bool: ...
-
-
-@runtime_checkable
-class Layered(Protocol):
-    """A backend whose experts can be asked by the data plane, without Python between two calls."""
-
     def expert_layers(
         self, layers: tuple[PackedExperts, ...], rows: torch.dtype, sums: torch.dtype
-    ) -> object | None: ...
+    ) -> LayeredExperts | None: ...
+    def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None: ...
 
 
 class KernelBackend(Protocol):
@@ -48,6 +44,11 @@ class KernelBackend(Protocol):
 
     @property
     def fallbacks(self) -> Fallbacks: ...
+    @property
+    def native_calls(self) -> NativeCalls | None:
+        """None where Python calls every op."""
+        ...
+
     def holds_int8(self, dtype: torch.dtype) -> bool:
         """Whether expert slots can keep int8 weights for rows of `dtype`, rather than 16 bits of the same values."""
         ...

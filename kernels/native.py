@@ -22,7 +22,7 @@ from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, a
 from afserve.kernels.norms import layer_norm
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.stack import Stack, Stacked, StackLayer
+from afserve.kernels.stack import Stack, StackLayer
 
 FLOAT32 = torch.float32
 MOST_HEAD = 1024  # elements of a head in the fused half
@@ -56,6 +56,10 @@ class Native(NativeProducts):
             out.data_ptr(),
         )
         return out
+
+    @property
+    def native_calls(self) -> "Native":
+        return self
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         return layer_norm(x_TH, weight_H, bias_H, eps)
@@ -352,12 +356,7 @@ class Native(NativeProducts):
         return native_half.run(self._engine, handle, x_TH, batch)
 
     def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None:
-        return native_stack.stack_of(layers)
-
-    def run_stack(
-        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: object | None
-    ) -> Stacked:
-        return native_stack.run(self._engine, stack, x_TH, batch, bad_T, exchange)
+        return native_stack.stack_of(self._engine, layers)
 
     def route(
         self,

@@ -14,6 +14,7 @@ from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
 from afserve.kernels.scaled import BlockScaled, dequantised
+from afserve.kernels.stack import LayeredExperts
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 FLOAT_CODE, INT8_CODE, COMPACT_CODE = 0, 2, 3
@@ -259,13 +260,13 @@ class NativeProducts:
 
     def expert_layers(
         self, layers: tuple[PackedExperts, ...], rows: torch.dtype, sums: torch.dtype
-    ) -> object | None:
+    ) -> LayeredExperts | None:
         handles = [
             one.handle for one in layers if isinstance(one.handle, _native.Experts) and one.dtype is rows
         ]
         if len(handles) < len(layers) or sums not in (rows, torch.float32):
             return None
-        return _native.ExpertLayers(self._engine, handles, CODES[rows], CODES[sums])
+        return LayeredExperts(_native.ExpertLayers(self._engine, handles, CODES[rows], CODES[sums]))
 
     def _expert_ffn_converted(
         self,

@@ -4,8 +4,6 @@ A stack is made where every half is fused and every FFN is the library's; else t
 called one by one, with the same bits. Shapes: T tokens, H hidden, K top-k, L MoE layers.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -13,18 +11,10 @@ from afserve.kernels import _native, native_half
 from afserve.kernels.native_products import address
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.stack import Stack, Stacked, StackLayer, Stopped
+from afserve.kernels.stack import Exchange, Stack, Stacked, StackLayer, Stopped
 
 
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    stack: _native.Stack
-    dtype: torch.dtype
-    moe_layers: int
-    top_k: int
-
-
-def stack_of(layers: tuple[StackLayer, ...]) -> Stack | None:
+def stack_of(engine: _native.Engine, layers: tuple[StackLayer, ...]) -> "NativeStack | None":
     """None where a layer is not the library's from end to end, or layers are not alike."""
     found = [_native_layer(layer) for layer in layers]
     whole = [layer for layer in found if layer is not None]
@@ -34,7 +24,7 @@ def stack_of(layers: tuple[StackLayer, ...]) -> Stack | None:
     if len(whole) < len(layers) or len(dtypes) != 1 or len(chosen) > 1:
         return None
     moe_layers = sum(layer.routes for layer in layers)
-    return Stack(layers, _Handle(_native.Stack(whole), dtypes.pop(), moe_layers, max(chosen, default=0)))
+    return NativeStack(engine, layers, whole, dtypes.pop(), moe_layers, max(chosen, default=0))
 
 
 def _top_k(layer: StackLayer) -> int:
@@ -65,37 +55,46 @@ def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
     return handle if isinstance(handle, _native.Linear) and packed.dtype is dtype else None
 
 
-def run(
-    engine: _native.Engine,
-    stack: Stack,
-    x_TH: Tensor,
-    batch: PagedBatch,
-    bad_T: Tensor | None,
-    exchange: object | None,
-) -> Stacked:
-    handle = stack.handle
-    assert isinstance(handle, _Handle), "a stack of another backend"
-    if x_TH.dtype is not handle.dtype or not x_TH.is_contiguous():
-        raise ValueError(
-            f"x_TH: {x_TH.dtype} with strides {x_TH.stride()}, expected contiguous {handle.dtype}"
+class NativeStack(Stack):
+    """`layers` hold what `whole`, the library's forms of them, point at."""
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        layers: tuple[StackLayer, ...],
+        whole: list[_native.StackLayer],
+        dtype: torch.dtype,
+        moe_layers: int,
+        top_k: int,
+    ) -> None:
+        self._engine, self._layers, self._stack = engine, layers, _native.Stack(whole)
+        self._dtype, self._moe_layers, self._top_k = dtype, moe_layers, top_k
+        self.hidden = layers[0].half.layer.input_norm_H.shape[0]
+
+    def run_layers(
+        self, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: Exchange | None
+    ) -> Stacked:
+        if x_TH.dtype is not self._dtype or not x_TH.is_contiguous():
+            raise ValueError(
+                f"x_TH: {x_TH.dtype} with strides {x_TH.stride()}, expected contiguous {self._dtype}"
+            )
+        tokens, top_k = x_TH.shape[0], self._top_k
+        expert = torch.empty((self._moe_layers, tokens, top_k), dtype=torch.int32)
+        normed = weight = None
+        if exchange is not None:
+            normed, weight = torch.empty_like(x_TH), torch.empty(tokens, top_k, dtype=torch.float32)
+        layers, seconds, waited = self._stack.run(
+            self._engine,
+            native_half.batch_handle(batch),
+            x_TH.data_ptr(),
+            expert.data_ptr(),
+            address(bad_T),
+            exchange,
+            address(normed),
+            address(weight),
         )
-    tokens, top_k = x_TH.shape[0], handle.top_k
-    expert = torch.empty((handle.moe_layers, tokens, top_k), dtype=torch.int32)
-    normed = weight = None
-    if exchange is not None:
-        normed, weight = torch.empty_like(x_TH), torch.empty(tokens, top_k, dtype=torch.float32)
-    layers, seconds, waited = handle.stack.run(
-        engine,
-        native_half.batch_handle(batch),
-        x_TH.data_ptr(),
-        expert.data_ptr(),
-        address(bad_T),
-        exchange,
-        address(normed),
-        address(weight),
-    )
-    if layers == len(stack.layers):
-        return Stacked(expert, seconds, waited)
-    assert normed is not None and weight is not None, "a layer waits for sums of nobody"
-    sent = sum(layer.routes for layer in stack.layers[: layers + 1])
-    return Stacked(expert[:sent], seconds, waited, Stopped(layers, normed, weight))
+        if layers == len(self._layers):
+            return Stacked(expert, seconds, waited)
+        assert normed is not None and weight is not None, "a layer waits for sums of nobody"
+        sent = sum(layer.routes for layer in self._layers[: layers + 1])
+        return Stacked(expert[:sent], seconds, waited, Stopped(layers, normed, weight))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import Borrowing, KernelBackend, Layered
+from afserve.kernels.backend import KernelBackend
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
@@ -42,7 +42,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled
-from afserve.kernels.stack import Stack, Stacked, Stacking, StackLayer
+from afserve.kernels.stack import Exchange, LayeredExperts, Stack, Stacked, StackLayer
 
 INT32 = torch.int32
 
@@ -52,6 +52,7 @@ class Ops:
 
     def __init__(self, backend: KernelBackend, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend = backend
+        self._calls = backend.native_calls
         self._reason = reason
         self.device = device
         self.threads = threads
@@ -80,7 +81,7 @@ class Ops:
         `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py) and that is kept as long.
         Instead of the core borrowed before; without memory no core is. False where the backend can't; results have the
         same bits."""
-        return isinstance(self._backend, Borrowing) and self._backend.borrow_core(memory_B, offset)
+        return self._calls is not None and self._calls.borrow_core(memory_B, offset)
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
@@ -169,13 +170,11 @@ class Ops:
 
     def expert_layers(
         self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
-    ) -> object | None:
+    ) -> LayeredExperts | None:
         """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
         which is called there. It computes with this backend's threads, so not while anything else here does. None
         where the backend has no such thing."""
-        if not isinstance(self._backend, Layered):
-            return None
-        return self._backend.expert_layers(tuple(layers), rows, sums)
+        return None if self._calls is None else self._calls.expert_layers(tuple(layers), rows, sums)
 
     def set_expert_int4(
         self,
@@ -448,7 +447,7 @@ class Ops:
 
     def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
         """All layers over one cache, for `run_stack`; None where the backend does not run all of these in one call."""
-        return self._backend.stack_layers(tuple(layers)) if isinstance(self._backend, Stacking) else None
+        return None if self._calls is None else self._calls.stack_layers(tuple(layers))
 
     def run_stack(
         self,
@@ -456,15 +455,14 @@ class Ops:
         x_TH: Tensor,
         batch: PagedBatch,
         bad_T: Tensor | None = None,
-        exchange: object | None = None,
+        exchange: Exchange | None = None,
     ) -> Stacked:
         """x_TH becomes, in place, what the last layer gives; keys and values are written. `bad_T` as of `add_sums`,
         with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one. `exchange` is the data
         plane's way to experts that are away (`comm.transport.Exchanging`)."""
         expect_shape("x_TH", x_TH, (batch.tokens, stack.hidden))
         expect_marks(bad_T, batch.tokens)
-        assert isinstance(self._backend, Stacking), "this backend made no stack"
-        return self._backend.run_stack(stack, x_TH, batch, bad_T, exchange)
+        return stack.run_layers(x_TH, batch, bad_T, exchange)
 
     def route(
         self,

@@ -37,6 +37,7 @@ class Reference:
 
     name = "torch"
     holds_fp8 = False
+    native_calls = None
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device

@@ -1,11 +1,12 @@
 """The layers of a model over one cache as values, for a backend that runs a step of all of them in one call.
 
-What such a call means is the loop of `afserve/engine/micro_batch.py`: the attention half, the FFN half, the residual,
-layer after layer. Shapes: T tokens, K top-k, L MoE layers.
+What such a call means is the loop of `afserve/engine/step/layer_runner.py`: the attention half, the FFN half, the
+residual, layer after layer. Shapes: T tokens, K top-k, L MoE layers.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, NewType
 
 from torch import Tensor
 
@@ -15,6 +16,10 @@ from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 
 BoundLayer = BoundGqa | BoundMla
+Exchange = NewType("Exchange", object)
+"""The data plane's way to experts that are away, for one micro-batch. Only the native library reads it."""
+LayeredExperts = NewType("LayeredExperts", object)
+"""The experts of all MoE layers, for the data plane to call. Only the native library reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +35,6 @@ class StackLayer:
     @property
     def routes(self) -> bool:
         return self.away or self.experts is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """What `Ops.stack_layers` made, once per cache. Only the backend reads `handle`, which may hold addresses: what
-    they point at is held by this value too."""
-
-    layers: tuple[StackLayer, ...]
-    handle: object
-
-    @property
-    def hidden(self) -> int:
-        return self.layers[0].half.layer.input_norm_H.shape[0]
 
 
 class Stopped(NamedTuple):
@@ -65,11 +57,13 @@ class Stacked(NamedTuple):
     stopped: Stopped | None = None
 
 
-@runtime_checkable
-class Stacking(Protocol):
-    """A backend that runs all layers in one call."""
+class Stack(ABC):
+    """What a backend made of all layers, once per cache. It may hold addresses, and holds what they point at."""
 
-    def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None: ...
-    def run_stack(
-        self, stack: Stack, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: object | None
-    ) -> Stacked: ...
+    hidden: int
+
+    @abstractmethod
+    def run_layers(
+        self, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: Exchange | None
+    ) -> Stacked:
+        """As `Ops.run_stack`."""

@@ -1,8 +1,8 @@
 """An attention node: owns requests and KV cache, and runs whichever micro-batch can go on.
 
-`step` never blocks for long: where one call computes all layers (`MicroBatch`), that waits some milliseconds for expert
-nodes. When it has left `stalled` true, `wait` parks until one has answered. It knows no processes and no sockets:
-requests come in as values, tokens go out as events.
+`step` never blocks for long: where one call computes all layers (`ExchangeRunner`), that waits some milliseconds for
+expert nodes. When it has left `stalled` true, `wait` parks until one has answered. It knows no processes and no
+sockets: requests come in as values, tokens go out as events.
 """
 
 from contextlib import AbstractContextManager
@@ -13,8 +13,7 @@ import torch
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.kv.sharing import SharedPrompt
-from afserve.comm.m2n.exchanges import ExchangingLink
-from afserve.comm.m2n.link import Link, LocalBankLink
+from afserve.comm.m2n.link import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
@@ -23,14 +22,16 @@ from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.prefix_keys import HeldPrefixes
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import DISK, HOST
-from afserve.engine.load import ExpertLoad
-from afserve.engine.meter import Meter
-from afserve.engine.micro_batch import MicroBatch, Step, T
+from afserve.engine.micro_batch import MicroBatch, Step
 from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
+from afserve.engine.step.choose import choose_runners
+from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.meter import Meter
+from afserve.engine.step.runner import T
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
@@ -62,12 +63,10 @@ class AttentionNode(Generic[T]):
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
-        here, away = isinstance(link, LocalBankLink), link if isinstance(link, ExchangingLink) else None
-        experts = link.packed if isinstance(link, LocalBankLink) else None
-        stack = model.stack(self.kv.halves, experts) if here or away is not None else None
+        runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config, stack, away)
-            for i in range(config.micro_batches)
+            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config)
+            for i, runner in enumerate(runners)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | None] = [None] * config.micro_batches

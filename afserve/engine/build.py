@@ -13,8 +13,8 @@ from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.micro_batch import T
 from afserve.engine.scheduling.guides import Guides
+from afserve.engine.step.runner import T
 from afserve.families.table import load_spec, naming_of
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops

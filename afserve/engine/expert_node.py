@@ -19,11 +19,11 @@ from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
 from afserve.engine.device_queues import Device, DeviceQueues
-from afserve.engine.meter import ExpertWatch
 from afserve.engine.one_call import Part, forward, tensors
 from afserve.engine.pieces import PieceSize, PromptShare
 from afserve.engine.prompt_batch import BatchedPrompt, PromptBatch, WaitingPrompts
 from afserve.engine.stats import ExpertStats
+from afserve.engine.step.meter import ExpertWatch
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
 from afserve.soft_barrier import SoftBarrier

@@ -19,6 +19,7 @@ from afserve.families.naming import Naming
 from afserve.kernels.gating import Gating
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
+from afserve.kernels.stack import LayeredExperts
 from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.keeping import Keeping
 from afserve.models.rounding import RoundingError
@@ -66,12 +67,12 @@ class ExpertBank:
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property
-    def packed(self) -> tuple[PackedExperts, ...]:
-        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them; else empty."""
-        return () if self._weigh_input else tuple(self._layers)
+    def packed(self) -> tuple[PackedExperts, ...] | None:
+        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them."""
+        return None if self._weigh_input else tuple(self._layers)
 
-    def answering(self, rows: torch.dtype, sums: torch.dtype) -> object | None:
-        """As `comm.m2n.bank.AnsweringBank`."""
+    def answering(self, rows: torch.dtype, sums: torch.dtype) -> LayeredExperts | None:
+        """As `comm.m2n.bank.Bank`."""
         packed = self.packed
         return self._ops.expert_layers(packed, rows, sums) if packed else None
 

@@ -5,7 +5,7 @@ It has the methods of a link to expert nodes and no mailboxes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
 from afserve.kernels.packed import PackedExperts
+from afserve.kernels.stack import LayeredExperts
 from afserve.placement.placement import Placement
 
 
 class Bank(Protocol):
-    """The experts of all MoE layers that one process holds, by layer and slot."""
+    """The experts of all MoE layers that one process holds, by layer and slot. What a subclass does not say it does not
+    offer."""
 
     def forward(
         self,
@@ -35,24 +37,16 @@ class Bank(Protocol):
         add: the sum starts from out_RH."""
         ...
 
-
-@runtime_checkable
-class PackedBank(Protocol):
-    """A bank that says what it is made of, so that whoever holds it may call kernels without asking it."""
-
     @property
-    def packed(self) -> tuple[PackedExperts, ...]:
-        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them; else empty."""
-        ...
+    def packed(self) -> Sequence[PackedExperts] | None:
+        """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them, so that whoever holds
+        the bank may call kernels without asking it."""
+        return None
 
-
-@runtime_checkable
-class AnsweringBank(Protocol):
-    """A bank that `comm.transport.Answering` may ask without Python."""
-
-    def answering(self, rows: torch.dtype, sums: torch.dtype) -> object | None:
-        """What does as `forward` for rows and sums of these dtypes; None where nothing does."""
-        ...
+    def answering(self, rows: torch.dtype, sums: torch.dtype) -> LayeredExperts | None:
+        """What does as `forward` for rows and sums of these dtypes without Python (`comm.transport.Answering`); None
+        where nothing does."""
+        return None
 
 
 class LocalTicket(NamedTuple):
@@ -63,6 +57,15 @@ class LocalTicket(NamedTuple):
 
 class NoExpertNodes:
     """What a link says that has no expert nodes: nobody can be lost, and nobody comes."""
+
+    @property
+    def exchanging(self) -> None:
+        return None
+
+    @property
+    def packed(self) -> Sequence[PackedExperts] | None:
+        """Only a link that has them knows."""
+        return None
 
     def lose(self, expert: int, why: str) -> None:
         """There is none."""
@@ -105,10 +108,9 @@ class LocalBankLink(NoExpertNodes):
         self._sums: dict[int, Tensor] = {}
 
     @property
-    def packed(self) -> tuple[PackedExperts, ...]:
-        """The experts of each MoE layer, expert e in slot e, for whoever runs whole layers in one call; empty where the
-        bank has to be asked."""
-        return self._bank.packed if isinstance(self._bank, PackedBank) else ()
+    def packed(self) -> Sequence[PackedExperts] | None:
+        """The bank's, unless it has to be asked."""
+        return self._bank.packed
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

@@ -4,22 +4,22 @@ An exchange does what a link does while every expert node is there and answers i
 `Ticket` to the link. It knows boxes and routes; it knows no recoveries.
 """
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.ticket import Given
-from afserve.comm.transport import Box, Exchanging, Header, Kind, Transport
+from afserve.comm.transport import Box, Header, Kind, Transport
+from afserve.kernels.stack import Exchange
 
 _AnyTicket_co = TypeVar("_AnyTicket_co", covariant=True)
 
 _PATIENCE = 0.02  # seconds that a layer's sums may take; then the link looks whether their nodes live
 
 
-@runtime_checkable
 class ExchangingLink(Protocol[_AnyTicket_co]):
     """A link that offers exchanges beside `dispatch` and `combine`."""
 
-    def exchange(self, micro_batch: int) -> object | None:
+    def exchange(self, micro_batch: int) -> Exchange | None:
         """What `Ops.run_stack` takes in place of these; None where only they will do now. `settle` follows each use."""
         ...
 
@@ -32,16 +32,21 @@ class Exchanges:
     """One for each micro-batch, made when it is first asked for."""
 
     def __init__(self, transport: Transport, attention: int) -> None:
-        self._transport = transport if isinstance(transport, Exchanging) else None
+        self._transport = transport.offers.exchanging
         self._wire = transport.layout.dispatch_wire
         self._attention = attention
-        self._made: dict[int, object] = {}
+        self._made: dict[int, Exchange] = {}
+
+    @property
+    def offered(self) -> bool:
+        """Whether the transport has such a thing at all."""
+        return self._transport is not None
 
     def clear(self) -> None:
         """The expert nodes that are there, or the routes, are others from now on."""
         self._made.clear()
 
-    def of(self, micro_batch: int, table: RouteTable) -> object | None:
+    def of(self, micro_batch: int, table: RouteTable) -> Exchange | None:
         """What `Ops.run_stack` takes. None where the transport has none, and while experts stand on no node."""
         made = self._made.get(micro_batch)
         if made is not None or self._transport is None:

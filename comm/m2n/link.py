@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afserve.clock import AwakeClock, Clock
 from afserve.comm.m2n.bank import Bank, LocalBankLink
-from afserve.comm.m2n.exchanges import Exchanges
+from afserve.comm.m2n.exchanges import Exchanges, ExchangingLink
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.m2n.recover import Recoveries
 from afserve.comm.m2n.routes import RouteTable
@@ -25,8 +25,10 @@ from afserve.comm.m2n.ticket import Given, Part, Ticket
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
-from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Limiting, Sender, Transport
+from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Transport
 from afserve.errors import DispatchRefused, PeerLost, ProtocolError
+from afserve.kernels.packed import PackedExperts
+from afserve.kernels.stack import Exchange
 from afserve.member import NodeId
 from afserve.placement.placement import Placement
 
@@ -95,6 +97,17 @@ class Link(Protocol[_AnyTicket]):
 
     def recovery(self) -> RecoveryStats: ...
 
+    @property
+    def packed(self) -> Sequence[PackedExperts] | None:
+        """The experts of each MoE layer, expert e in slot e, where they are in this process and kernels may be given
+        them in place of `dispatch` and `combine`."""
+        ...
+
+    @property
+    def exchanging(self) -> ExchangingLink[_AnyTicket] | None:
+        """The same link, where it can offer exchanges to expert nodes."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -118,7 +131,7 @@ class ExpertLink:
         stage: Stage | None = None,
     ) -> None:
         self._transport = transport
-        self._sender = transport if isinstance(transport, Sender) else None
+        self._sender, self._limiting = transport.offers.sender, transport.offers.limiting
         self._attention = attention
         self._layout = layout
         self._deadline = deadline
@@ -155,8 +168,8 @@ class ExpertLink:
 
     def limit(self, rows: int) -> None:
         """Also of the expert nodes that are attached later."""
-        if isinstance(self._transport, Limiting):
-            self._transport.limit(self._attention, rows)
+        if self._limiting is not None:
+            self._limiting.limit(self._attention, rows)
 
     def lose(self, expert: int, why: str) -> None:
         """Whatever an expert node still owes is asked of other nodes, or waits until its experts have a home again."""
@@ -230,9 +243,17 @@ class ExpertLink:
         table, deadline = self._table, self._clock.now() + self._deadline
         return Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
 
-    def exchange(self, micro_batch: int) -> object | None:
+    @property
+    def packed(self) -> None:
+        return None
+
+    @property
+    def exchanging(self) -> "ExpertLink | None":
+        return self if self._exchanges.offered and self._stage is None else None
+
+    def exchange(self, micro_batch: int) -> Exchange | None:
         """As `ExchangingLink`."""
-        if self._stage is not None or self._broken or micro_batch in self._under_way:
+        if self._broken or micro_batch in self._under_way:
             return None
         return self._exchanges.of(micro_batch, self._table)
 

@@ -13,24 +13,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.comm.m2n.bank import AnsweringBank, Bank
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.staging import Copy, Stage, stage_for
 from afserve.comm.mailbox.fp8 import dequantise
 from afserve.comm.transport import (
     HOST,
     Answered,
-    Answering,
     Box,
     Header,
     Kind,
     Layout,
-    Limiting,
     Queue,
-    Queueing,
     Transport,
     WireType,
 )
 from afserve.errors import ProtocolError
+from afserve.kernels.stack import LayeredExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class ExpertPort:
     def __init__(
         self, transport: Transport, *, device: torch.device = HOST, stage: Stage | None = None
     ) -> None:
-        self._transport = transport
+        self._transport, self._offers = transport, transport.offers
         self._boxes = tuple(transport.boxes())
         self._wire = transport.layout.combine_wire
         self._stage = stage or stage_for(device, transport.device)
@@ -78,14 +76,14 @@ class ExpertPort:
 
     def limit(self, attention: int, rows: int) -> None:
         """An attention node's messages have at most so many rows from now on; what is under way may be larger."""
-        if isinstance(self._transport, Limiting):
-            self._transport.limit(attention, rows)
+        if self._offers.limiting is not None:
+            self._offers.limiting.limit(attention, rows)
 
     def take_in(self, attention: int, queue: Queue) -> None:
         """What an attention node sends is brought to the device inside `queue` from now on."""
         self._queues[attention] = queue
-        if isinstance(self._transport, Queueing):
-            self._transport.take_in(attention, queue)
+        if self._offers.queueing is not None:
+            self._offers.queueing.take_in(attention, queue)
 
     def poll(self) -> list[Arrival]:
         """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""
@@ -108,24 +106,24 @@ class ExpertPort:
             return True
         return bool(self._transport.wait(self._boxes, timeout))
 
-    def answering(self, bank: Bank) -> object | None:
+    def answering(self, bank: Bank) -> LayeredExperts | None:
         """What `answer` may ask in the bank's place; None where Python takes part in every answer."""
-        layout, answers = self.layout, isinstance(self._transport, Answering) and self._stage is None
-        if not answers or not isinstance(bank, AnsweringBank) or layout.dispatch_wire is WireType.FLOAT8:
+        layout, answers = self.layout, self._offers.answering is not None and self._stage is None
+        if not answers or layout.dispatch_wire is WireType.FLOAT8:
             return None
         return bank.answering(layout.dispatch_wire.dtype, layout.combine_wire.dtype)
 
     def answer(
         self,
-        experts: object,
+        experts: LayeredExperts,
         epochs: Collection[int],
         most_rows: Callable[[int], int],
         wait: float,
         serve: float,
     ) -> Answered | None:
         """As `Answering`, of experts that `answering` gave."""
-        assert isinstance(self._transport, Answering), "a transport without `answer`"
-        return self._transport.answer(experts, epochs, most_rows, wait, serve)
+        assert self._offers.answering is not None, "a transport without `answer`"
+        return self._offers.answering.answer(experts, epochs, most_rows, wait, serve)
 
     def flush(self) -> None:
         """Post the answers that have come down from the device. Raises PeerLost for one whose asker is gone."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from afserve.comm.native import native_library
 from afserve.errors import ConfigError
+from afserve.kernels.stack import LayeredExperts
 
 _ORDERED = ("x86_64", "AMD64", "i686")
 _NAPS = (0.00002, 0.002)  # seconds between looks of the plain board: the first nap and the longest
@@ -129,7 +130,7 @@ class MessageBoard(Board, Protocol):
         ...
 
     def answer(
-        self, experts: object, epochs: list[int], most_rows: list[int], wait: float, serve: float
+        self, experts: LayeredExperts, epochs: list[int], most_rows: list[int], wait: float, serve: float
     ) -> tuple[int, int, int, float, int, int, int, int, float] | None:
         """As `transport.Answering`, with a limit of rows for each lane: (lane, messages, rows, seconds) and of the last
         one (sequence number, epoch, layer, rows, seconds)."""

@@ -17,6 +17,7 @@ from afserve.comm.mailbox.wire import SEQUENCES, following, name
 from afserve.comm.native import CODES, native_library
 from afserve.comm.transport import Answered, Box, Header, Kind, MessageFiller, Parcel
 from afserve.errors import ProtocolError
+from afserve.kernels.stack import Exchange, LayeredExperts
 
 KEPT_BYTES = 1 << 30  # of all mailboxes of an end; what larger messages leave beyond it is given back
 _LATE = 1 << 16  # dispatches that may have been abandoned since the one whose answer arrives now
@@ -237,7 +238,7 @@ class Lanes:
 
     def answer(
         self,
-        experts: object,
+        experts: LayeredExperts,
         epochs: Collection[int],
         most_rows: Callable[[int], int],
         wait: float,
@@ -259,14 +260,13 @@ class Lanes:
 
     def exchange(
         self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
-    ) -> object | None:
+    ) -> Exchange | None:
         """As `transport.Exchanging`."""
         native, board, layout = native_library(), self._carrier, self._lanes[boxes[0]].segment.map.layout
         rows, sums = (CODES.get(wire.dtype) for wire in (layout.dispatch_wire, layout.combine_wire))
         if native is None or board is None or self._owns or rows is None or sums is None:
             return None
-        made: object = native.Exchange(board, self._indices(boxes), list(routes), epoch, sums, patience)
-        return made
+        return Exchange(native.Exchange(board, self._indices(boxes), list(routes), epoch, sums, patience))
 
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         """As `transport.Exchanging`."""

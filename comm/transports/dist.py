@@ -8,6 +8,7 @@ travels.
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -17,7 +18,7 @@ from afserve import member
 from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
-from afserve.comm.transport import Box, Kind, Layout, Queue
+from afserve.comm.transport import Box, Kind, Layout, Offers, Queue
 from afserve.comm.transports.entrance import Entrance, Newcomer, listen_on
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
 from afserve.comm.transports.handshake import Places, ask
@@ -73,6 +74,10 @@ class DistTransport(TcpTransport):
         for peer, stream in late:
             if self._streams.get(peer) is stream:
                 self._move(peer, stream)
+
+    @property
+    def offers(self) -> Offers:
+        return replace(super().offers, queueing=self)
 
     def take_in(self, attention: int, queue: Queue) -> None:
         self._queues[attention] = queue

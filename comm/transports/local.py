@@ -17,7 +17,7 @@ from afserve.comm.mailbox.record import RecordSegment, record_segment
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import LEFT, DialledSegment, Segment, SegmentMap
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
 from afserve.errors import PeerLost, RendezvousError
 
 
@@ -40,6 +40,10 @@ class LocalTransport:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def offers(self) -> Offers:
+        return Offers(sender=self, limiting=self)
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()

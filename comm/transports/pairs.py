@@ -17,7 +17,7 @@ from torch import Tensor
 from afserve import member
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import DialledSegment
-from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
 from afserve.comm.transports import shm, tcp
 from afserve.comm.transports.door import Door
 from afserve.comm.transports.shm import ShmTransport
@@ -68,6 +68,10 @@ class PairsTransport:
     def device(self) -> torch.device:
         return HOST
 
+    @property
+    def offers(self) -> Offers:
+        return Offers(sender=self, limiting=self)
+
     def boxes(self) -> list[Box]:
         return sorted({box for end in self._ends() for box in end.boxes()})
 
@@ -94,7 +98,7 @@ class PairsTransport:
         weight_RK: Tensor | None = None,
     ) -> None:
         end = self._all or self._end(box)
-        if isinstance(end, ShmTransport):
+        if end is self._near:
             end.send(box, header, x_RH, slot_RK, weight_RK)
         else:
             Mailbox.fill(end.stage(box, header), x_RH, slot_RK, weight_RK)

@@ -18,11 +18,12 @@ from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, DialledSegment, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Answered, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Answered, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
 from afserve.comm.transports.door import Door
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
+from afserve.kernels.stack import Exchange, LayeredExperts
 
 # How often a waiting end asks whether its peers live. For an attention node that waits in vain every moment is one in
 # which replicas could be computing; an expert node often waits long, and is needed by nobody who is gone.
@@ -57,6 +58,10 @@ class ShmTransport:
     @property
     def device(self) -> torch.device:
         return HOST
+
+    @property
+    def offers(self) -> Offers:
+        return Offers(sender=self, limiting=self, answering=self, exchanging=self, sharing_cores=self)
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -147,7 +152,7 @@ class ShmTransport:
 
     def answer(
         self,
-        experts: object,
+        experts: LayeredExperts,
         epochs: Collection[int],
         most_rows: Callable[[int], int],
         wait: float,
@@ -158,7 +163,7 @@ class ShmTransport:
 
     def exchange(
         self, boxes: Sequence[Box], routes: Sequence[object], epoch: int, patience: float
-    ) -> object | None:
+    ) -> Exchange | None:
         """As `transport.Exchanging`."""
         return None if self._lost else self._lanes.exchange(boxes, routes, epoch, patience)
 

@@ -19,7 +19,7 @@ from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
-from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Offers, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
 from afserve.comm.transports.entrance import Entrance, Newcomer, address_of, dial, listen_on
 from afserve.comm.transports.handshake import Places, ask
@@ -84,6 +84,10 @@ class TcpTransport:
     @property
     def device(self) -> torch.device:
         return HOST
+
+    @property
+    def offers(self) -> Offers:
+        return Offers(limiting=self)
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()

@@ -51,6 +51,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    native_calls = None
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from afserve.clock import FakeClock
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
@@ -11,7 +12,7 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
 
 
-class ExactBank:
+class ExactBank(Bank):
     """FFN_e(x) = (e + 1) * x + layer, on small whole numbers: any grouping and any order gives the same bits."""
 
     def __init__(self, held):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
+from afserve.comm.m2n import bank
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
 from afserve.comm.transports import connect
@@ -29,7 +30,7 @@ WIRE = WireType.FLOAT32
 LAYOUT = Layout(8, 2, 512, 2, LAYERS, 4, WIRE, WIRE)
 
 
-class Bank:
+class Bank(bank.Bank):
     """Doubles its rows."""
 
     def __init__(self, device):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from afserve.comm.m2n.bank import LocalBankLink
+from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.comm.mailbox.fp8 import dequantise, quantise
 from afserve.comm.transport import WireType
 from afserve.config import EngineConfig, ModelSource
@@ -86,7 +86,7 @@ def test_few_bits_are_refused_where_nothing_keeps_them(kept, tiny_checkpoint):
         build_expert_bank(half, [], 1, expert_dtype=kept)
 
 
-class RowsThroughFp8:
+class RowsThroughFp8(Bank):
     """A bank that gets its rows as they come off an FP8 wire."""
 
     def __init__(self, bank):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from afserve.clock import FakeClock
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
@@ -16,7 +17,7 @@ LAYERS = 4
 MS = 1e-3
 
 
-class TimedBank:
+class TimedBank(Bank):
     """Doubles its rows; every call takes `seconds` of the fake clock."""
 
     def __init__(self, clock, seconds=MS):

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box, Header, Kind, WireType
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize
@@ -18,7 +19,7 @@ SLOTS, TOP_K, HIDDEN, INNER = 6, 3, 96, 64
 CALL, READ, ROW = 10e-6, 150e-6, 4e-6  # seconds
 
 
-class Experts:
+class Experts(Bank):
     """A bank of one layer with real kernels."""
 
     def __init__(self, backend, dtype):
@@ -26,10 +27,10 @@ class Experts:
         gate_up = torch.randn(SLOTS, 2 * INNER, HIDDEN, generator=draw).to(dtype)
         down = torch.randn(SLOTS, HIDDEN, INNER, generator=draw).to(dtype)
         self.ops = open_ops(backend=backend)
-        self.packed = self.ops.pack_experts(gate_up, down)
+        self.weights = self.ops.pack_experts(gate_up, down)
 
     def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
-        self.ops.expert_ffn(x_RH, slot_RK, weight_RK, self.packed, out_RH, add)
+        self.ops.expert_ffn(x_RH, slot_RK, weight_RK, self.weights, out_RH, add)
 
 
 def prompt(rows, seed, reply, dtype, done=0):

@@ -12,7 +12,7 @@ from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.shared_prompts import Awaits, Left
-from afserve.engine.shared_layers import Abandoned, SharedLayers, tell_others
+from afserve.engine.step.shared_layers import Abandoned, SharedLayers, tell_others
 from tests.engine.driving import config
 
 ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -157,7 +157,7 @@ def layers_of(kv, said):
     scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
     shared.came(slice_of(shared, 0, 0, 2, bytearray(2 * kv.layer_bytes(0))))
     (chunk,) = scheduler.plan(0).chunks
-    return shared, SharedLayers(chunk, shared, kv, 8)
+    return shared, SharedLayers(chunk, kv)
 
 
 def test_a_layer_goes_to_who_needs_it_once_it_is_whole(kv):

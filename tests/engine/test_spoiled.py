@@ -10,9 +10,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import NO_EXPERTS, NOT_FINITE, GenerationRequest, SamplingParams
-from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.scheduling.step_plan import PROMPT, Chunk, StepPlan
-from afserve.engine.spoiled import Spoiled
+from afserve.engine.step.spoiled import Spoiled
 from tests.engine.driving import config, prompts
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -185,21 +183,16 @@ def test_torch_agrees_that_the_tiny_checkpoint_is_finite(tiny_checkpoint):
 def test_rows_that_nobody_reads_are_looked_at_for_what_they_left_in_the_cache():
     """The step goes on with row 2 alone, behind attention of the last layer that spoiled row 1."""
     marks = Spoiled(8, torch.device("cpu"))
-    sequences = [
-        Sequence.start(GenerationRequest(i, (3, 4), SamplingParams()), 0, frozenset()) for i in (1, 2)
-    ]
-    plan = StepPlan(
-        0, tuple(Chunk(one, 0, 2, last, PROMPT) for one, last in zip(sequences, (0, 1), strict=True))
-    )
+    starts = 0, 2, 4  # of two chunks
     normed_TH = torch.ones(4, 5)
     normed_TH[1, 3] = math.nan
-    assert marks.of(torch.zeros(4)).tolist() == [-1] * 4
+    assert marks.of(starts).tolist() == [-1] * 4
     assert marks.only([3], normed_TH, 6, {0: "layers so far"}).tolist() == [-1]
-    assert marks.failures(plan) == {0: NOT_FINITE.format(where="layer 6")}
-    marks.of(torch.zeros(4))
+    assert marks.failures() == {0: NOT_FINITE.format(where="layer 6")}
+    marks.of(starts)
     marks.only([3], torch.ones(4, 5), 6, {})[0] = 6
-    found = marks.failures(plan, lambda: {0: "no replica"})
+    found = marks.failures(lambda: {0: "no replica"})
     assert found == {1: NO_EXPERTS.format(where="layer 6", why="no replica")}, (
         "rows count from those that went on"
     )
-    assert marks.of(torch.zeros(4)).tolist() == [-1] * 4 and not marks.failures(plan)
+    assert marks.of(starts).tolist() == [-1] * 4 and not marks.failures()

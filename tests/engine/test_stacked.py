@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.m2n.bank import LocalBankLink
+from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.local import LocalCluster, colocated
@@ -86,7 +86,7 @@ def test_any_requests(tiny_checkpoint, lengths, new, rows, micro_batches, logpro
     assert once[:3] == wanted[:3]
 
 
-class Wrapped:
+class Wrapped(Bank):
     """A bank that does something of its own with rows."""
 
     def __init__(self, bank):

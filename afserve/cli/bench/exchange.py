@@ -24,6 +24,7 @@ from afserve.child import module
 from afserve.cli.bench.marked import NotedLink
 from afserve.cli.bench.stages import WARM, AttentionSide, Row
 from afserve.clock import Clock, MonotonicClock
+from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout
 from afserve.comm.transports import connect
@@ -39,7 +40,7 @@ _PARK = 0.05
 _KEPT = 1024  # answers, the newest
 
 
-class Idle:
+class Idle(Bank):
     """A bank whose experts take `seconds` and give zeros. `busy` all the while, or asleep
     where that would take the core from whom it is measured with.
 

@@ -12,6 +12,7 @@ from afserve.clock import Clock
 from afserve.comm.m2n.bank import NoExpertNodes
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.transport import Layout, Transport
+from afserve.kernels.stack import Exchange
 from afserve.placement.placement import Placement
 
 _MOST_ROWS = 512  # that ever leave at once
@@ -82,7 +83,7 @@ class NotedLink(ExpertLink):
         self._began[micro_batch] = begin, self._reading.now() - begin
         return ticket
 
-    def exchange(self, micro_batch: int) -> object | None:
+    def exchange(self, micro_batch: int) -> Exchange | None:
         """Where every dispatch is noted by itself, no call runs several."""
         return super().exchange(micro_batch) if self.whole else None
 

@@ -15,15 +15,15 @@ import torch
 
 from afserve.cli.bench.case import prompts
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
-from afserve.comm.transport import Layout, SharingCores, Transport
+from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.local import colocated
-from afserve.engine.micro_batch import T
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.step.runner import T
 from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.placement import Placement
 
@@ -78,8 +78,9 @@ class Setup:
 
     def share(self, transport: Transport, ops: Ops) -> None:
         """As `afserve up` does for two nodes of a host."""
-        if self.lends and isinstance(transport, SharingCores):
-            transport.share_cores(ops.borrow_core)
+        sharing = transport.offers.sharing_cores
+        if self.lends and sharing is not None:
+            sharing.share_cores(ops.borrow_core)
 
     def plan(self) -> Placement:
         spec = spec_of(self.source)

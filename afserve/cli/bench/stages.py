@@ -21,8 +21,8 @@ from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, dtype_of, spec_of, tensors_of
-from afserve.engine.micro_batch import T
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.step.runner import T
 from afserve.families.table import naming_of
 from afserve.kernels.ops import Ops
 from afserve.models.decoder import AttentionModel, DecoderLayer

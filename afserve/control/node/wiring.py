@@ -14,7 +14,7 @@ import torch
 
 from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
 from afserve.comm.mailbox import rendezvous, wire
-from afserve.comm.transport import Layout, SharingCores, Transport
+from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading, unchanged
@@ -128,9 +128,10 @@ def _ops(deployment: Deployment) -> Ops:
 def _share_cores(deployment: Deployment, transport: Transport, ops: Ops) -> None:
     """Between two nodes of one thread each: with more threads a core would be lent and the others would not."""
     engine = deployment.engine
+    sharing = transport.offers.sharing_cores
     alone = deployment.count(Role.ATTENTION) == 1 == deployment.count(Role.EXPERT)
-    if engine.share_cores and engine.threads == 1 and alone and isinstance(transport, SharingCores):
-        transport.share_cores(ops.borrow_core)
+    if engine.share_cores and engine.threads == 1 and alone and sharing is not None:
+        sharing.share_cores(ops.borrow_core)
 
 
 def _colocated(

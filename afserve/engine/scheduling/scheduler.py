@@ -139,7 +139,8 @@ class Scheduler:
                 self._shares.charge(sequence, start, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
-        return StepPlan(micro_batch, tuple(chunks)) if chunks else None
+        alone = self.running == len(self._running[micro_batch])
+        return StepPlan(micro_batch, tuple(chunks), alone=alone) if chunks else None
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
@@ -151,10 +152,6 @@ class Scheduler:
 
     def has_work(self, micro_batch: int) -> bool:
         return bool(self._running[micro_batch]) or bool(self._waiting)
-
-    def runs_alone(self, micro_batch: int) -> bool:
-        """Whether no other micro-batch has sequences."""
-        return self.running == len(self._running[micro_batch])
 
     def _admit(self, micro_batch: int) -> None:
         """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Where all

@@ -2,7 +2,7 @@
 
 A chunk begins when the first layer of all before it has come: then whoever computes these is at work on them, so that
 no two nodes ever wait for each other, whatever else they have to do. Nothing is said to the others here: what they are
-to know stands in `SharedNews`, which whoever runs the steps tells them (`engine/shared_layers.py`).
+to know stands in `SharedNews`, which whoever runs the steps tells them (`engine/step/shared_layers.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -38,11 +38,12 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Chunks of decoding and verifying sequences stand before those of prompts. All of one that `draws` are empty: they
-    stand for sequences whose row came with them."""
+    stand for sequences whose row came with them. It is `alone` where no other micro-batch has sequences."""
 
     micro_batch: int
     chunks: tuple[Chunk, ...]
     draws: bool = False
+    alone: bool = False
 
     @property
     def shared(self) -> Chunk | None:

@@ -220,3 +220,8 @@ class ExpertStats:
 Stats = AttentionStats | ExpertStats
 KINDS: dict[str, type[Stats]] = {"attention": AttentionStats, "expert": ExpertStats}
 """What a node of the model says, by its role; a gateway says none."""
+
+
+def smoothed(known: float, newest: float, weight: float) -> float:
+    """A moving average in which the newest value has that weight; the first one is the average (0: there was none)."""
+    return newest if not known else known + weight * (newest - known)

@@ -18,9 +18,8 @@ from afserve.engine.kv.moving.hand_over import HandOvers
 from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.prefilling import Prefilling, TiersBelow
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
-from afserve.engine.meter import smoothed
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
-from afserve.engine.stats import KvStats, TierStats
+from afserve.engine.stats import KvStats, TierStats, smoothed
 from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS
 

@@ -15,9 +15,8 @@ from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, TurnTime, li
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.seams import KvEngine
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
-from afserve.engine.meter import smoothed
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
-from afserve.engine.stats import KvStats, TierStats
+from afserve.engine.stats import KvStats, TierStats, smoothed
 from afserve.trace import KV_BLOCKS
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size

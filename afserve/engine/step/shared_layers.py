@@ -6,7 +6,6 @@ scheduler has decided, said to the others. Between two layers a step waits for t
 from collections.abc import Callable, Sequence
 
 from afserve.comm.kv.messages import PIECE_BYTES
-from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.scheduling.shared_prompts import Awaits, Left, SharedNews
 from afserve.engine.scheduling.step_plan import Chunk
@@ -31,7 +30,9 @@ def tell_others(news: list[SharedNews]) -> None:
 class SharedLayers:
     """One step's chunk. `sequence.computed` stays what it is until the step ends."""
 
-    def __init__(self, chunk: Chunk, shared: SharedPrompt, kv: KvCache, block_size: int) -> None:
+    def __init__(self, chunk: Chunk, kv: KvCache) -> None:
+        shared, block_size = chunk.sequence.shared, kv.pool.block_size
+        assert shared is not None, "a chunk that no other node has a part in"
         self._kv, self._shared, self._blocks = kv, shared, chunk.sequence.blocks
         self._tokens = range(chunk.start, chunk.start + chunk.count)
         self._size, self._before = block_size, range(chunk.sequence.computed, chunk.start)

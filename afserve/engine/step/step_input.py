@@ -1,4 +1,4 @@
-"""From a plan of integers to the tensors that kernels read.
+"""A step as a value: what a plan of integers says, as the tensors that kernels read.
 
 Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows whose logits are wanted.
 """
@@ -10,29 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afserve.engine.scheduling.step_plan import DECODE, StepPlan
+from afserve.engine.scheduling.step_plan import DECODE, Chunk, StepPlan
 from afserve.kernels.paged import PagedBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, else its last if sampled. Nothing but
-    these is read of what the last layer gives; `logit_rows` are the same on the host. `logit_ends` are the places in it
-    where each chunk's end.
+class StepInput:
+    """All that a runner knows of a step; made of its plan alone.
 
-    The first `decodes` tokens are decoded or verified, the others belong to prompt chunks.
+    token_T  int64, what is embedded
+    paged    positions, places in the cache and block tables
+    row_R    int64, indices of tokens: for each chunk all its prompt rows if asked, else its last if sampled. Nothing
+             but these is read of what the last layer gives; `rows` are the same on the host, and `all_rows` says
+             whether they are all
+    ends     for each chunk how many of those rows it and the chunks before it have
+    decodes  tokens that are decoded or verified: they are the first, the others belong to prompt chunks
+    alone    no other micro-batch has anything to run
+    shared   the one chunk of a step that needs or gives layers of other nodes
     """
 
     token_T: Tensor
     paged: PagedBatch
-    logit_row_R: Tensor
-    logit_rows: list[int]
-    logit_ends: list[int]
-    all_logits: bool
+    row_R: Tensor
+    rows: list[int]
+    ends: list[int]
+    all_rows: bool
     decodes: int
+    alone: bool
+    shared: Chunk | None
+
+    @property
+    def tokens(self) -> int:
+        return self.token_T.shape[0]
 
 
-def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
+def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInput:
+    """Everything on `device` but what says that it is the host's."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -61,10 +74,10 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
         starts.append(len(tokens))
         contexts.append(end)
         ends.append(len(rows))
-    token_T, position_T, kv_slot_T, logit_row_R = _tensors((tokens, positions, slots, rows), np.int64, device)
+    token_T, position_T, kv_slot_T, row_R = _tensors((tokens, positions, slots, rows), np.int64, device)
     table, width = _block_table(plan)
     query_start_S1, context_S, table_N = _tensors((starts, contexts, table), np.int32, device)
-    return Batch(
+    return StepInput(
         token_T,
         PagedBatch(
             position_T=position_T,
@@ -77,11 +90,13 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             starts=tuple(starts),
             contexts=tuple(contexts),
         ),
-        logit_row_R,
+        row_R,
         rows,
         ends,
         len(rows) == len(tokens),
         plan.decodes,
+        plan.alone,
+        plan.shared,
     )
 
 

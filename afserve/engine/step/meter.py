@@ -10,6 +10,7 @@ from afserve.clock import Clock
 from afserve.comm.m2n.link import Ticket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
+from afserve.engine.stats import smoothed
 from afserve.trace import AWAY, EXPERTS, WAITING, Args, Arrow, Slice, Trace
 
 _WEIGHT = 0.2  # of the newest step in a rate
@@ -126,11 +127,6 @@ class ExpertWatch:
         self._trace.slice(EXPERTS, f"layer {layer}: {what}", start, end, args)
         for identity in messages:
             self._trace.arrow(identity, "t", EXPERTS, start)
-
-
-def smoothed(known: float, newest: float, weight: float) -> float:
-    """A moving average in which the newest value has that weight; the first one is the average (0: there was none)."""
-    return newest if not known else known + weight * (newest - known)
 
 
 def track(micro_batch: int) -> str:

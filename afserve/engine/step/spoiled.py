@@ -6,12 +6,12 @@ of them that the last layer goes on with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from afserve.engine.scheduling.request import NO_EXPERTS, NOT_FINITE
-from afserve.engine.scheduling.step_plan import StepPlan
 
 FINE = -1
 
@@ -20,12 +20,14 @@ class Spoiled:
     def __init__(self, most_tokens: int, device: torch.device) -> None:
         self._layer_N = torch.full((2 * most_tokens,), FINE, dtype=torch.int32, device=device)
         self._layer_T, self._tokens = self._layer_N[:0], 0
+        self._starts: Sequence[int] = (0,)
         self._rows: Sequence[int] = ()
         self._before: Mapping[int, str] = {}
 
-    def of(self, token_T: Tensor) -> Tensor:
-        """The marks of a step's rows, all fine yet; `failures` has reset them since the last step."""
-        self._tokens = token_T.shape[0]
+    def of(self, starts: Sequence[int]) -> Tensor:
+        """The marks of a step's rows, all fine yet; `failures` has reset them since the last step. Chunk i has the rows
+        from `starts[i]` up to `starts[i + 1]`."""
+        self._starts, self._tokens = starts, starts[-1]
         self._layer_T = self._layer_N[: self._tokens]
         self._rows, self._before = (), {}
         return self._layer_T
@@ -44,8 +46,8 @@ class Spoiled:
         """Of all rows, and behind them of those that the step goes on with: one tensor, so that a host waits once."""
         return self._layer_N[: self._tokens + len(self._rows)]
 
-    def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
-        """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
+    def failures(self, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
+        """Why a chunk gave nothing, by its index; the next step begins without marks.
 
         The row that was spoiled in the lowest layer names it: others have it from that row's keys, also rows before
         it, as a masked value that is not finite times a weight of 0 is not finite either.
@@ -60,10 +62,9 @@ class Spoiled:
         for row, layer in zip(self._rows, layers[self._tokens :], strict=True):
             layers[row] = layer if layers[row] == FINE else layers[row]
         self._marks.fill_(FINE)
-        found, start = {}, 0
-        for index, chunk in enumerate(plan.chunks):
-            spoiled = [row for row in range(start, start + chunk.count) if layers[row] != FINE]
-            start += chunk.count
+        found = {}
+        for index, (start, end) in enumerate(pairwise(self._starts)):
+            spoiled = [row for row in range(start, end) if layers[row] != FINE]
             if spoiled:
                 first = min(spoiled, key=lambda row: (layers[row], row not in why, row))
                 found[index] = _message(f"layer {layers[first]}", why.get(first))

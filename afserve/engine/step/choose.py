@@ -1,0 +1,37 @@
+"""Which runner computes the steps of a node: the one place that asks model, link and kernels what they offer."""
+
+from collections.abc import Sequence
+
+from afserve.comm.m2n.link import Link
+from afserve.config import EngineConfig
+from afserve.engine.kv.cache import KvCache
+from afserve.engine.step.layer_runner import LayerRunner
+from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.meter import Meter
+from afserve.engine.step.runner import StepRunner, T
+from afserve.engine.step.stack_runner import ExchangeRunner, StackRunner
+from afserve.models.decoder import AttentionModel
+
+
+def choose_runners(
+    model: AttentionModel,
+    kv: KvCache,
+    link: Link[T],
+    load: ExpertLoad,
+    meter: Meter,
+    config: EngineConfig,
+) -> Sequence[StepRunner[T]]:
+    """One for each micro-batch, over the node's cache."""
+    packed, exchanging = link.packed, link.exchanging
+    layers = [
+        LayerRunner(index, model, kv, link, load, meter, config.most_rows)
+        for index in range(config.micro_batches)
+    ]
+    if packed is None and exchanging is None:
+        return layers
+    stack = model.stack(kv.halves, packed)
+    if stack is None:
+        return layers
+    if exchanging is not None:
+        return [ExchangeRunner[T](stack, exchanging, one) for one in layers]
+    return [StackRunner[T](stack, one) for one in layers]

@@ -1,0 +1,120 @@
+"""A step layer by layer: attention half, dispatch, shared expert, combine. Every other runner gives its bits.
+
+Shapes: T tokens, H hidden, R rows that are read.
+"""
+
+from collections.abc import Generator
+from typing import Generic
+
+from torch import Tensor
+
+from afserve.comm.m2n.link import Link
+from afserve.engine.kv.cache import KvCache
+from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.meter import Meter
+from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.shared_layers import Abandoned, SharedLayers
+from afserve.engine.step.spoiled import Spoiled
+from afserve.engine.step.step_input import StepInput
+from afserve.models.decoder import AttentionModel
+
+
+class LayerRunner(Generic[T]):
+    """Of micro-batch `index`. A runner that computes several layers at once leaves to it what it cannot."""
+
+    def __init__(
+        self,
+        index: int,
+        model: AttentionModel,
+        kv: KvCache,
+        link: Link[T],
+        load: ExpertLoad,
+        meter: Meter,
+        most_rows: int,
+    ) -> None:
+        self.index, self.model, self.load, self.meter = index, model, load, meter
+        self._kv, self._link = kv, link
+        self._spoiled = Spoiled(most_rows, model.ops.device)
+
+    def run_step(self, step: StepInput) -> StepRun[T]:
+        x_TH, spoiled_T = self.begin_step(step)
+        shared = None if step.shared is None else SharedLayers(step.shared, self._kv)
+        try:
+            x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, shared)
+        except Abandoned:
+            self.load.drop(self.index)
+            self._spoiled.drop()
+            self._given_up()
+            raise
+        self.load.commit(self.index, step.decodes)
+        return x_TH
+
+    def take_failures(self) -> dict[int, str]:
+        return self._spoiled.failures(self._given_up)
+
+    def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
+        """The embedded tokens and the marks of their rows, all fine yet."""
+        return self.model.embed(step.token_T), self._spoiled.of(step.paged.starts)
+
+    def resume_step(
+        self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int
+    ) -> StepRun[T]:
+        """A step whose rows of `layer` are at the expert nodes, from there on."""
+        yield from self._combine_layer(ticket, x_TH, spoiled_T, layer)
+        return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
+
+    def _run_layers(
+        self, step: StepInput, x_TH: Tensor, spoiled_T: Tensor, first: int, shared: SharedLayers | None
+    ) -> StepRun[T]:
+        """Layer by layer from `first` on; what the last layer gives for the rows that are read. Of the others it only
+        keeps keys and values. Routed sums are float32. Before each layer it waits for other nodes' part of a `shared`
+        prompt, and raises Abandoned where that does not come."""
+        model, paged = self.model, self.model.ops.bind_batch(step.paged)
+        last = len(model.layers) - 1
+        for number in range(first, last + 1):
+            layer, attend = model.layers[number], self._kv.halves[number]
+            if shared is not None:
+                while not shared.come(number):
+                    yield None
+            normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
+            if shared is not None:
+                shared.give(number, lambda: self._spoiled.fine)
+            local_TH: Tensor | None
+            if expert_TK is not None:
+                self.load.note(self.index, expert_TK)
+            if number == last and not step.all_rows:
+                spoiled_T = self._spoiled.only(step.rows, normed_TH, number, self._given_up())
+                if not step.rows:
+                    return x_TH[:0]
+                x_TH, normed_TH = x_TH[step.row_R], normed_TH[step.row_R]
+                if expert_TK is not None and weight_TK is not None:
+                    expert_TK, weight_TK = expert_TK[step.row_R], weight_TK[step.row_R]
+            if layer.moe_number is None:
+                local_TH = layer.local_ffn(normed_TH)
+                assert local_TH is not None, "a dense layer without an FFN"
+                model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
+                continue
+            assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
+            since = self.meter.now()
+            ticket = self._link.dispatch(
+                normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+            )
+            self.meter.sent(self.index, layer.moe_number, ticket, since)
+            local_TH = layer.local_ffn(normed_TH)
+            if local_TH is not None:
+                x_TH += local_TH
+            yield from self._combine_layer(ticket, x_TH, spoiled_T, number)
+        return x_TH
+
+    def _combine_layer(
+        self, ticket: T, x_TH: Tensor, spoiled_T: Tensor, number: int
+    ) -> Generator[T | None, None, None]:
+        """Adds the routed sums of a layer, once they are there."""
+        while not self._link.ready(ticket):
+            yield ticket
+        self.meter.back(self.index)
+        self.model.ops.add_sums(x_TH, self._link.combine(ticket), spoiled_T, number)
+
+    def _given_up(self) -> dict[int, str]:
+        """Why expert nodes gave no sum for rows of this step."""
+        return self._link.take_given_up(self.index)

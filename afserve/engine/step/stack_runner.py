@@ -1,0 +1,96 @@
+"""A step as one native call, with the experts in this process or, over exchanges of the link, on nodes of their own.
+
+Which steps go so is decided here, for each by itself; the others go layer by layer. Shapes: T tokens, H hidden, L MoE
+layers, K top-k.
+"""
+
+from typing import Generic
+
+from torch import Tensor
+
+from afserve.comm.m2n.exchanges import ExchangingLink
+from afserve.engine.step.layer_runner import LayerRunner
+from afserve.engine.step.meter import Meter
+from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.step_input import StepInput
+from afserve.kernels.stack import Exchange, Stack, Stacked, Stopped
+
+
+class StackRunner(Generic[T]):
+    """Over the experts of this process."""
+
+    def __init__(self, stack: Stack, layers: LayerRunner[T]) -> None:
+        self._stack, self._layers = stack, layers
+
+    def run_step(self, step: StepInput) -> StepRun[T]:
+        if fits_one_call(step, self._layers.meter):
+            return self._run_stack(step)
+        return self._layers.run_step(step)
+
+    def take_failures(self) -> dict[int, str]:
+        return self._layers.take_failures()
+
+    def _run_stack(self, step: StepInput) -> StepRun[T]:
+        layers = self._layers
+        x_TH, spoiled_T = layers.begin_step(step)
+        done = layers.model.ops.run_stack(self._stack, x_TH, step.paged, spoiled_T, None)
+        note_stacked(done, layers)
+        layers.load.commit(layers.index, step.decodes)
+        yield from ()  # nobody is waited for
+        return x_TH
+
+
+class ExchangeRunner(Generic[T]):
+    """Over expert nodes that this micro-batch's rows go to without Python between two layers. No other micro-batch runs
+    meanwhile, so only a step that is `alone` goes so."""
+
+    def __init__(self, stack: Stack, link: ExchangingLink[T], layers: LayerRunner[T]) -> None:
+        self._stack, self._link, self._layers = stack, link, layers
+
+    def run_step(self, step: StepInput) -> StepRun[T]:
+        if step.alone and fits_one_call(step, self._layers.meter):
+            exchange = self._link.exchange(self._layers.index)
+            if exchange is not None:
+                return self._run_exchange(step, exchange)
+        return self._layers.run_step(step)
+
+    def take_failures(self) -> dict[int, str]:
+        return self._layers.take_failures()
+
+    def _run_exchange(self, step: StepInput, exchange: Exchange) -> StepRun[T]:
+        """Where expert nodes keep the call waiting, it ends in the middle of a layer, and the step goes on layer by
+        layer."""
+        layers, stopped, chosen_LTK = self._layers, None, None
+        x_TH, spoiled_T = layers.begin_step(step)
+        try:
+            done = layers.model.ops.run_stack(self._stack, x_TH, step.paged, spoiled_T, exchange)
+            stopped, chosen_LTK = done.stopped, done.expert_LTK
+        finally:
+            ticket = self._settle(stopped, chosen_LTK)
+        note_stacked(done, layers)
+        if stopped is not None and ticket is not None:
+            moe_number = layers.model.layers[stopped.layer].moe_number
+            assert moe_number is not None, "stopped where nothing was sent"
+            layers.meter.sent(layers.index, moe_number, ticket, layers.meter.now())
+            x_TH = yield from layers.resume_step(step, ticket, x_TH, spoiled_T, stopped.layer)
+        layers.load.commit(layers.index, step.decodes)
+        return x_TH
+
+    def _settle(self, stopped: Stopped | None, chosen_LTK: Tensor | None) -> T | None:
+        """The ticket of what the exchange has sent and not got back, if there is such a thing."""
+        if stopped is None or chosen_LTK is None:
+            return self._link.settle(self._layers.index)
+        given = stopped.normed_TH, chosen_LTK[-1], stopped.weight_TK
+        return self._link.settle(self._layers.index, len(chosen_LTK) - 1, given)
+
+
+def fits_one_call(step: StepInput, meter: Meter) -> bool:
+    """All rows are read, no other node has a part in it, and no trace wants to see every layer."""
+    return step.all_rows and step.shared is None and meter.trace is None
+
+
+def note_stacked(done: Stacked, layers: LayerRunner[T]) -> None:
+    """What the layers of one call chose, and how long their experts took."""
+    for expert_TK in done.expert_LTK:
+        layers.load.note(layers.index, expert_TK)
+    layers.meter.computed(len(done.expert_LTK) - (done.stopped is not None), done.ffn_seconds, done.waited)
