@@ -39,7 +39,7 @@ def layout_of(wire: str) -> Layout:
 def share(port: int, node: int, rank: int, layout: Layout, device: torch.device) -> object:
     """The memory of the pair of the attention node with expert node `node`."""
     from afserve.comm.transports.symm import NvlinkDomain
-    from afserve.comm.transports.symm_device import Region
+    from bench.symm_device import Region
 
     store = TCPStore("127.0.0.1", port, is_master=False)
     size = max(Region.of(kind, layout).size for kind in (Kind.DISPATCH, Kind.COMBINE))
@@ -47,7 +47,7 @@ def share(port: int, node: int, rank: int, layout: Layout, device: torch.device)
 
 
 def expert(node: int, port: int, wire: str, rounds: int, pipe: Connection) -> None:
-    from afserve.comm.transports.symm_device import Boxes, Patience, SymmExpert
+    from bench.symm_device import Boxes, Patience, SymmExpert
 
     device = torch.device("cuda", node + 1)
     torch.cuda.set_device(device)
@@ -73,8 +73,8 @@ def expert(node: int, port: int, wire: str, rounds: int, pipe: Connection) -> No
 
 
 def attention(nodes: int, port: int, wire: str, rounds: int, pipes: list[Connection]) -> dict[str, object]:
-    from afserve.comm.transports.symm_device import Boxes, Patience, SymmAttention
     from bench.cuda_clock import Clock
+    from bench.symm_device import Boxes, Patience, SymmAttention
 
     device = torch.device("cuda", 0)
     layout = layout_of(wire)
@@ -121,7 +121,7 @@ def on_one_gpu(wire: str, nodes: int, rounds: int) -> dict[str, object]:
 
 def one_process(wire: str, nodes: int, device: torch.device) -> tuple[Callable[[], torch.Tensor], int]:
     """A round trip of all ends, whose result is the sums, and how many rows it sends; in turns without a GPU."""
-    from afserve.comm.transports.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+    from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 
     is_gpu = device.type == "cuda"
     layout, patience = layout_of(wire), Patience(PATIENCE_NS if is_gpu else 1, is_gpu)

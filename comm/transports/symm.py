@@ -3,7 +3,7 @@
 As in `dist`, each pair of nodes has one connection, which carries headers and shows when a peer is gone. The payload
 needs no host: the sender launches a kernel that raises the flag after the kernels that wrote the payload, and the
 receiver launches a kernel that waits for the flag before those that read it. The address is `symm:HOST:PORT`.
-`symm_device.py` needs no headers either.
+`bench/symm_device.py` needs no headers either.
 """
 
 from collections.abc import Mapping

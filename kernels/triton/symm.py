@@ -1,249 +1,26 @@
-"""Triton kernels of M2N between GPUs that read and write each other's memory: plan, put, signal, wait, take, sum.
+"""Triton kernels by which a GPU says that it has written into another one's memory: a flag is raised and awaited.
 
-No host is in the loop: numbers and counts are read on the device and grids are upper bounds, so a CUDA graph replays
-them. A box is one region in each end's memory, known by its address; it knows no processes and no placement.
-
-    region   flag (int32) | pad to HEAD | half of even numbers | half of odd numbers
-    half     rows, layer, epoch (int32) | pad to 64 | the parts of a message at the offsets of its largest form
-
-A message is written into the half of its number, then the number is released into the flag (system scope); its reader
-acquires the flag. Flags only grow, so nothing is ever cleared, and what comes late lies in the other half.
-Shapes: T rows, K choices per row, H hidden, N nodes or boxes, R most rows of a message, S scale blocks of 128.
+No host is in the loop. A number is released into the flag (system scope), and its reader acquires it; flags only grow,
+so nothing is ever cleared.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import triton
 import triton.language as tl
-from afserve.kernels.triton.quant import fp8_scale, to_fp8
 from triton.language.extra.cuda import globaltimer
 
-HEAD = tl.constexpr(256)
-BLOCK = tl.constexpr(128)  # columns with one scale
-
 
 @triton.jit
-def _half(region_N_ptr, box, number, half_bytes):
-    """Address of the half of `number` in a box's region."""
-    return tl.load(region_N_ptr + box) + HEAD + (number & 1).to(tl.int64) * half_bytes
-
-
-@triton.jit
-def _typed(address, dtype: tl.constexpr):
+def typed(address, dtype: tl.constexpr):
+    """A pointer to `dtype` from an address that is a number."""
     return address.to(tl.pointer_type(dtype))
-
-
-@triton.jit
-def _first_row(half, x_at, dtype: tl.constexpr):
-    """Rows begin on 64 bytes, and whole vectors of them travel; an address that was a number does not say so itself."""
-    return tl.multiple_of(_typed(half + x_at, dtype), 16)
-
-
-@triton.jit
-def plan_nodes(
-    slot_ptr, place_NT_ptr, count_N_ptr, number_N_ptr, rows, slots, CHOICES: tl.constexpr, ROWS: tl.constexpr
-):
-    """One node: the place of each row that has a slot there (-1: none), how many there are, and the next number."""
-    node = tl.program_id(0)
-    first = node * slots
-    taken = tl.full((), 0, dtype=tl.int32)
-    for start in range(0, rows, ROWS):
-        t = start + tl.arange(0, ROWS)
-        here = tl.zeros((ROWS,), dtype=tl.int32)
-        for k in tl.static_range(CHOICES):
-            slot = tl.load(slot_ptr + t * CHOICES + k, mask=t < rows, other=-1)
-            here |= ((slot >= first) & (slot < first + slots)).to(tl.int32)
-        place = taken + tl.cumsum(here, axis=0) - here
-        tl.store(place_NT_ptr + node * rows + t, tl.where(here > 0, place, -1), mask=t < rows)
-        taken += tl.sum(here, axis=0)
-    tl.store(count_N_ptr + node, taken)
-    tl.store(number_N_ptr + node, tl.load(number_N_ptr + node) + 1)
-
-
-@triton.jit
-def put_rows(
-    x_ptr, slot_ptr, weight_ptr, place_NT_ptr, number_N_ptr, peer_N_ptr, rows, hidden, x_stride, nodes, slots, scales,
-    half_bytes, weight_at, slot_at, scale_at, x_at,
-    CHOICES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIRE: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """One block of one row, read once, to every node that has a slot of it; the first block brings the slots."""
-    row = tl.program_id(0)
-    part = tl.program_id(1)
-    column = part * COLUMNS + tl.arange(0, COLUMNS)
-    x = tl.load(x_ptr + row.to(tl.int64) * x_stride + column, mask=column < hidden, other=0.0)
-    if FP8:
-        x_SB = tl.reshape(x.to(tl.float32), (COLUMNS // BLOCK, BLOCK))
-        scale_S = fp8_scale(tl.max(tl.abs(x_SB), axis=1))
-        value = tl.reshape(to_fp8(tl.div_rn(x_SB, scale_S[:, None])), (COLUMNS,))
-        block = part * (COLUMNS // BLOCK) + tl.arange(0, COLUMNS // BLOCK)
-    else:
-        value = x.to(WIRE)
-    k = tl.arange(0, WIDTH)
-    slot_K = tl.load(slot_ptr + row * CHOICES + k, mask=k < CHOICES, other=-1)
-    weight_K = tl.load(weight_ptr + row * CHOICES + k, mask=k < CHOICES, other=0.0)
-    for node in range(nodes):
-        place = tl.load(place_NT_ptr + node * rows + row).to(tl.int64)
-        if place >= 0:
-            half = _half(peer_N_ptr, node, tl.load(number_N_ptr + node), half_bytes)
-            tl.store(_first_row(half, x_at, WIRE) + place * hidden + column, value, mask=column < hidden)
-            if FP8:
-                tl.store(
-                    _typed(half + scale_at, tl.float32) + place * scales + block, scale_S, mask=block < scales
-                )
-            if part == 0:
-                own_K = slot_K - node * slots
-                own_K = tl.where((own_K >= 0) & (own_K < slots), own_K, -1)
-                tl.store(_typed(half + slot_at, tl.int32) + place * CHOICES + k, own_K, mask=k < CHOICES)
-                tl.store(
-                    _typed(half + weight_at, tl.float32) + place * CHOICES + k, weight_K, mask=k < CHOICES
-                )
-
-
-@triton.jit
-def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes):
-    """What the kernels before this one wrote into a peer's half is a message from now on."""
-    box = tl.program_id(0)
-    number = tl.load(number_N_ptr + box)
-    header = _typed(_half(peer_N_ptr, box, number, half_bytes), tl.int32)
-    tl.store(header, tl.load(count_N_ptr + box))
-    tl.store(header + 1, tl.load(stamp_ptr))
-    tl.store(header + 2, tl.load(stamp_ptr + 1))
-    tl.debug_barrier()
-    tl.atomic_xchg(_typed(tl.load(peer_N_ptr + box), tl.int32), number, sem="release", scope="sys")
-
-
-@triton.jit
-def wait_boxes(
-    own_N_ptr, number_N_ptr, count_N_ptr, header_N2_ptr, error_ptr, most, half_bytes, limit,
-    NEXT: tl.constexpr, TIMED: tl.constexpr,
-):  # fmt: skip
-    """Until a box's flag has its number (NEXT: the one after the last), at most `limit` nanoseconds (not TIMED: looks).
-
-    A box that stays silent leaves its index + 1 in the error word, which ends every other wait of this end as well.
-    """
-    box = tl.program_id(0)
-    number = tl.load(number_N_ptr + box) + NEXT
-    flag = _typed(tl.load(own_N_ptr + box), tl.int32)
-    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    used = tl.full((), 0, dtype=tl.int64)
-    began = used
-    if TIMED:
-        began = globaltimer()
-    while (seen != number) & (used < limit):
-        if tl.load(error_ptr, volatile=True) != 0:
-            used = used * 0 + limit
-        elif TIMED:
-            used = globaltimer() - began
-        else:
-            used += 1
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    rows = tl.full((), 0, dtype=tl.int32)
-    if seen == number:
-        header = _typed(_half(own_N_ptr, box, number, half_bytes), tl.int32)
-        rows = tl.minimum(tl.maximum(tl.load(header), 0), most)
-        if NEXT:
-            tl.store(number_N_ptr + box, number)
-            tl.store(header_N2_ptr + 2 * box, tl.load(header + 1))
-            tl.store(header_N2_ptr + 2 * box + 1, tl.load(header + 2))
-    else:
-        tl.atomic_cas(error_ptr, 0, box + 1)
-    if NEXT:
-        tl.store(count_N_ptr + box, rows)
-
-
-@triton.jit
-def _rows_before(count_N_ptr, box, boxes, BOXES: tl.constexpr):
-    """(rows of this box, rows of the boxes before it, rows of all)."""
-    b = tl.arange(0, BOXES)
-    count_N = tl.load(count_N_ptr + b, mask=b < boxes, other=0)
-    return (
-        tl.sum(tl.where(b == box, count_N, 0), axis=0),
-        tl.sum(tl.where(b < box, count_N, 0), axis=0),
-        tl.sum(count_N, axis=0),
-    )
-
-
-@triton.jit
-def take_rows(
-    own_N_ptr, number_N_ptr, count_N_ptr, x_ptr, slot_ptr, weight_ptr, boxes, most, hidden, slots, scales,
-    half_bytes, weight_at, slot_at, scale_at, x_at,
-    CHOICES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BOXES: tl.constexpr, WIRE: tl.constexpr,
-    FP8: tl.constexpr,
-):  # fmt: skip
-    """The rows of all boxes one after the other; behind them rows without slots, as many as there could have been."""
-    box = tl.program_id(0) // most
-    row = (tl.program_id(0) % most).to(tl.int64)
-    part = tl.program_id(1)
-    count, before, total = _rows_before(count_N_ptr, box, boxes, BOXES)
-    k = tl.arange(0, WIDTH)
-    if row < count:
-        half = _half(own_N_ptr, box, tl.load(number_N_ptr + box), half_bytes)
-        to = before + row
-        column = part * COLUMNS + tl.arange(0, COLUMNS)
-        x = tl.load(_first_row(half, x_at, WIRE) + row * hidden + column, mask=column < hidden, other=0.0)
-        if FP8:
-            scale = tl.load(
-                _typed(half + scale_at, tl.float32) + row * scales + column // BLOCK, mask=column < hidden
-            )
-            x = x.to(tl.float32) * scale
-        tl.store(x_ptr + to * hidden + column, x.to(x_ptr.dtype.element_ty), mask=column < hidden)
-        if part == 0:
-            slot_K = tl.load(_typed(half + slot_at, tl.int32) + row * CHOICES + k, mask=k < CHOICES, other=-1)
-            weight_K = tl.load(
-                _typed(half + weight_at, tl.float32) + row * CHOICES + k, mask=k < CHOICES, other=0.0
-            )
-            slot_K = tl.where(
-                (slot_K >= 0) & (slot_K < slots), slot_K, -1
-            )  # another end's numbers are not trusted
-            tl.store(slot_ptr + to * CHOICES + k, slot_K, mask=k < CHOICES)
-            tl.store(weight_ptr + to * CHOICES + k, weight_K, mask=k < CHOICES)
-    elif part == 0:
-        to = total + (box * most - before) + (row - count)
-        tl.store(slot_ptr + to * CHOICES + k, tl.full((WIDTH,), -1, dtype=tl.int32), mask=k < CHOICES)
-        tl.store(weight_ptr + to * CHOICES + k, tl.zeros((WIDTH,), dtype=tl.float32), mask=k < CHOICES)
-
-
-@triton.jit
-def put_answers(
-    y_ptr, count_N_ptr, number_N_ptr, peer_N_ptr, boxes, most, hidden, half_bytes, x_at,
-    COLUMNS: tl.constexpr, BOXES: tl.constexpr, WIRE: tl.constexpr,
-):  # fmt: skip
-    """The partial sums back to where their rows came from, in the order in which they came."""
-    box = tl.program_id(0) // most
-    row = (tl.program_id(0) % most).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    count, before, _ = _rows_before(count_N_ptr, box, boxes, BOXES)
-    if row < count:
-        half = _half(peer_N_ptr, box, tl.load(number_N_ptr + box), half_bytes)
-        y = tl.load(y_ptr + (before + row) * hidden + column, mask=column < hidden, other=0.0)
-        tl.store(_first_row(half, x_at, WIRE) + row * hidden + column, y.to(WIRE), mask=column < hidden)
-
-
-@triton.jit
-def sum_answers(
-    own_N_ptr, number_N_ptr, place_NT_ptr, error_ptr, y_ptr, rows, hidden, nodes, half_bytes, x_at,
-    COLUMNS: tl.constexpr, WIRE: tl.constexpr,
-):  # fmt: skip
-    """Partial sums in float32, in the order of the nodes; NaN when an answer is missing: nobody can go on with it."""
-    row = tl.program_id(0)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for node in range(nodes):
-        place = tl.load(place_NT_ptr + node * rows + row).to(tl.int64)
-        if place >= 0:
-            half = _half(own_N_ptr, node, tl.load(number_N_ptr + node), half_bytes)
-            part = tl.load(
-                _first_row(half, x_at, WIRE) + place * hidden + column, mask=column < hidden, other=0.0
-            )
-            total += part.to(tl.float32)
-    total = tl.where(tl.load(error_ptr) != 0, float("nan"), total)
-    tl.store(y_ptr + row.to(tl.int64) * hidden + column, total, mask=column < hidden)
 
 
 @triton.jit
 def raise_flag(flag, number):
     """What was launched before this is to be seen by whoever finds `number` at the address `flag`."""
-    tl.atomic_xchg(_typed(flag, tl.int32), number, sem="release", scope="sys")
+    tl.atomic_xchg(typed(flag, tl.int32), number, sem="release", scope="sys")
 
 
 @triton.jit
@@ -252,7 +29,7 @@ def await_flag(
 ):  # fmt: skip
     """Until the flag has `number`, at most `limit` nanoseconds (not TIMED: looks). Then the payload becomes all ones,
     which is no number in any wire type and no slot, and the word at the address `error` says so to the host."""
-    flag_ptr = _typed(flag, tl.int32)
+    flag_ptr = typed(flag, tl.int32)
     seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
     used = tl.full((), 0, dtype=tl.int64)
     began = used
@@ -265,7 +42,7 @@ def await_flag(
             used += 1
         seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
     if seen != number:
-        tl.atomic_xchg(_typed(error, tl.int32), 1, sem="release", scope="sys")
+        tl.atomic_xchg(typed(error, tl.int32), 1, sem="release", scope="sys")
         for start in range(0, size, BYTES):
             at = start + tl.arange(0, BYTES)
             tl.store(payload_ptr + at, tl.full((BYTES,), 255, dtype=tl.uint8), mask=at < size)

@@ -14,8 +14,8 @@ if not CUDA:
 
 from afserve.comm.transport import Kind, Parcel  # noqa: E402
 from afserve.comm.transports import dist, symm  # noqa: E402
-from afserve.comm.transports.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
+from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = Patience() if CUDA else Patience(20_000, timed=False)

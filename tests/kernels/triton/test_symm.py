@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from afserve.comm.transport import Kind, Layout, WireType
-from afserve.comm.transports.symm_device import Patience, Region
 from afserve.errors import PeerLost
+from bench.symm_device import Patience, Region
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 
 SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)

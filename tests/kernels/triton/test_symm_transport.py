@@ -13,8 +13,8 @@ import torch
 from afserve.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
 from afserve.comm.transports import dist, symm
-from afserve.comm.transports.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from afserve.errors import ConfigError, PeerLost
+from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
 CUDA = torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """M2N between GPUs of one NVLink domain, where every step is a kernel and the host waits for none of them.
 
-`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton/symm.py` over boxes in symmetric memory. If a
+`SymmAttention` and `SymmExpert` launch the kernels of `symm_kernels.py` over boxes in symmetric memory. If a
 peer stays silent, the waiting kernel gives up, writes an error word and puts NaN where the rows would be; `check` names
 the peer. It knows addresses, no allocators. Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a
 message.
@@ -17,9 +17,9 @@ from torch import Tensor
 from afserve.comm.mailbox.wire import Frame, aligned
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
-from afserve.kernels.triton import symm as triton_symm
 from afserve.kernels.triton.config import FUSED
 from afserve.member import NodeId, Role
+from bench import symm_kernels
 
 REGION_HEAD = 256
 _HALF_ALIGN = 256
@@ -146,16 +146,16 @@ class SymmAttention(_End):
         )
         number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
         place_NT = torch.empty((len(boxes), rows), dtype=torch.int32, device=x_TH.device)
-        triton_symm.plan_nodes[(len(boxes),)](
+        symm_kernels.plan_nodes[(len(boxes),)](
             slot_TK, place_NT, count_N, number_N, rows, layout.slots, CHOICES=layout.top_k, ROWS=_PLAN_ROWS, **FUSED,
         )  # fmt: skip
         if rows:
-            triton_symm.put_rows[(rows, self._parts)](
+            symm_kernels.put_rows[(rows, self._parts)](
                 x_TH, slot_TK, weight_TK, place_NT, number_N, boxes.peer_N, rows, layout.hidden, x_TH.stride(0),
                 len(boxes), layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
                 COLUMNS=self._columns, WIRE=_WIRES[layout.dispatch_wire], FP8=self._fp8, **FUSED,
             )  # fmt: skip
-        triton_symm.signal_boxes[(len(boxes),)](
+        symm_kernels.signal_boxes[(len(boxes),)](
             boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, num_warps=1, **FUSED,
         )  # fmt: skip
         return SymmTicket(micro_batch, place_NT)
@@ -167,12 +167,12 @@ class SymmAttention(_End):
         rows = ticket.place_NT.shape[1]
         y_TH = torch.empty((rows, layout.hidden), dtype=torch.float32, device=ticket.place_NT.device)
         region = self._combine
-        triton_symm.wait_boxes[(len(boxes),)](
+        symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, None, None, self._error, layout.max_rows, region.half, self._patience.limit,
             NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
         if rows:
-            triton_symm.sum_answers[(rows, self._parts)](
+            symm_kernels.sum_answers[(rows, self._parts)](
                 boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, rows, layout.hidden, len(boxes), region.half,
                 region.x, COLUMNS=self._columns, WIRE=_WIRES[layout.combine_wire], **FUSED,
             )  # fmt: skip
@@ -215,11 +215,11 @@ class SymmExpert(_End):
         slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
         weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
         header_N2 = self._words(2 * len(boxes)).view(-1, 2)
-        triton_symm.wait_boxes[(len(boxes),)](
+        symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, count_N, header_N2, self._error, layout.max_rows, self._dispatch.half,
             self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
-        triton_symm.take_rows[(most, self._parts)](
+        symm_kernels.take_rows[(most, self._parts)](
             boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,
             layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
             COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.dispatch_wire],
@@ -232,10 +232,10 @@ class SymmExpert(_End):
         layout, boxes = self._layout, self._boxes[arrival.micro_batch]
         number_N, count_N = self._number_MN[arrival.micro_batch], self._count_MN[arrival.micro_batch]
         region, stamp = self._combine, arrival.header_N2
-        triton_symm.put_answers[(len(boxes) * layout.max_rows, self._parts)](
+        symm_kernels.put_answers[(len(boxes) * layout.max_rows, self._parts)](
             y_NH, count_N, number_N, boxes.peer_N, len(boxes), layout.max_rows, layout.hidden, region.half, region.x,
             COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
         )  # fmt: skip
-        triton_symm.signal_boxes[(len(boxes),)](
+        symm_kernels.signal_boxes[(len(boxes),)](
             boxes.peer_N, number_N, count_N, stamp, region.half, num_warps=1, **FUSED,
         )  # fmt: skip
