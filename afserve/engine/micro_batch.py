@@ -23,6 +23,7 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_input import build_step
+from afserve.engine.verify import confirm_draft
 from afserve.models.decoder import AttentionModel
 
 Step = Generator[T | None, None, None]
@@ -105,8 +106,8 @@ class MicroBatch(Generic[T]):
         """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
-        chosen = [ends[index] - 1 for index in drawn]
-        scored = any(chunk.sequence.collects_prompt for chunk in plan.chunks)
+        chosen = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
+        scored = any(chunk.supposed or chunk.sequence.collects_prompt for chunk in plan.chunks)
         read_RH = rows_RH if scored or len(chosen) == len(rows_RH) else rows_of(rows_RH, chosen)
         logits_RV = self._model.logits(read_RH) if len(read_RH) else read_RH
         failures = {} if plan.draws else self._runner.take_failures()
@@ -119,7 +120,15 @@ class MicroBatch(Generic[T]):
                 failures.setdefault(index, outcome.message)
                 accepted.pop(index, None)
             elif index not in failures:
-                accepted[index] = (outcome,), _logprobs(sequences[at], outcome, chosen_RV, at)
+                sequence, supposed = sequences[at], plan.chunks[index].supposed
+                if supposed:
+                    rows_NV = logits_RV[chosen[at] : ends[index]]
+                    run = confirm_draft(
+                        outcome, sequence.draft[:supposed], rows_NV, sequence, self._model.ops
+                    )
+                    accepted[index] = run, _logprobs(sequence, run, rows_NV)
+                else:
+                    accepted[index] = (outcome,), _logprobs(sequence, (outcome,), chosen_RV[at : at + 1])
         for index, chunk in enumerate(plan.chunks):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
@@ -177,10 +186,10 @@ def _left_queue(plan: StepPlan, now: float) -> None:
             chunk.sequence.planned = now
 
 
-def _logprobs(sequence: Sequence, token: int, logits_RV: Tensor, row: int) -> tuple[TokenLogprob, ...]:
-    """Of a token that this row gave, where they were asked for."""
+def _logprobs(sequence: Sequence, run: Run, logits_NV: Tensor) -> tuple[TokenLogprob, ...]:
+    """Of the tokens that these rows gave, where they were asked for."""
     count = sequence.request.params.logprobs
-    return () if count is None else tuple(logprobs_of(logits_RV[row : row + 1], (token,), count))
+    return () if count is None else tuple(logprobs_of(logits_NV, run, count))
 
 
 def _event(

@@ -135,7 +135,11 @@ class Scheduler:
             count = self._reserve(sequence, min(known - start, most)) if most else 0
             if count:
                 sequence.in_flight = True
-                chunks.append(Chunk(sequence, start, count, start + count == known, kind))
+                supposed = 0
+                if sequence.draft and kind is not PROMPT and start + count == known:
+                    supposed = self._suppose(sequence, count, budget - count)
+                    kind, count = VERIFY if supposed else kind, count + supposed
+                chunks.append(Chunk(sequence, start, count, start + count >= known, kind, supposed))
                 self._shares.charge(sequence, start, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
@@ -251,6 +255,17 @@ class Scheduler:
                 self._preempt(sequence)
                 return 0
 
+    def _suppose(self, sequence: Sequence, count: int, most: int) -> int:
+        """How much of its draft is computed behind `count` known tokens: what has room without preempting anybody."""
+        size, end = self.pool.block_size, sequence.computed + count
+        wanted = min(len(sequence.draft), most, self._limits.longest - end)
+        need = -(-(end + wanted) // size) - len(sequence.blocks)
+        if need > 0 and not self.pool.can_allocate(need):
+            return min(wanted, len(sequence.blocks) * size - end)
+        if need > 0:
+            sequence.blocks += self.pool.allocate(need, sequence.blocks[-1])
+        return wanted
+
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """The youngest running sequence that is younger than this one and not in flight."""
         younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
@@ -265,6 +280,7 @@ class Scheduler:
         left = sequence.prompt_left
         sequence.counted, sequence.computed = max(sequence.counted, sequence.computed), 0
         sequence.keys.clear()
+        sequence.draft.clear()
         sequence.given = sequence.lacks = len(sequence.tokens)
         self._turns.again(sequence.group, sequence.lacks - left)
         sequence.preemptions += 1
@@ -291,6 +307,7 @@ class Scheduler:
         for index, chunk in enumerate(plan.chunks):
             sequence = chunk.sequence
             sequence.in_flight = False
+            sequence.draft.clear()
             if plan.draws:
                 sequence.row = b""
                 self._undrawn.pop(sequence.order, None)

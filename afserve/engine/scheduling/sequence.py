@@ -1,5 +1,7 @@
 """One request while it runs: its tokens, its blocks and how far it has come. Integers only."""
 
+from collections.abc import Sequence as Many
+from copy import copy
 from dataclasses import dataclass, field
 
 from afserve.comm.kv.sharing import SharedPrompt
@@ -17,7 +19,11 @@ class Sequence:
     when it entered the queue nor other nodes' to compute; it is computed from `entered` on. The lowest `rank` runs
     first: by priority, then the elder; prompts go by their `turn` before their age. `arrived` and `planned` are when it
     entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
-    `shared` prompt. The first `counted` tokens were computed before a preemption."""
+    `shared` prompt. The first `counted` tokens were computed before a preemption.
+
+    `draft` is what somebody supposes to follow `tokens`. The next step computes it beside the newest token, and
+    `commit` clears it. It is set between two steps, where the cache keeps something for every token: a recurrent state
+    cannot go back to what was confirmed."""
 
     request: GenerationRequest
     order: int
@@ -42,6 +48,7 @@ class Sequence:
     arrived: float = 0.0
     planned: float | None = None
     shared: SharedPrompt | None = None
+    draft: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     row: bytes = field(init=False)  # its next token is drawn from it, without a step
     prompt_length: int = field(init=False)
@@ -107,6 +114,12 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known but not yet computed; 1 while decoding."""
         return len(self.tokens) - self.computed
+
+    def supposing(self, run: Many[int]) -> "Sequence":
+        """As it would be behind `run`, to draw a token from; nobody runs it."""
+        other = copy(self)
+        other.tokens = [*self.tokens, *run]
+        return other
 
     @property
     def collects_prompt(self) -> bool:

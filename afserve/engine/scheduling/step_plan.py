@@ -25,14 +25,16 @@ PROMPT, DECODE, VERIFY = ChunkKind
 
 @dataclass(slots=True)
 class Chunk:
-    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them. Nobody changes
-    one; a frozen one takes longer to make, and each token has its own."""
+    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them. The last
+    `supposed` of them are the first of its draft. Nobody changes one; a frozen one takes longer to make, and each token
+    has its own."""
 
     sequence: Sequence
     start: int
     count: int
     last: bool
     kind: ChunkKind
+    supposed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

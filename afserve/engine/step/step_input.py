@@ -20,9 +20,9 @@ class StepInput:
 
     token_T  int64, what is embedded
     paged    positions, places in the cache and block tables
-    row_R    int64, indices of tokens: for each chunk all its prompt rows if asked, else its last if sampled. Nothing
-             but these is read of what the last layer gives; `rows` are the same on the host, and `all_rows` says
-             whether they are all
+    row_R    int64, indices of tokens: for each chunk all its prompt rows if asked, else, if it is sampled, its newest
+             token's and those of the draft behind it. Nothing but these is read of what the last layer gives; `rows`
+             are the same on the host, and `all_rows` says whether they are all
     ends     for each chunk how many of those rows it and the chunks before it have
     decodes  tokens that are decoded or verified: they are the first, the others belong to prompt chunks
     alone    no other micro-batch has anything to run
@@ -63,6 +63,8 @@ def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInp
             rows.append(first)
         else:
             tokens += sequence.tokens[start:end]
+            if chunk.supposed:
+                tokens += sequence.draft[: chunk.supposed]
             positions += range(start, end)
             slots += [
                 sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)
@@ -70,7 +72,7 @@ def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInp
             if sequence.collects_prompt:
                 rows += range(first, len(tokens))
             elif chunk.last:
-                rows.append(len(tokens) - 1)
+                rows += range(len(tokens) - 1 - chunk.supposed, len(tokens))
         starts.append(len(tokens))
         contexts.append(end)
         ends.append(len(rows))
