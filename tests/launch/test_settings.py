@@ -187,7 +187,7 @@ def at_the_node(wishes):
 wishes = {"default": asked(), "flag": asked("--longest-hold", "0.5"), "file": asked("--config", sys.argv[3])}
 os.environ["AFSERVE_LONGEST_HOLD"] = "0.125"
 wishes["environment"] = asked()
-wishes["keyword"] = LLM(longest_hold=0.0625)._wishes
+wishes["keyword"] = LLM(longest_hold=0.0625)._asked.wishes
 print(json.dumps({door: at_the_node(each) for door, each in wishes.items()}))
 """
 

@@ -15,8 +15,8 @@ from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.ways_on import ways_on
 from afserve.launch.plan.wishes import UpFlags
-from afserve.launch.processes.launcher import Launcher
-from afserve.launch.sites.site import RunSite
+from afserve.launch.sites.site import Site
+from afserve.launch.sites.survey import Survey
 from afserve.server.http.settings import ServerSettings
 
 
@@ -30,17 +30,17 @@ class PlannedRun:
     topology: Topology
     balance: BalanceRules
     assignment: HostAssignment
-    launcher: Launcher
+    site: Site
 
 
-def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> PlannedRun:
+def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun:
     """Raises ConfigError or DoesNotFitError for what cannot be."""
-    flags, found, gpus = site.flags, site.found, site.gpus
+    flags, found, gpus = survey.flags, survey.found, survey.gpus
     balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
-    topology = plan_here(flags, found, site.machine, gpus)
-    assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
-    hosted, certified = site.devices or assignment.hosted, flags.run.certs is not None
+    topology = plan_here(flags, found, survey.machine, gpus)
+    assignment = survey.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    hosted, certified = survey.devices or assignment.hosted, flags.run.certs is not None
     check_kv_transport(flags.wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
@@ -48,7 +48,7 @@ def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> Pla
     if flags.source.load_format == "safetensors":
         found.warn_of_tokenizer()
     names = flags.listening.names(found.name)
-    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, launcher)
+    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site)
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:

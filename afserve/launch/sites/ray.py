@@ -1,4 +1,4 @@
-"""Starts the nodes of a run on a Ray cluster, by way of `ray_helper`; gateways stay processes of this machine.
+"""A Ray cluster as a site: nodes start there, by way of `ray_helper`; gateways stay processes of this machine.
 
 It imports no Ray and knows none: a helper process does, and what they say to each other is JSON. Lines that nodes write
 on their hosts are shown here with the node's and the host's name.
@@ -15,16 +15,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from afserve.child import module
 from afserve.errors import ConfigError, PeerLost
+from afserve.launch.plan.models import FoundModel
+from afserve.launch.plan.ray_settings import RaySettings
+from afserve.launch.plan.wishes import UpFlags, Wishes
 from afserve.launch.processes.endings import ended_with, last_lines
 from afserve.launch.processes.environment import kept_environment
-from afserve.launch.processes.launcher import OnExit
-from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.processes.keeper import NodeKeeper
+from afserve.launch.sites.local import LocalSite
+from afserve.launch.sites.node_pids import NodePids
+from afserve.launch.sites.ray_plan import RayPlan, set_aside
+from afserve.launch.sites.site import OnExit, Site
+from afserve.launch.sites.survey import Survey, check_elsewhere, find_asked
 from afserve.member import NodeId, Role
 
 log = logging.getLogger("afserve.launch")
@@ -33,29 +40,23 @@ _STOP_SECONDS = 15.0
 _LINE = 1 << 24
 
 
-class RayLauncher:
-    """`start()` begins, `with` ends; `ask` before the nodes, `spawn` and the rest as any launcher."""
+class RaySite(Site):
+    """The helper starts with the first survey, once what needs no cluster has been checked."""
 
-    def __init__(self, local: NodeProcesses, *, insecure: bool = False) -> None:
+    def __init__(self, token: Path | None = None, *, insecure: bool = False) -> None:
         """`insecure`: nodes may speak plain text beyond their hosts."""
-        self._local = local
+        self._local = LocalSite(token, warm=False)
         self._insecure = insecure
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = 0
         self._pending = b""
-        self._nodes: dict[str, NodeId] = {}
-        self._pids: dict[str, int] = {}
+        self._nodes = NodePids()
         self._stopping = False
 
-    def __enter__(self) -> "RayLauncher":
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    @property
+    def folder(self) -> Path:
+        return self._local.folder
 
     @property
     def token(self) -> str:
@@ -66,12 +67,34 @@ class RayLauncher:
         return self._local.token_file
 
     def start(self) -> None:
-        """Raises ConfigError where Ray is not installed."""
+        self._owner = os.getpid()
+        self._local.start()
+
+    def survey(self, flags: UpFlags) -> Survey:
+        for name in ("cluster", "ssh", "elsewhere"):
+            if getattr(flags.run, name):
+                raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
+        found = find_asked(flags.run, self.folder)
+        plan = self.reserve(flags.ray, flags.wishes, found, flags.run.listen)
+        check_elsewhere(flags, plan.assignment, found, self.folder)
+        flags = replace(flags, wishes=plan.wishes)
+        return Survey(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
+
+    def reserve(
+        self, asked: RaySettings, wishes: Wishes, found: FoundModel, listen: str | None = None
+    ) -> RayPlan:
+        """Room on the cluster. Raises ConfigError where Ray is not installed, or has no cluster or no room."""
+        self._start_helper()
+        return set_aside(self.ask, asked, wishes, found, listen)
+
+    def lend(self) -> NodeKeeper:
+        return self._local.lend()
+
+    def _start_helper(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "--ray: Ray is not installed here; type: pip install 'afserve[ray]'", param="ray"
             )
-        self._owner = os.getpid()
         self._socket, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs, open(self._log(HELPER), "wb") as said:
@@ -87,7 +110,7 @@ class RayLauncher:
 
     def ask(self, what: Mapping[str, object]) -> Any:
         """Blocks until the helper answers; shows what it waits for. Raises ConfigError for what it refuses."""
-        assert self._socket is not None, "start() first"
+        assert self._socket is not None, "reserve() first"
         self._socket.sendall(json.dumps(what).encode() + b"\n")
         while True:
             said = self._next_line()
@@ -108,12 +131,10 @@ class RayLauncher:
         if node.role is Role.GATEWAY:
             self._local.spawn(node, join, gateway, listening, certs)
             return
-        name = str(node)
-        self._nodes[name] = node
-        self._pids.pop(name, None)
+        self._nodes.expect(node)
         self._order(
             {
-                "start": name,
+                "start": str(node),
                 "role": node.role,
                 "index": node.index,
                 "join": join,
@@ -124,15 +145,11 @@ class RayLauncher:
         )
 
     def running(self, node: NodeId) -> int | None:
-        return self._local.running(node) if node.role is Role.GATEWAY else self._pids.get(str(node))
+        return (self._local if node.role is Role.GATEWAY else self._nodes).running(node)
 
     def inherit(self, node: NodeId, pid: int) -> None:
         """Its actor goes on under the name that it has; the helper knows whether this is its process."""
-        if node.role is Role.GATEWAY:
-            self._local.inherit(node, pid)
-        else:
-            self._nodes.setdefault(str(node), node)
-            self._pids.setdefault(str(node), pid)
+        (self._local if node.role is Role.GATEWAY else self._nodes).inherit(node, pid)
 
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         if node.role is Role.GATEWAY:
@@ -164,10 +181,14 @@ class RayLauncher:
                 os.killpg(self._helper.pid, signal.SIGKILL)
                 self._helper.wait()
 
+    def kill(self) -> None:
+        """The helper ends the nodes, when it is told to stop."""
+        self._local.kill()
+
     # ---- the helper's end
 
     async def _watch(self, on_exit: OnExit) -> None:
-        assert self._socket is not None, "start() first"
+        assert self._socket is not None, "reserve() first"
         reader, writer = await asyncio.open_connection(sock=self._socket.dup(), limit=_LINE)
         try:
             while line := await reader.readline():
@@ -185,12 +206,15 @@ class RayLauncher:
         elif "lines" in said:
             self._show(said["node"], said["host"], said["lines"])
         elif "started" in said:
-            self._pids[said["started"]] = said["pid"]
+            self._nodes.note_start(NodeId(Role(said["role"]), said["index"]), said["pid"])
             log.info("%s starts on %s, pid %d", said["started"], said["host"], said["pid"])
-        elif self._pids.get(said["exited"], said["pid"]) == said["pid"]:
-            self._pids.pop(said["exited"], None)
-            if not self._stopping:
-                on_exit(self._nodes[said["exited"]], said.get("why") or ended_with(said["code"]))
+        else:
+            name, pid = said["exited"], said["pid"]
+            ended = (
+                self._nodes.note_end(name, pid) if pid else self._nodes.called(name)
+            )  # 0: it had not begun
+            if ended is not None and not self._stopping:
+                on_exit(ended, said.get("why") or ended_with(said["code"]))
 
     def _show(self, name: str, host: str, lines: list[str]) -> None:
         """On this terminal, and in the node's log here."""

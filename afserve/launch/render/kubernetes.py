@@ -6,7 +6,8 @@ come, go and come back in any order; gateways serve HTTP. Secrets are named here
 
 from typing import Any
 
-from afserve.launch.sites.render_objects import (
+from afserve.launch.render.layout import HTTP_PORT, NODES_PORT, ClusterLayout, NodePool
+from afserve.launch.render.objects import (
     CERTIFICATES,
     KEYS,
     RUN,
@@ -25,7 +26,6 @@ from afserve.launch.sites.render_objects import (
     trust,
     who,
 )
-from afserve.launch.sites.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
 from afserve.member import Role
 
 _DRAIN = 30  # seconds that answers have when a gateway goes
@@ -33,17 +33,17 @@ _GONE = 5  # until nobody sends a gateway new connections
 _PER_GATEWAY = 64  # running sequences, on the average
 
 
-def manifests(site: Site, asked: KubernetesSettings) -> dict[str, list[Object]]:
+def manifests(layout: ClusterLayout, asked: KubernetesSettings) -> dict[str, list[Object]]:
     """Objects by the file that they belong in."""
-    pools = {f"{pool.role}.yaml": _pool(site, asked, pool) for pool in site.pools}
+    pools = {f"{pool.role}.yaml": _pool(layout, asked, pool) for pool in layout.pools}
     files = {
         "namespace.yaml": [_namespace(asked)],
-        "controller.yaml": _controller(site, asked),
+        "controller.yaml": _controller(layout, asked),
         **pools,
-        "gateway.yaml": _gateways(site, asked),
-        "network.yaml": _network(asked, [pool.role for pool in site.pools]),
+        "gateway.yaml": _gateways(layout, asked),
+        "network.yaml": _network(asked, [pool.role for pool in layout.pools]),
     }
-    return {**files, "kustomization.yaml": [_kustomization(site, asked, list(files))]}
+    return {**files, "kustomization.yaml": [_kustomization(layout, asked, list(files))]}
 
 
 def _namespace(asked: KubernetesSettings) -> Object:
@@ -51,11 +51,11 @@ def _namespace(asked: KubernetesSettings) -> Object:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": asked.namespace, "labels": labels}}
 
 
-def _controller(site: Site, asked: KubernetesSettings) -> list[Object]:
-    words = site.up(f"$(POD_IP):{NODES_PORT}", "--token-file", f"{RUN}/token", *trust(site))
-    words += ["--node-memory", str(site.sizes.memory), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
+def _controller(layout: ClusterLayout, asked: KubernetesSettings) -> list[Object]:
+    words = layout.up(f"$(POD_IP):{NODES_PORT}", "--token-file", f"{RUN}/token", *trust(layout))
+    words += ["--node-memory", str(layout.sizes.memory), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
     words += ["--api-key-file", f"{RUN}/api.key", "--admin-key-file", f"{RUN}/admin.key"]
-    box = container(site, asked, "controller", words, {"cpu": "2", "memory": "4Gi"})
+    box = container(layout, asked, "controller", words, {"cpu": "2", "memory": "4Gi"})
     box["ports"] = [
         {"name": "nodes", "containerPort": NODES_PORT},
         {"name": "http", "containerPort": HTTP_PORT},
@@ -63,7 +63,7 @@ def _controller(site: Site, asked: KubernetesSettings) -> list[Object]:
     box["livenessProbe"] = probe("/health", 30)
     box["readinessProbe"] = probe("/health", 6)
     box["startupProbe"] = probe("/health", 60)
-    spec = {"replicas": 1, "strategy": {"type": "Recreate"}, **template(site, asked, "controller", box)}
+    spec = {"replicas": 1, "strategy": {"type": "Recreate"}, **template(layout, asked, "controller", box)}
     ports = [port("nodes", NODES_PORT, NODES_PORT), port("http", HTTP_PORT, HTTP_PORT)]
     return [
         an_object("apps/v1", "Deployment", asked, "controller", spec),
@@ -71,12 +71,12 @@ def _controller(site: Site, asked: KubernetesSettings) -> list[Object]:
     ]
 
 
-def _pool(site: Site, asked: KubernetesSettings, pool: NodePool) -> list[Object]:
+def _pool(layout: ClusterLayout, asked: KubernetesSettings, pool: NodePool) -> list[Object]:
     name = str(pool.role)
-    words = ["node", "--role", name, *joining(site)]
-    sizes: dict[str, Any] = {"cpu": str(site.sizes.cpus), "memory": f"{site.sizes.memory}Gi"}
-    box = container(site, asked, name, words, sizes, gpus=0 if pool.on_cpu else 1)
-    pods = template(site, asked, name, box)
+    words = ["node", "--role", name, *joining(layout)]
+    sizes: dict[str, Any] = {"cpu": str(layout.sizes.cpus), "memory": f"{layout.sizes.memory}Gi"}
+    box = container(layout, asked, name, words, sizes, gpus=0 if pool.on_cpu else 1)
+    pods = template(layout, asked, name, box)
     pods["template"]["spec"]["nodeSelector"] = asked.selector(pool)
     pods["template"]["spec"]["topologySpreadConstraints"] = [spread(asked, name)]
     spec = {"replicas": pool.nodes, "serviceName": name, "podManagementPolicy": "Parallel", **pods}
@@ -87,17 +87,17 @@ def _pool(site: Site, asked: KubernetesSettings, pool: NodePool) -> list[Object]
     ]
 
 
-def _gateways(site: Site, asked: KubernetesSettings) -> list[Object]:
-    words = ["node", "--role", "gateway", *joining(site), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
+def _gateways(layout: ClusterLayout, asked: KubernetesSettings) -> list[Object]:
+    words = ["node", "--role", "gateway", *joining(layout), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
     words += ["--drain-seconds", str(_DRAIN), "--api-key-file", f"{RUN}/api.key"]
     words += ["--admin-key-file", f"{RUN}/admin.key"]
-    box = container(site, asked, "gateway", words, {"cpu": "1", "memory": "2Gi"})
+    box = container(layout, asked, "gateway", words, {"cpu": "1", "memory": "2Gi"})
     box["ports"] = [{"name": "http", "containerPort": HTTP_PORT}]
     box["livenessProbe"] = probe("/health", 6)
     box["readinessProbe"] = probe("/ready", 2)
     box["startupProbe"] = probe("/health", 120)
     box["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(_GONE)]}}}
-    pods = template(site, asked, "gateway", box)
+    pods = template(layout, asked, "gateway", box)
     pods["template"]["spec"]["terminationGracePeriodSeconds"] = _GONE + _DRAIN + 10
     spec = {"replicas": asked.gateways, **pods}
     scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gateway"}
@@ -143,12 +143,12 @@ def _network(asked: KubernetesSettings, roles: list[Role]) -> list[Object]:
     ]
 
 
-def _kustomization(site: Site, asked: KubernetesSettings, files: list[str]) -> Object:
+def _kustomization(layout: ClusterLayout, asked: KubernetesSettings, files: list[str]) -> Object:
     """A base. Keys and certificates come from files beside it that people make and keep out of any repository."""
     keys = [f"secrets/{name}" for name in ("token", "api.key", "admin.key")]
     secrets = [{"name": KEYS, "files": keys}]
-    if site.certs:
-        for name in ("controller", *(str(pool.role) for pool in site.pools), "gateway"):
+    if layout.certs:
+        for name in ("controller", *(str(pool.role) for pool in layout.pools), "gateway"):
             folder = f"secrets/{name}"
             pems = [f"{folder}/authority.pem", f"{folder}/node.pem"]
             secrets.append({"name": f"{CERTIFICATES}-{name}", "files": pems})

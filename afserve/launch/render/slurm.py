@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from afserve.errors import ConfigError
-from afserve.launch.sites.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
+from afserve.launch.render.layout import HTTP_PORT, NODES_PORT, ClusterLayout, NodePool
 from afserve.member import Role
 
 _LEAST = 2  # hosts of a component that survives the loss of one
@@ -29,20 +29,25 @@ class SlurmSettings:
     afserve: str = "afserve"
 
 
-def script(site: Site, asked: SlurmSettings) -> str:
+def script(layout: ClusterLayout, asked: SlurmSettings) -> str:
     """Raises ConfigError where the loss of a host would end the job."""
-    apart = site.mixed or len(set(map(tuple, asked.options.values()))) > 1
-    pools = site.pools
+    apart = layout.mixed or len(set(map(tuple, asked.options.values()))) > 1
+    pools = layout.pools
     if apart:
         for pool in pools:
             _check(pool.hosts, f"the {pool.role} hosts are a component of their own, of {pool.hosts}")
-        heads = [_header(site, asked, pool.hosts, [pool]) for pool in pools]
+        heads = [_header(layout, asked, pool.hosts, [pool]) for pool in pools]
     else:
         hosts = sum(pool.hosts for pool in pools)
         _check(hosts, f"the job has {hosts} host")
-        heads = [_header(site, asked, hosts, list(pools))]
-    lines = ["#!/bin/bash", f"#SBATCH --job-name={asked.name}", *_joined(heads), *_setup(site, asked, apart)]
-    lines += [line for number, pool in enumerate(pools) for line in _role(site, asked, pool, number, apart)]
+        heads = [_header(layout, asked, hosts, list(pools))]
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={asked.name}",
+        *_joined(heads),
+        *_setup(layout, asked, apart),
+    ]
+    lines += [line for number, pool in enumerate(pools) for line in _role(layout, asked, pool, number, apart)]
     return "\n".join([*lines, *_END]) + "\n"
 
 
@@ -55,9 +60,9 @@ def _check(hosts: int, what: str) -> None:
         )
 
 
-def _header(site: Site, asked: SlurmSettings, hosts: int, pools: list[NodePool]) -> list[str]:
+def _header(layout: ClusterLayout, asked: SlurmSettings, hosts: int, pools: list[NodePool]) -> list[str]:
     most = max(pool.per_host for pool in pools)
-    lines = [f"--nodes={hosts}", f"--ntasks-per-node={most}", f"--cpus-per-task={site.sizes.cpus}"]
+    lines = [f"--nodes={hosts}", f"--ntasks-per-node={most}", f"--cpus-per-task={layout.sizes.cpus}"]
     lines += [] if pools[0].on_cpu else [f"--gpus-per-node={most}"]
     lines += [f"--time={asked.time}"] if asked.time else []
     lines += ["--no-kill", "--no-requeue", *asked.options.get(pools[0].role, ())]
@@ -69,15 +74,15 @@ def _joined(heads: list[list[str]]) -> list[str]:
     return first + [line for head in others for line in ("#SBATCH hetjob", *head)]
 
 
-def _setup(site: Site, asked: SlurmSettings, apart: bool) -> list[str]:
+def _setup(layout: ClusterLayout, asked: SlurmSettings, apart: bool) -> list[str]:
     """The controller, HTTP and keys, on the job's first host."""
-    words = site.up("$ADDRESS:$NODES_PORT", *(["--insecure-nodes"] if not site.certs else []))
-    trust = '--certs "$CERTS"' if site.certs else ""
+    words = layout.up("$ADDRESS:$NODES_PORT", *(["--insecure-nodes"] if not layout.certs else []))
+    trust = '--certs "$CERTS"' if layout.certs else ""
     return [
         "",
         "# Settings: a folder that every host sees (for keys and logs), and ports.",
         'RUN="${AFSERVE_RUN:-$SLURM_SUBMIT_DIR/afserve-$SLURM_JOB_ID}"',
-        *(['CERTS="${AFSERVE_CERTS:?a folder of certificates that every host has}"'] if site.certs else []),
+        *(['CERTS="${AFSERVE_CERTS:?a folder of certificates that every host has}"'] if layout.certs else []),
         f'NODES_PORT="${{AFSERVE_NODES_PORT:-{asked.nodes_port}}}"',
         f'HTTP_PORT="${{AFSERVE_HTTP_PORT:-{asked.http_port}}}"',
         "",
@@ -88,36 +93,36 @@ def _setup(site: Site, asked: SlurmSettings, apart: bool) -> list[str]:
         "done",
         "",
         "# Host names come from scontrol, and so does the address of this host, the first one.",
-        *_hosts(site, apart),
+        *_hosts(layout, apart),
         "ADDRESS=$(scontrol show node -o \"$SLURMD_NODENAME\" | sed 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/')",
         "",
         f'{asked.afserve} {_shell(words)} {trust} --token-file "$RUN/token" \\',
-        f'    --node-memory {site.sizes.memory} --host "$ADDRESS" --port "$HTTP_PORT" \\',
+        f'    --node-memory {layout.sizes.memory} --host "$ADDRESS" --port "$HTTP_PORT" \\',
         '    --api-key-file "$RUN/api.key" --admin-key-file "$RUN/admin.key" > "$RUN/up.log" 2>&1 &',
         "UP=$!",
         'echo "http://$ADDRESS:$HTTP_PORT, keys and logs in $RUN"',
     ]
 
 
-def _hosts(site: Site, apart: bool) -> list[str]:
+def _hosts(layout: ClusterLayout, apart: bool) -> list[str]:
     if apart:
         return []
     lines = ['mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']
     begin = 0
-    for pool in site.pools:
+    for pool in layout.pools:
         lines.append(f'{pool.role.upper()}=$(IFS=,; echo "${{HOSTS[*]:{begin}:{pool.hosts}}}")')
         begin += pool.hosts
     return lines
 
 
-def _role(site: Site, asked: SlurmSettings, pool: NodePool, number: int, apart: bool) -> list[str]:
+def _role(layout: ClusterLayout, asked: SlurmSettings, pool: NodePool, number: int, apart: bool) -> list[str]:
     where = f"--het-group={number}" if apart else f'--nodelist="${pool.role.upper()}"'
     gpus = "" if pool.on_cpu else " --gpus-per-task=1"
-    trust = '--certs "$CERTS"' if site.certs else "--insecure-nodes"
+    trust = '--certs "$CERTS"' if layout.certs else "--insecure-nodes"
     node = f'{asked.afserve} node --role {pool.role} --join "$ADDRESS:$NODES_PORT" --token-file "$RUN/token" {trust}'
     return [
         "",
-        f"export ADDRESS NODES_PORT RUN{' CERTS' if site.certs else ''}",
+        f"export ADDRESS NODES_PORT RUN{' CERTS' if layout.certs else ''}",
         f"srun {_SURVIVES} {where} --nodes={pool.hosts} --ntasks={pool.nodes}{gpus} \\",
         f'    --output="$RUN/{pool.role}-%t.log" bash -c \'',
         f"    until {node}; do sleep 1; done",

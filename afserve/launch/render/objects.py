@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from afserve.launch.sites.render_site import HTTP_PORT, NODES_PORT, NodePool, Site
+from afserve.launch.render.layout import HTTP_PORT, NODES_PORT, ClusterLayout, NodePool
 from afserve.member import Role
 
 Object = dict[str, Any]
@@ -38,22 +38,27 @@ class KubernetesSettings:
         return dict(self.selectors.get(pool.role) or {"afserve.dev/hardware": pool.hardware})
 
 
-def trust(site: Site) -> list[str]:
-    return ["--certs", CERTS] if site.certs else ["--insecure-nodes"]
+def trust(layout: ClusterLayout) -> list[str]:
+    return ["--certs", CERTS] if layout.certs else ["--insecure-nodes"]
 
 
-def joining(site: Site) -> list[str]:
-    return ["--join", f"controller:{NODES_PORT}", "--token-file", f"{RUN}/token", *trust(site)]
+def joining(layout: ClusterLayout) -> list[str]:
+    return ["--join", f"controller:{NODES_PORT}", "--token-file", f"{RUN}/token", *trust(layout)]
 
 
 def container(
-    site: Site, asked: KubernetesSettings, name: str, words: list[str], sizes: dict[str, Any], gpus: int = 0
+    layout: ClusterLayout,
+    asked: KubernetesSettings,
+    name: str,
+    words: list[str],
+    sizes: dict[str, Any],
+    gpus: int = 0,
 ) -> Object:
     mounts = [
         {"name": "keys", "mountPath": RUN, "readOnly": True},
         {"name": "scratch", "mountPath": WRITABLE},
     ]
-    if site.certs:
+    if layout.certs:
         mounts.append({"name": "certs", "mountPath": CERTS, "readOnly": True})
     if asked.claim:
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
@@ -76,13 +81,15 @@ def container(
     }
 
 
-def template(site: Site, asked: KubernetesSettings, name: str, container: Object) -> dict[str, Any]:
+def template(
+    layout: ClusterLayout, asked: KubernetesSettings, name: str, container: Object
+) -> dict[str, Any]:
     """The selector and the pods of a workload."""
     volumes: list[Object] = [
         {"name": "keys", "secret": {"secretName": KEYS, "defaultMode": 0o440}},
         {"name": "scratch", "emptyDir": {}},
     ]
-    if site.certs:
+    if layout.certs:
         secret = {"secretName": f"{CERTIFICATES}-{name}", "defaultMode": 0o440}
         volumes.append({"name": "certs", "secret": secret})
     if asked.claim:

@@ -34,7 +34,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClusterLayout:
     """A run as schedulers see it. `certs`: nodes speak TLS; without, they are told that plain text is meant."""
 
     cluster: Cluster
@@ -71,10 +71,12 @@ class Site:
         return [*words, *(["--device", "cuda"] if cluster.device != "cpu" else [])]
 
 
-def site_of(cluster: Cluster, sizes: Sizes, *, certs: bool = True, extra: tuple[str, ...] = ()) -> Site:
+def layout_of(
+    cluster: Cluster, sizes: Sizes, *, certs: bool = True, extra: tuple[str, ...] = ()
+) -> ClusterLayout:
     """Raises ConfigError where a role has hosts of several kinds."""
     pools = tuple(pool for role in _ROLE if (pool := _pool(cluster, role)) is not None)
-    return Site(cluster, pools, sizes, certs, extra)
+    return ClusterLayout(cluster, pools, sizes, certs, extra)
 
 
 def _pool(cluster: Cluster, role: Role) -> NodePool | None:

@@ -3,19 +3,18 @@
 It asks the helper before anything is chosen, so that the rest is chosen for the hosts as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from afserve.control.wire.desired import MOST_NODES
 from afserve.errors import ConfigError
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.hosts import LOOPBACK, HostAssignment, HostedNode
+from afserve.launch.plan.hosts import HostAssignment, HostedNode, listening
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import FoundModel
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.launch.sites.ray_launcher import RayLauncher
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.settings import in_range
 
@@ -34,10 +33,15 @@ class RayPlan:
 
 
 def set_aside(
-    launcher: RayLauncher, asked: RaySettings, wishes: Wishes, found: FoundModel, listen: str | None
+    ask: Callable[[Mapping[str, object]], Any],
+    asked: RaySettings,
+    wishes: Wishes,
+    found: FoundModel,
+    listen: str | None,
 ) -> RayPlan:
-    """Connects and waits for room. Raises ConfigError where there is no cluster, no room, or no checkpoint."""
-    cluster = launcher.ask({"ask": "connect", "address": asked.ray})
+    """`ask` puts a question to the helper. Connects and waits for room. Raises ConfigError where there is no cluster,
+    no room, or no checkpoint."""
+    cluster = ask({"ask": "connect", "address": asked.ray})
     wishes = _counted(wishes, len(cluster["hosts"]))
     cuda = wishes.engine.device != "cpu"
     if ":" in wishes.engine.device:
@@ -47,7 +51,7 @@ def set_aside(
         )
     bundles = {role: dict(asked.bundle(role, cuda=cuda)) for role in MODEL_ROLES}
     counts = {Role.ATTENTION: wishes.attention or 1, Role.EXPERT: wishes.experts or 0}
-    placed = launcher.ask(
+    placed = ask(
         {
             "ask": "reserve",
             "pools": {str(role): {"bundle": bundles[role], "nodes": counts[role]} for role in MODEL_ROLES},
@@ -73,14 +77,6 @@ def set_aside(
         replace(one, device=one.device.replace(":0", f":{number}")) for number, one in enumerate(hosted)
     )
     return RayPlan(chosen, assignment, _least(placed), gpus, tuple(numbered))
-
-
-def listening(asked: str | None, own: str, addresses: set[str]) -> tuple[str, int]:
-    """Where nodes join: on loopback where all of Ray is this machine, else the address that Ray knows it by."""
-    if asked is not None:
-        host, colon, port = asked.rpartition(":")
-        return (host.strip("[]"), int(port)) if colon and port.isdecimal() else (asked, 0)
-    return (LOOPBACK if addresses == {own} else own), 0
 
 
 def _counted(wishes: Wishes, hosts: int) -> Wishes:
