@@ -16,9 +16,8 @@ from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.cli.topics import topic_command
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
-from afserve.launch.plan.companions import check_companions
 from afserve.launch.plan.ray_settings import RaySettings
-from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes, check_companions
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 

@@ -16,11 +16,11 @@ from afserve.families.table import load_spec
 from afserve.launch.plan.gpus import check_device
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.models import FoundModel
-from afserve.launch.plan.rebalance import balance_rules
 from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.run.local_run import LocalRun
+from afserve.launch.run.planned_run import balance_rules
 from afserve.launch.sites.site import Site
 from afserve.launch.sites.survey import Survey
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece

@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 
 from afserve.control.membership.balancing import BalanceRules
-from afserve.errors import DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import FoundModel
-from afserve.launch.plan.rebalance import balance_rules
 from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.ways_on import ways_on
@@ -18,6 +17,7 @@ from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.sites.site import Site
 from afserve.launch.sites.survey import Survey
 from afserve.server.http.settings import ServerSettings
+from afserve.settings import in_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,19 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
             raise
         further = ways_on(whole, source, machine, wishes, found.hub, weights=found.weights)
         raise DoesNotFitError(f"{error.message}\n{further}", param="model") from None
+
+
+def balance_rules(when: str | None, redundant_experts: int) -> BalanceRules:
+    """`when` is auto, off or a number of seconds; without it auto where there are redundant experts.
+
+    Copies, hosts and spare slots are the topology's (`Topology.keeping`). Raises ConfigError for anything else.
+    """
+    when = when or ("auto" if redundant_experts else "off")
+    if when in ("auto", "off"):
+        return BalanceRules(act=when == "auto")
+    try:
+        seconds = float(when)
+    except ValueError:
+        raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
+    in_range("--rebalance", seconds, 0.1, 86_400)
+    return BalanceRules(act=True, every=seconds)
