@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.simulate.simulate_stages import LinkTimes, StageTable
+from afserve.placement.planner.simulate.layer_stages import LinkTimes, StageTable
 
 Array = NDArray[np.float64]
 Ranks = NDArray[np.int64]

@@ -1,7 +1,7 @@
 """The first token where clients keep a fixed number of requests in flight, as benchmark clients do.
 
 A prompt waits for those that were sent with it, for the step in progress, and for memory or a seat to come free. The
-shares of each are an engine's (`engine.Wait`). Where requests come at random, `perf.py` has a queue instead.
+shares of each are an engine's (`engine.Wait`). Where requests come at random, `stages.py` has a queue instead.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from afserve.placement.pipeline import larger
 from afserve.placement.planner.perf.engine import PLAIN, Wait
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import prompt_seconds
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import prompt_seconds
 
 Array = NDArray[np.float64]
 

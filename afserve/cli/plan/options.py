@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within, gather_group, group_options, option
-from afserve.cli.plan.plan_layout import (
+from afserve.cli.plan.layout import (
     LayoutFlags,
     calibration_of,
     check_calibrated,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from afserve.placement.planner.perf.found import Found
     from afserve.placement.planner.perf.setting import Setting
     from afserve.placement.planner.perf.workload import Workload
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.question import Question
     from afserve.placement.planner.search import DevicePool, GivenLayout
 
 LONGEST = 100_000_000  # tokens of a request
@@ -183,10 +183,10 @@ def build_question(
 ) -> "Question":
     """Raises ConfigError or NotFoundError naming the flag."""
     from afserve.cli.plan.catalog import load_curves, load_model, read_counts
-    from afserve.placement.planner.perf.perf_attention import Precision
-    from afserve.placement.planner.perf.perf_experts import Routing
+    from afserve.placement.planner.perf.attention import Precision
+    from afserve.placement.planner.perf.experts import Routing
     from afserve.placement.planner.perf.setting import Setting
-    from afserve.placement.planner.planner import KINDS, Question
+    from afserve.placement.planner.question import KINDS, Question
     from afserve.placement.planner.search import Targets
 
     if goal.objective == "count" and goal.rate <= 0:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.pipeline import layer_period
+from afserve.placement.planner.perf.exchange import ExchangeWay, m2n_ways
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import attention_half, expert_half, ffn_there
-from afserve.placement.planner.perf.perf_exchange import ExchangeWay, m2n_ways
-from afserve.placement.planner.perf.perf_prefill import decoding_only, expert_seconds_for_prompts
+from afserve.placement.planner.perf.prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import attention_half, expert_half, ffn_there
 from afserve.placement.planner.plan import Plan
 
 Array = NDArray[np.float64]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afserve.cli.plan.plan_layout import LayoutFlags
+from afserve.cli.plan.layout import LayoutFlags
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from afserve.placement.planner.cluster_file import Phases
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.question import Question
     from afserve.placement.planner.simulate.search_phases import BestLayout
 
 REQUESTS = 1000  # of the trace that are played, the first ones
@@ -69,8 +69,8 @@ def goodputs(question: "Question") -> tuple[PlannedGoodput, ...]:
     from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
     from afserve.placement.planner.cluster_file import on_cpu
     from afserve.placement.planner.simulate.phase_stages import Pieces, pieces_on_gpu
+    from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
     from afserve.placement.planner.simulate.search_phases import KINDS, PhasePool, PlayedLoad, search
-    from afserve.placement.planner.simulate.simulate_phases import GoodputTargets, SimulatedRequest
 
     work, offered = question.setting.workload, question.pools[0]
     together = zip(work.arrival[:REQUESTS], work.prompt[:REQUESTS], work.answer[:REQUESTS], strict=True)

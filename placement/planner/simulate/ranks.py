@@ -6,11 +6,11 @@ Seconds of a step are by the number of requests in it.
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.perf.perf_prefill import reader
+from afserve.placement.planner.perf.prefill import reader
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question
+from afserve.placement.planner.question import Question
 from afserve.placement.planner.search import PlanFamily
-from afserve.placement.planner.simulate.simulate_requests import Arrivals, PrefillPool, Rank, poisson
+from afserve.placement.planner.simulate.requests import Arrivals, PrefillPool, Rank, poisson
 
 Array = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.simulate.simulate import Played, Script
-    from afserve.placement.planner.simulate.simulate_losses import Losing, Struck
-    from afserve.placement.planner.simulate.simulate_requests import Arrivals, Rank, ServedRequests
+    from afserve.placement.planner.question import Question
+    from afserve.placement.planner.simulate.layers import Played, Script
+    from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests
+    from afserve.placement.planner.simulate.struck import Losing, Struck
 
 SHOWN_RANKS = 8
 _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
@@ -24,8 +24,8 @@ _EACH = 256  # ranks that take as long as a pass by itself, or requests as a ste
 def play_layers(
     question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
 ) -> "Played":
-    from afserve.placement.planner.simulate.simulate import Script, Simulation
-    from afserve.placement.planner.simulate.simulate_stages import StageTable
+    from afserve.placement.planner.simulate.layer_stages import StageTable
+    from afserve.placement.planner.simulate.layers import Script, Simulation
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     stages = StageTable(
@@ -79,7 +79,7 @@ class PlayedRequests:
     ) -> None:
         import numpy as np
 
-        from afserve.placement.planner.simulate.simulate_ranks import arrivals_for, rank_of, reading_pool
+        from afserve.placement.planner.simulate.ranks import arrivals_for, rank_of, reading_pool
 
         rng = np.random.default_rng(seed)
         self._plan, self._seed = plan, seed
@@ -123,8 +123,8 @@ class PlayedRequests:
     def play(self, struck: "Struck") -> "tuple[ServedRequests, Losing]":
         """(all ranks together, the ranks)."""
         from afserve.placement.planner.simulate.losses import reading_pace
-        from afserve.placement.planner.simulate.simulate_losses import Losing
-        from afserve.placement.planner.simulate.simulate_requests import read_first, together
+        from afserve.placement.planner.simulate.requests import read_first, together
+        from afserve.placement.planner.simulate.struck import Losing
 
         sent, plan = self._sent, self._plan
         if self._pool is not None:

@@ -11,20 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.pipeline import larger, layer_period, step_seconds
-from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_attention import (
+from afserve.placement.planner.perf.attention import (
     AttentionTimes,
     allreduce_seconds,
     attention_step,
     ffn_seconds,
     prefill_step,
 )
-from afserve.placement.planner.perf.perf_exchange import all_to_all, m2n_ways, ways_period
-from afserve.placement.planner.perf.perf_experts import Routing, active_experts, imbalance, largest_normal
-from afserve.placement.planner.perf.perf_ffn import (
+from afserve.placement.planner.perf.exchange import all_to_all, m2n_ways, ways_period
+from afserve.placement.planner.perf.experts import Routing, active_experts, imbalance, largest_normal
+from afserve.placement.planner.perf.ffn import (
     COMBINE_BYTES,
     expert_layer,
 )
+from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 
 Array = NDArray[np.float64]

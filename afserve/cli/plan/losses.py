@@ -12,7 +12,7 @@ from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.question import Question
     from afserve.placement.planner.simulate.losses import DeviceLoss, Outage, PlanRole, RecoveryTimes
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

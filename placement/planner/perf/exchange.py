@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.pipeline import larger, layer_period
+from afserve.placement.planner.perf.attention import allreduce_seconds
 from afserve.placement.planner.perf.engine import WIDTH_SECONDS
+from afserve.placement.planner.perf.ffn import COMBINE_BYTES, DISPATCH_BYTES, distinct_targets, transfer
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_attention import allreduce_seconds
-from afserve.placement.planner.perf.perf_ffn import COMBINE_BYTES, DISPATCH_BYTES, distinct_targets, transfer
 from afserve.placement.planner.perf.setting import Setting
 
 Array = NDArray[np.float64]

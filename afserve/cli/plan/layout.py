@@ -13,7 +13,7 @@ from afserve.errors import ConfigError
 if TYPE_CHECKING:
     from afserve.placement.planner.perf.engine import Engine
     from afserve.placement.planner.perf.setting import Setting
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.question import Question
     from afserve.placement.planner.search import DevicePool, GivenLayout
 
 _DEVICES = Within(1, 1 << 20, whole=True)

@@ -1,14 +1,14 @@
 """Seconds of the expert half of one micro-batch on the most loaded expert device, and of the M2N transfers.
 
-`perf_experts.py` says how many rows and distinct experts there are; this file turns them into time. The batch may be an
+`experts.py` says how many rows and distinct experts there are; this file turns them into time. The batch may be an
 array.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.curve import CurveSet, smooth_max
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.perf.perf_curve import CurveSet, smooth_max
 from afserve.placement.planner.perf.shape import ModelShape
 
 Array = NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.simulate.losses import Outage, RecoveryTimes, computed_again, pace_of
-from afserve.placement.planner.simulate.simulate_requests import (
+from afserve.placement.planner.simulate.requests import (
     AT,
     LOST,
     READ,

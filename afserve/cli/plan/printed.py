@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_prefill import BUSY
+from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.plan import Plan, Side
-from afserve.placement.planner.planner import USEFUL, Question, RankedPlans
+from afserve.placement.planner.question import USEFUL, Question, RankedPlans
 from afserve.placement.planner.sensitivity import probability
 from afserve.placement.planner.simulate.losses import again_second
 

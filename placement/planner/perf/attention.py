@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.perf.perf_curve import CurveSet
 from afserve.placement.planner.perf.shape import AttentionLayers, ModelShape
 
 Array = NDArray[np.float64]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from afserve.config import EngineSettings
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import attention_weight_bytes, cache_bytes, expert_weight_bytes
-from afserve.placement.planner.perf.perf import Stages, prompt_seconds
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import Stages, prompt_seconds
 
 Array = NDArray[np.float64]
 BUSY = 0.8

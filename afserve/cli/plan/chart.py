@@ -12,7 +12,7 @@ from afserve.cli.plan.measure import Measure, optimised
 from afserve.errors import ConfigError
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question
+from afserve.placement.planner.question import Question
 
 _COLOURS = {"colocated": "#4063d8", "afd": "#cb3c33"}
 _NAMES = {"colocated": "colocated", "afd": "attention and experts apart"}
