@@ -213,7 +213,7 @@ class _GatewayNode:
                         case Shutdown(error):
                             self._over(queries, gateway, error)
         except AfserveError as error:
-            service.inflight.insist()
+            service.answering.insist()
             self._over(queries, gateway, error)
 
     def _over(self, queries: DistantQueries, gateway: Gateway, error: AfserveError | None) -> None:
