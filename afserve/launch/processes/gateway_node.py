@@ -121,7 +121,7 @@ class _GatewayNode:
             self._stream.token,
             home_rules(deployment),
             self._assigned.node.index,
-            self._assigned.generation,
+            self._assigned.life.generation,
         )
         gateway.on_unheard = self._stream.send
         queries = DistantQueries(self._stream.send)
