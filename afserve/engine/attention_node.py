@@ -5,6 +5,7 @@ expert nodes. When it has left `stalled` true, `wait` parks until one has answer
 sockets: requests come in as values, tokens go out as events.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic
@@ -19,6 +20,7 @@ from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
+from afserve.engine.kv.groups import KvGroup
 from afserve.engine.kv.prefix_keys import HeldPrefixes
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import DISK, HOST
@@ -51,12 +53,13 @@ class AttentionNode(Generic[T]):
         trace: Trace | None = None,
         weights: str = "",
         guides: Guides | None = None,
+        groups: Sequence[KvGroup] = (),
     ) -> None:
-        """`weights` names the numbers that were loaded, as `KvCache` wants them named. Without
-        `guides` no request may have a grammar."""
+        """`weights` names the numbers that were loaded, as `KvCache` wants them named, and `groups` are what its layers
+        keep, as there. Without `guides` no request may have a grammar."""
         spec = model.spec
         self._link, self._config = link, config
-        self.kv = KvCache(model, config, weights)
+        self.kv = KvCache(model, config, weights, groups)
         self.blocks = PooledBlocks(self.kv)
         self.prefixes = HeldPrefixes()
         self.kv.on_forgotten = self.prefixes.gone

@@ -3,7 +3,7 @@
 The only place of the engine that reads checkpoint folders. Each role asks only for its own tensors.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.families.table import load_spec, naming_of
@@ -83,11 +84,12 @@ def build_attention_node(
     ops: Ops | None = None,
     trace: Trace | None = None,
     weights: str = "",
+    groups: Sequence[KvGroup] = (),
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
-    those that it reads itself, by samples.
+    those that it reads itself, by samples. `groups` are those of the layers' KV; without them there is one.
     """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
@@ -106,7 +108,9 @@ def build_attention_node(
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
-    node = AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
+    node = AttentionNode(
+        model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides, groups=groups
+    )
     node.dense_error = model.rounding_error
     if isinstance(tensors, Checkpoint):
         node.unread = told_unread(tensors, spec.layers, naming)

@@ -4,7 +4,7 @@ For tests, and for looking at the engine without processes; the nodes are the on
 step gives each node one turn, so a run is repeatable.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
+from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.experts import ExpertBank
@@ -68,11 +69,13 @@ class LocalCluster:
         expert_ops: Ops | None = None,
         clock: Clock | None = None,
         wrap: Wrap = _bare,
+        groups: Sequence[KvGroup] = (),
     ) -> "LocalCluster":
         """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
         device expert nodes are there, and mailboxes in host memory.
 
-        `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport.
+        `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport;
+        `groups` are what attention nodes keep.
         """
         spec = spec_of(source)
         ops = ops or open_ops(config.device, config.threads)
@@ -107,7 +110,7 @@ class LocalCluster:
             link = ExpertLink(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )
-            fronts.append(build_attention_node(source, config, link, ops=ops))
+            fronts.append(build_attention_node(source, config, link, ops=ops, groups=groups))
         return cls(fronts, nodes, banks, plan, layout, between, expert_ops.device)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -192,10 +195,12 @@ class LocalCluster:
                 expert.close()
 
 
-def colocated(source: ModelSource, config: EngineConfig) -> AttentionNode[LocalTicket]:
+def colocated(
+    source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = ()
+) -> AttentionNode[LocalTicket]:
     """One attention node with all experts in the same process and no mailboxes between."""
     spec = spec_of(source)
     ops = open_ops(config.device, config.threads)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
-    return build_attention_node(source, config, LocalBankLink(bank), ops=ops)
+    return build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)

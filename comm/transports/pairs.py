@@ -106,7 +106,7 @@ class PairsTransport:
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         end = self._all or self._end(box)
-        if end is self._near:
+        if isinstance(end, ShmTransport):
             end.send_part(box, header, filler)
         else:
             filler.fill(box.expert, end.stage(box, header))

@@ -31,9 +31,10 @@ class Node:
         host_blocks=0,
         way=None,
         command=(),
+        groups=(),
         **fields,
     ):
-        self.engine = colocated(ModelSource(str(path), "m"), config(**fields))
+        self.engine = colocated(ModelSource(str(path), "m"), config(**fields), groups)
         kv, blocks, self.said = self.engine.kv, self.engine.blocks, []
         clock = clock or MonotonicClock()
         self.disk = self.disk_tier = self.host = None

@@ -9,8 +9,28 @@ import hashlib
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from afserve.engine.kv.free_blocks import FreeBlocks
+
+
+class GroupTable(Protocol):
+    """A group behind the first one, as a step reads it."""
+
+    block_size: int
+
+    def table(self, blocks: Iterable[int]) -> list[int]:
+        """Its block table, given the first group's; 0, which nobody reads, for what is not there."""
+        ...
+
+    def __contains__(self, block: int) -> bool:
+        """Whether it has anything of the tokens of this block of the first group."""
+        ...
+
+    def attach(self, block: int) -> bool:
+        """Make room for that; whether there was any."""
+        ...
+
 
 Hash = bytes
 OnEvict = Callable[[Sequence[tuple[int, Hash]]], None]
@@ -42,9 +62,14 @@ def salted(root: Hash, salt: str) -> Hash:
 class BlockPool:
     """`root` is the name before the first block of every sequence. `on_evict` is told the blocks that lose their names,
     with those, once, all of one allocation together, before they are given out: what they hold can still be read, and
-    the last of a chain comes first. `on_idle` is told the
-    named blocks that nobody holds any more and that are no copies, those of one release together, in the order of their
-    chain."""
+    the last of a chain comes first. `on_idle` is told the named blocks that nobody holds any more and that are no
+    copies, those of one release together, in the order of their chain.
+
+    What sequences do (`grow`, and calls that say how many tokens are `computed`) a pool of several groups does for all
+    of them (`grouped_pool.py`). This one has one group.
+    """
+
+    slides = False  # whether `slide` has anything to do
 
     def __init__(
         self,
@@ -70,6 +95,7 @@ class BlockPool:
         self._releases = 0
         self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
         self.copy_hits = 0
+        self.further: Sequence[GroupTable] = ()
 
     @property
     def blocks(self) -> int:
@@ -88,6 +114,10 @@ class BlockPool:
     def used(self) -> int:
         return self.blocks - self.available
 
+    def own_blocks(self, group: int, blocks: Sequence[int]) -> Sequence[int]:
+        """Those of a group, by its number, that belong to these of the first one, as far as they are there."""
+        return blocks
+
     def match(self, hashes: Iterable[Hash]) -> list[int]:
         """The longest run of known blocks from the start. They are not yet held: `hold` them at once."""
         found: list[int] = []
@@ -99,7 +129,7 @@ class BlockPool:
                 found.append(block)
         return found
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: Iterable[int], computed: int | None = None) -> None:
         for block in blocks:
             self._cached.pop(block, None)
             if self._copies.pop(block, None) is not None:
@@ -130,6 +160,22 @@ class BlockPool:
             self._references[block] = 1
         return taken
 
+    @property
+    def growable(self) -> int:
+        """How many blocks sequences can get."""
+        return self.available
+
+    def can_grow(self, count: int, prefix: Sequence[int] = ()) -> bool:
+        """Whether a sequence that holds these blocks from now on can have `count` more."""
+        return self.can_allocate(count, prefix)
+
+    def grow(self, blocks: list[int], count: int) -> None:
+        """Append `count` blocks to a sequence's. The caller asked `can_grow`."""
+        blocks += self.allocate(count, blocks[-1] if blocks else None)
+
+    def slide(self, blocks: Sequence[int], before: int, after: int) -> None:
+        """Of this sequence `after` tokens are computed now: what only earlier ones saw is free."""
+
     def _evict(self) -> tuple[int, Hash]:
         block, _ = self._next_evicted().popitem(last=False)
         name = self._hash_of.pop(block)
@@ -150,7 +196,16 @@ class BlockPool:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
-    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+    def _forget(self, block: int) -> None:
+        """Its name is nobody's."""
+        del self._block_of[self._hash_of.pop(block)]
+        self._restored.pop(block, None)
+        if self._references[block] == 0:
+            self._cached.pop(block, None)
+            self._copies.pop(block, None)
+            self._free.add(block)
+
+    def release(self, blocks: Sequence[int], *, copies: bool = False, computed: int | None = None) -> None:
         """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
         node."""
         idle: list[tuple[int, Hash]] = []
@@ -181,8 +236,9 @@ class BlockPool:
             return Counter()
         return Counter(self._restored.pop(block) for block in blocks if block in self._restored)
 
-    def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""
+    def check(self, holders: Iterable[Sequence[int]], computed: Sequence[int] = ()) -> None:
+        """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state. The first
+        holders are sequences of which so many tokens are `computed`."""
         counted = [0] * self.blocks
         for blocks in holders:
             for block in blocks:

@@ -17,8 +17,11 @@ from afserve.comm.disk.passes import CacheMemory
 from afserve.comm.kv.messages import Payload
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
+from afserve.engine.kv.grouped_memory import GroupedMemory
+from afserve.engine.kv.grouped_pool import GroupedPool
+from afserve.engine.kv.groups import KvGroup, check_groups, one_group
 from afserve.errors import ProtocolError, RendezvousError
-from afserve.kernels.cache import LAYOUT, Copied, KeptShape, StateShape
+from afserve.kernels.cache import LAYOUT, Copied, KeptShape, PagedCache, StateShape
 from afserve.models.decoder import AttentionModel
 
 
@@ -66,7 +69,8 @@ class KvBlocks:
 
 
 class KvCache:
-    """`halves` are the model's attention halves over this memory, `pool` says who holds which block.
+    """`halves` are the model's attention halves over this memory, `pool` says who holds which block. Blocks are those
+    of the first group, with what the others keep of the same tokens; `group_of` has each layer's group.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with
@@ -74,28 +78,42 @@ class KvCache:
     `on_forgotten` is told names that can no longer be found.
     """
 
-    def __init__(self, model: AttentionModel, config: EngineConfig, weights: str = "") -> None:
+    def __init__(
+        self,
+        model: AttentionModel,
+        config: EngineConfig,
+        weights: str = "",
+        groups: Sequence[KvGroup] = (),
+    ) -> None:
+        """Without `groups` all layers are one. Raises ValueError where these do not fit the model."""
         keeps = [layer.keeps for layer in model.layers]
+        groups = groups or one_group(keeps, config.kv_blocks, config.block_size)
+        first = groups[0]
+        assert (first.blocks, first.block_size) == (config.kv_blocks, config.block_size), "the first has both"
+        check_groups(groups, len(keeps), config.most_rows)
         named = weights or f"unknown weights {secrets.token_hex(16)}"
         self.fingerprint = Fingerprint(
             model=f"{model.spec.fingerprint()}, {named}",
             dtype=str(model.dtype).removeprefix("torch."),
-            layout=layout_of(keeps),
-            block_size=config.block_size,
-        )
-        self.pool = BlockPool(
-            config.kv_blocks,
-            config.block_size,
-            caching=config.prefix_caching,
-            root=root_hash(self.fingerprint.model, self.fingerprint.dtype),
-            on_evict=self._evicted,
-            on_idle=self._idle,
+            layout=layout_of(keeps) if len(groups) == 1 else grouped_layout(groups, keeps),
+            block_size=first.block_size,
         )
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
         self.on_forgotten: Callable[[Hash], None] | None = None
         self._ops = model.ops
-        self._memory = model.ops.open_cache(keeps, config.kv_blocks, config.block_size, model.dtype)
+        root, caching = root_hash(self.fingerprint.model, self.fingerprint.dtype), config.prefix_caching
+        told = {"on_evict": self._evicted, "on_idle": self._idle}
+        self.pool: BlockPool
+        self._memory: PagedCache | GroupedMemory
+        if len(groups) == 1:
+            self.pool = BlockPool(first.blocks, first.block_size, caching=caching, root=root, **told)
+            self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, model.dtype)
+            self.group_of = [0] * len(keeps)
+        else:
+            self.pool = pool = GroupedPool(groups, caching=caching, root=root, **told)
+            self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, model.dtype)
+            self.group_of = memory.group_of
         self.halves = model.bind(self._memory.layers)
 
     @property
@@ -170,8 +188,8 @@ class KvCache:
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in every layer."""
-        for layer in self._memory.layers if blocks else ():
-            self._ops.clear_blocks(layer, blocks)
+        for group, layer in zip(self.group_of, self._memory.layers, strict=True) if blocks else ():
+            self._ops.clear_blocks(layer, self.pool.own_blocks(group, blocks))
 
     def _evicted(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_evict is not None:
@@ -189,6 +207,17 @@ def layout_of(layers: Iterable[KeptShape]) -> str:
     """E.g. "v1: 24 x 2 heads of 64 + 64, 3 x 1 heads of 576, 9 x a state of 548864"."""
     runs = [(shape, len(list(run))) for shape, run in itertools.groupby(layers)]
     return f"v{LAYOUT}: {', '.join(f'{count} x {_kept(shape)}' for shape, count in runs)}"
+
+
+def grouped_layout(groups: Sequence[KvGroup], layers: Sequence[KeptShape]) -> str:
+    """E.g. "v1: 24 x 2 heads of 64 + 64; window 128 of 8 tokens a block: v1: 24 x 2 heads of 64 + 64"."""
+    found = []
+    for group in groups:
+        what = (
+            f"{group.kind}{f' {group.window}' if group.window else ''} of {group.block_size} tokens a block"
+        )
+        found.append(f"{what}, layers {group.layers}: {layout_of(layers[layer] for layer in group.layers)}")
+    return "; ".join(found)
 
 
 def _kept(shape: KeptShape) -> str:

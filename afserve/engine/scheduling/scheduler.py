@@ -199,7 +199,7 @@ class Scheduler:
         found = self._prefix(sequence)
         first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
         need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
-        return found if self.pool.can_allocate(need, sparing=found) else None
+        return found if self.pool.can_grow(need, found) else None
 
     def _even_out(self, micro_batch: int) -> None:
         """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
@@ -217,9 +217,9 @@ class Scheduler:
         return self.pool.match(sequence.usable_names(self.pool.block_size))
 
     def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
-        self.pool.hold(found)
-        sequence.blocks = list(found)
         sequence.computed = sequence.entered = len(found) * self.pool.block_size
+        self.pool.hold(found, sequence.computed)
+        sequence.blocks = list(found)
         sequence.micro_batch = micro_batch
         if not sequence.started:
             sequence.started = True
@@ -239,14 +239,14 @@ class Scheduler:
             need = -(-(sequence.computed + count) // size) - len(sequence.blocks)
             if need <= 0:
                 return count
-            if self.pool.can_allocate(need):
-                sequence.blocks += self.pool.allocate(need, sequence.blocks[-1] if sequence.blocks else None)
+            if self.pool.can_grow(need):
+                self.pool.grow(sequence.blocks, need)
                 return count
             victim = self._victim(sequence)
             if victim is not None:
                 self._preempt(victim)
                 continue
-            room = len(sequence.blocks) * size + self.pool.available * size - sequence.computed
+            room = len(sequence.blocks) * size + self.pool.growable * size - sequence.computed
             if room > 0:
                 count = min(count, room)
             elif any(s.in_flight for s in self._all_running()):
@@ -325,6 +325,8 @@ class Scheduler:
             if sequence.computed >= sequence.given:
                 self._shares.met(sequence)
             self._publish(sequence, before)
+            if self.pool.slides:
+                self.pool.slide(sequence.blocks, before, sequence.computed)
             if ended is not None:
                 finished.append(ended)
         for done in finished:
@@ -365,7 +367,7 @@ class Scheduler:
             self.prefixes.filled(hashes[end - 1], key)
 
     def _leave(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.blocks, computed=sequence.computed)
         sequence.blocks = []
         self._running[sequence.micro_batch].remove(sequence)
         self._undrawn.pop(sequence.order, None)
@@ -427,7 +429,8 @@ class Scheduler:
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
-        self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
+        running = list(self._all_running())
+        self.pool.check([*(s.blocks for s in running), list(held)], [s.computed for s in running])
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         self._shares.check(list(self._by_handle.values()))
         undrawn = {sequence.order for sequence in self._all_running() if sequence.row}

@@ -27,8 +27,8 @@ def choose_runners(
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
-    if packed is None and exchanging is None:
-        return layers
+    if (packed is None and exchanging is None) or kv.pool.further:
+        return layers  # a step in one call reads one block table
     stack = model.stack(kv.halves, packed)
     if stack is None:
         return layers

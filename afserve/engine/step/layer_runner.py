@@ -69,14 +69,15 @@ class LayerRunner(Generic[T]):
         """Layer by layer from `first` on; what the last layer gives for the rows that are read. Of the others it only
         keeps keys and values. Routed sums are float32. Before each layer it waits for other nodes' part of a `shared`
         prompt, and raises Abandoned where that does not come."""
-        model, paged = self.model, self.model.ops.bind_batch(step.paged)
+        model, group_of = self.model, self._kv.group_of
+        tables = [model.ops.bind_batch(paged) for paged in (step.paged, *step.further)]
         last = len(model.layers) - 1
         for number in range(first, last + 1):
             layer, attend = model.layers[number], self._kv.halves[number]
             if shared is not None:
                 while not shared.come(number):
                     yield None
-            normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
+            normed_TH, expert_TK, weight_TK = attend(x_TH, tables[group_of[number]])
             if shared is not None:
                 shared.give(number, lambda: self._spoiled.fine)
             local_TH: Tensor | None

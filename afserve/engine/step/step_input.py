@@ -4,12 +4,13 @@ Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from afserve.engine.kv.blocks import GroupTable
 from afserve.engine.scheduling.step_plan import DECODE, Chunk, StepPlan
 from afserve.kernels.paged import PagedBatch
 
@@ -19,7 +20,7 @@ class StepInput:
     """All that a runner knows of a step; made of its plan alone.
 
     token_T  int64, what is embedded
-    paged    positions, places in the cache and block tables
+    paged    positions, places in the cache and block tables, of the first group of KV; `further` those of the others
     row_R    int64, indices of tokens: for each chunk all its prompt rows if asked, else, if it is sampled, its newest
              token's and those of the draft behind it. Nothing but these is read of what the last layer gives; `rows`
              are the same on the host, and `all_rows` says whether they are all
@@ -38,14 +39,18 @@ class StepInput:
     decodes: int
     alone: bool
     shared: Chunk | None
+    further: tuple[PagedBatch, ...] = ()
 
     @property
     def tokens(self) -> int:
         return self.token_T.shape[0]
 
 
-def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInput:
-    """Everything on `device` but what says that it is the host's."""
+def build_step(
+    plan: StepPlan, block_size: int, device: torch.device, further: Sequence[GroupTable] = ()
+) -> StepInput:
+    """Everything on `device` but what says that it is the host's. `block_size` is that of the first group of KV,
+    `further` the others of a model that has several."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -77,21 +82,22 @@ def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInp
         contexts.append(end)
         ends.append(len(rows))
     token_T, position_T, kv_slot_T, row_R = _tensors((tokens, positions, slots, rows), np.int64, device)
-    table, width = _block_table(plan)
+    table, width = _filled([chunk.sequence.blocks for chunk in plan.chunks])
     query_start_S1, context_S, table_N = _tensors((starts, contexts, table), np.int32, device)
+    paged = PagedBatch(
+        position_T=position_T,
+        kv_slot_T=kv_slot_T,
+        query_start_S1=query_start_S1,
+        context_S=context_S,
+        block_table_SB=table_N.view(-1, width),
+        max_query=max(chunk.count for chunk in plan.chunks),
+        max_context=max(contexts),
+        starts=tuple(starts),
+        contexts=tuple(contexts),
+    )
     return StepInput(
         token_T,
-        PagedBatch(
-            position_T=position_T,
-            kv_slot_T=kv_slot_T,
-            query_start_S1=query_start_S1,
-            context_S=context_S,
-            block_table_SB=table_N.view(-1, width),
-            max_query=max(chunk.count for chunk in plan.chunks),
-            max_context=max(contexts),
-            starts=tuple(starts),
-            contexts=tuple(contexts),
-        ),
+        paged,
         row_R,
         rows,
         ends,
@@ -99,7 +105,23 @@ def build_step(plan: StepPlan, block_size: int, device: torch.device) -> StepInp
         plan.decodes,
         plan.alone,
         plan.shared,
+        tuple(_of_group(plan, group, paged, device) for group in further),
     )
+
+
+def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, device: torch.device) -> PagedBatch:
+    """The same tokens over another group's blocks."""
+    size = group.block_size
+    tables = [group.table(chunk.sequence.blocks) for chunk in plan.chunks]
+    slots = [
+        table[p // size] * size + p % size
+        for chunk, table in zip(plan.chunks, tables, strict=True)
+        for p in range(chunk.start, chunk.start + chunk.count)
+    ]
+    flat, width = _filled(tables)
+    (kv_slot_T,) = _tensors((slots,), np.int64, device)
+    (table_N,) = _tensors((flat,), np.int32, device)
+    return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width))
 
 
 def _tensors(lists: Sequence[list[int]], dtype: type[np.integer], device: torch.device) -> tuple[Tensor, ...]:
@@ -115,11 +137,11 @@ def _tensors(lists: Sequence[list[int]], dtype: type[np.integer], device: torch.
     return tuple(whole[place] for place in places)
 
 
-def _block_table(plan: StepPlan) -> tuple[list[int], int]:
+def _filled(rows: Sequence[list[int]]) -> tuple[list[int], int]:
     """Row after row, each filled up to the width of the longest."""
-    width = max(len(chunk.sequence.blocks) for chunk in plan.chunks)
+    width = max(map(len, rows))
     table: list[int] = []
-    for chunk in plan.chunks:
-        table += chunk.sequence.blocks
-        table += [0] * (width - len(chunk.sequence.blocks))
+    for row in rows:
+        table += row
+        table += [0] * (width - len(row))
     return table, width

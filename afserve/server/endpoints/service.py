@@ -7,9 +7,10 @@ from afserve.control.admission import Objectives
 from afserve.engine.scheduling.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Account, Accounts
-from afserve.server.answers.answering import Answering, DrainingError
 from afserve.server.answers.hosted import Hosted, Models
+from afserve.server.answers.inflight import DrainingError, Inflight
 from afserve.server.answers.resumables import Resumables
+from afserve.server.answers.running import Running
 from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
@@ -28,11 +29,12 @@ class Service:
     models: Models
     settings: ServerSettings
     http: HttpMetrics
-    answering: Answering
+    inflight: Inflight
     bodies: Bodies
     text: TextPool
     connections: Connections
     resumables: Resumables
+    running: Running
     database: Database
     accounts: Accounts
     spans: Spans
@@ -42,7 +44,7 @@ class Service:
 
     def check_ready(self, *models: Hosted) -> None:
         """Whether a request to any of these would be answered at once."""
-        if self.answering.draining:
+        if self.inflight.draining:
             raise DrainingError
         for each in models:
             each.backend.check()
@@ -54,7 +56,7 @@ class Service:
 
     def check(self) -> None:
         """Raises why no new request is taken, whatever its model."""
-        if self.answering.draining:
+        if self.inflight.draining:
             raise DrainingError
         self.models.check()
 
