@@ -1,12 +1,16 @@
 """What Linux is asked about parents and children of this process, and its name. Elsewhere these do nothing.
 
-A parent's end is told to its child by the kernel, also where nobody else is left to tell it. It starts no process.
+A parent's end is told to its child by the kernel, also where nobody else is left to tell it.
+`python -m afserve.kinship PID ARGUMENTS` becomes an afserve command that ends with its parent PID: the kernel is asked
+before anything else happens.
 """
 
 import ctypes
 import os
 import signal
 import sys
+
+from afserve.child import module
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -55,3 +59,8 @@ def name_process(name: str) -> None:
 
 def _prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execv(sys.executable, [*module("afserve"), *sys.argv[2:]])  # noqa: S606  no shell is wanted

@@ -63,6 +63,9 @@ def configure(level: str, form: str) -> None:
     if not root.handlers:
         root.addHandler(_handler(logging.StreamHandler(sys.stderr), form))
     root.setLevel(level.upper())
+    logging.getLogger("python_multipart").setLevel(
+        logging.CRITICAL
+    )  # a client's bad form is that client's to know
 
 
 def open_access_log(where: str, form: str) -> None:

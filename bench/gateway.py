@@ -43,6 +43,7 @@ from afserve.control.wire.values import (
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.launch.plan.models import CONFIGS
+from afserve.member import attention_life
 from afserve.server.app import build_app
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
@@ -81,7 +82,11 @@ class _Cluster:
 async def gateway_part(nodes: int) -> None:
     """Prints its two ports, serves until its parent closes its standard input."""
     gateway = Gateway(TOKEN)
-    gateway.told(AttentionNodes(tuple(AttentionPeer(index, 0, accepting=True) for index in range(nodes))))
+    gateway.told(
+        AttentionNodes(
+            tuple(AttentionPeer(attention_life(index, 0), accepting=True) for index in range(nodes))
+        )
+    )
     server = grpc.aio.server(options=channel.options(receive="from_node"))
     server.add_generic_rpc_handlers((gateway.handler,))
     inside = server.add_insecure_port("127.0.0.1:0")
@@ -108,7 +113,9 @@ def node_part(index: int, port: int, step_seconds: float) -> None:
             arrived.append(value.value)
             changed.notify()
 
-    streams = GatewayStreams(lambda gateway: Attend(index, 0), f"127.0.0.1:{port}", TOKEN, deliver)
+    streams = GatewayStreams(
+        lambda gateway: Attend(attention_life(index, 0)), f"127.0.0.1:{port}", TOKEN, deliver
+    )
     streams.update(Gateways(((0, ""),)))
     streams.redial()
     left: dict[int, int] = {}

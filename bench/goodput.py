@@ -20,12 +20,13 @@ from pathlib import Path
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
 from afserve.config import EngineSettings
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.trace_reader import read_trace
 from afserve.placement.planner.simulate.phase_stages import pieces_on_gpu
 from afserve.placement.planner.simulate.phase_tables import StageTables
+from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     MIXED,
@@ -36,7 +37,6 @@ from afserve.placement.planner.simulate.search_phases import (
     described,
     search,
 )
-from afserve.placement.planner.simulate.simulate_phases import GoodputTargets, SimulatedRequest
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "goodput.jsonl"

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from afserve.clock import FakeClock
 from afserve.control.admission import Objectives
-from afserve.control.attendance import Life
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.requests import Request, Requests
 from afserve.control.wire.request_values import (
@@ -35,7 +34,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError
-from afserve.member import AttentionPhase
+from afserve.member import AttentionPhase, Life, attention_life
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "overload.jsonl"
@@ -112,12 +111,18 @@ class World:
         self.homes = Homes(Requests(), HomeRules(), self.clock)
         prefill, decode = range(case.prefill), range(case.prefill, case.prefill + case.decode)
         self.reads = {index: Prefill() for index in prefill}
-        self.nodes = [Node(Life(index, 0)) for index in decode]
-        peers = [AttentionPeer(index, 0, True, f"node-{index}", AttentionPhase.PREFILL) for index in prefill]
-        peers += [AttentionPeer(index, 0, True, f"node-{index}", AttentionPhase.DECODE) for index in decode]
+        self.nodes = [Node(attention_life(index, 0)) for index in decode]
+        peers = [
+            AttentionPeer(attention_life(index, 0), True, f"node-{index}", AttentionPhase.PREFILL)
+            for index in prefill
+        ]
+        peers += [
+            AttentionPeer(attention_life(index, 0), True, f"node-{index}", AttentionPhase.DECODE)
+            for index in decode
+        ]
         self.homes.told(AttentionNodes(tuple(peers)))
         for index in prefill:
-            self.homes.entered(Node(Life(index, 0)), ())
+            self.homes.entered(Node(attention_life(index, 0)), ())
         for node in self.nodes:
             self.homes.entered(node, ())
         self.outcomes: list[Outcome] = []
@@ -160,7 +165,7 @@ class World:
 
     def _submitted(self, node: Node, submit: Submit, now: float) -> None:
         assert submit.kv_from is not None, "a prefill node is there"
-        prefill = self.reads[submit.kv_from.index]
+        prefill = self.reads[submit.kv_from.life.index]
         prefill.free = max(now, prefill.free) + len(submit.request.prompt_ids) / self.case.rate
         prefill.done.append((prefill.free, node, submit.request))
 

@@ -17,8 +17,8 @@ from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Floats, MovePrice, Nodes, Problem, TimeModel, scenarios
 from afserve.placement.optimizer.split import node_load
 from afserve.placement.placement import Placement
-from afserve.placement.planner.simulate.simulate import Script, Simulation
-from afserve.placement.planner.simulate.simulate_stages import LinkTimes
+from afserve.placement.planner.simulate.layer_stages import LinkTimes
+from afserve.placement.planner.simulate.layers import Script, Simulation
 
 LAYERS, EXPERTS, TOP_K = 12, 256, 8
 EXPERT_BYTES = 3 * 7168 * 2048.0

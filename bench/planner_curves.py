@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.curve import Curve, smooth_max
+from afserve.placement.planner.perf.experts import Routing, active_experts
 from afserve.placement.planner.perf.fit import Fit, fit_positive
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.perf.perf_curve import Curve, smooth_max
-from afserve.placement.planner.perf.perf_experts import Routing, active_experts
 
 Array = NDArray[np.float64]
 Row = Mapping[str, str]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.closed_loop import Crowd, crowd_of, first_token
+from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.engine import PLAIN, Engine, Rates, Wait
 from afserve.placement.planner.perf.engine_rows import (
     REACH,
@@ -18,8 +18,8 @@ from afserve.placement.planner.perf.engine_rows import (
     MeasuredRows,
     local_error,
 )
+from afserve.placement.planner.perf.first_token import Crowd, crowd_of, first_token
 from afserve.placement.planner.perf.fit import Fit, fit_positive
-from afserve.placement.planner.perf.perf_curve import CurveSet
 from bench.planner_alike import learned, likeness
 from bench.planner_served import ServedRow
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.plan.catalog import load_hardware
+from afserve.placement.planner.perf.curve import Curve
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_curve import Curve
 from bench.planner_curves import (
     Row,
     column,

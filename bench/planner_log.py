@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
-from afserve.placement.planner.perf.perf import colocated_stages, expert_half
-from afserve.placement.planner.perf.perf_attention import Precision, prefill_step
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.attention import Precision, prefill_step
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import colocated_stages, expert_half
 from afserve.placement.planner.perf.workload import fixed_context
-from afserve.placement.planner.simulate.simulate_requests import Arrivals, Rank, ServedRequests, serve
+from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests, serve
 
 SLOTS, CHUNK, RANKS = 128, 2048.0, 2
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.placement.pipeline import StageTimes
-from afserve.placement.planner.perf.perf import afd_stages
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import afd_stages
 from afserve.placement.planner.perf.workload import fixed_context
 from bench.planner_theory import theoretical_cost
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.engine import PLAIN, Engine
 from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import Stages
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_curve import CurveSet
-from afserve.placement.planner.perf.perf_experts import Routing
 from afserve.placement.planner.perf.setting import PrefillSetting, Setting
 from afserve.placement.planner.perf.shape import ModelShape
+from afserve.placement.planner.perf.stages import Stages
 from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.search import PlanFamily
 

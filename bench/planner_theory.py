@@ -2,7 +2,7 @@
 
 attention = max(core FLOPs, cache bytes) + projection FLOPs; experts = FLOPs of all FFN layers. All transfers are
 assumed to be hidden. It is a lower bound on cost and says which hardware suits which half. The model with efficiencies,
-latencies and bytes of weights is `perf.py`.
+latencies and bytes of weights is `stages.py`.
 """
 
 from dataclasses import dataclass

@@ -24,8 +24,7 @@ def doctor(as_json: bool, io: Path | None) -> int:
     Exit code 1 when something that afserve cannot do without is missing.
     """
     from afserve.launch.plan.checkup import findings
-    from afserve.launch.plan.checkup_disk import disk
-    from afserve.launch.plan.finding import BAD
+    from afserve.launch.plan.checkup_disk import BAD, disk
 
     def tell(line: str) -> None:
         click.echo(line, err=True)

@@ -10,7 +10,7 @@ import click
 from afserve.cli.options import existing_file
 from afserve.errors import ConfigError, shown
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.sites.render_site import Site, Sizes, site_of
+from afserve.launch.render.layout import ClusterLayout, Sizes, layout_of
 from afserve.member import Role
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,10 +75,10 @@ def k8s(
     **asked: Any,
 ) -> None:
     """Kubernetes objects, and a Kustomize base where --out is a folder."""
-    from afserve.launch.sites.render_k8s import manifests
+    from afserve.launch.render.kubernetes import manifests
 
     settings = _kubernetes(asked, gateways=gateways, most_gateways=most_gateways)
-    _write_yaml(manifests(_site(cluster, cpus, memory, insecure_nodes, extra), settings), out)
+    _write_yaml(manifests(_layout(cluster, cpus, memory, insecure_nodes, extra), settings), out)
 
 
 @render.command(epilog=_UP)
@@ -94,10 +94,10 @@ def kuberay(
     **asked: Any,
 ) -> None:
     """A RayJob for KubeRay, whose head runs `afserve up --ray`."""
-    from afserve.launch.sites.render_kuberay import ray_manifests
+    from afserve.launch.render.kuberay import ray_manifests
 
-    site = _site(cluster, cpus, memory, insecure_nodes, extra)
-    _write_yaml(ray_manifests(site, _kubernetes(asked)), out)
+    layout = _layout(cluster, cpus, memory, insecure_nodes, extra)
+    _write_yaml(ray_manifests(layout, _kubernetes(asked)), out)
 
 
 @render.command(epilog=_UP)
@@ -121,24 +121,24 @@ def slurm(
     command: str,
 ) -> None:
     """A batch script for `sbatch`."""
-    from afserve.launch.sites.render_slurm import SlurmSettings, script
+    from afserve.launch.render.slurm import SlurmSettings, script
 
     options = {Role.ATTENTION: attention_sbatch, Role.EXPERT: expert_sbatch}
     settings = SlurmSettings(name, limit, options, afserve=command)
-    text = script(_site(cluster, cpus, memory, insecure_nodes, extra), settings)
+    text = script(_layout(cluster, cpus, memory, insecure_nodes, extra), settings)
     if out is None:
         click.echo(text, nl=False)
     else:
         _write_files({"job.sh": text}, out)
 
 
-def _site(cluster: Path, cpus: int, memory: int, insecure: bool, extra: tuple[str, ...]) -> Site:
+def _layout(cluster: Path, cpus: int, memory: int, insecure: bool, extra: tuple[str, ...]) -> ClusterLayout:
     found = read_cluster(cluster, placeholders=True)
-    return site_of(found, Sizes(cpus, memory), certs=not insecure, extra=extra)
+    return layout_of(found, Sizes(cpus, memory), certs=not insecure, extra=extra)
 
 
 def _kubernetes(asked: Mapping[str, Any], **more: int) -> Any:
-    from afserve.launch.sites.render_objects import KubernetesSettings
+    from afserve.launch.render.objects import KubernetesSettings
 
     selectors = {
         role: dict(_label(flag, text) for text in asked[flag[2:].replace("-", "_")])

@@ -16,9 +16,8 @@ from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.cli.topics import topic_command
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
-from afserve.launch.plan.companions import check_companions
 from afserve.launch.plan.ray_settings import RaySettings
-from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes, check_companions
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 
@@ -46,7 +45,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     Each option may also stand in the environment, as AFSERVE_KV_TOKENS for --kv-tokens, or in the file of --config. A
     flag comes before the environment, and the environment before the file.
     """
-    from afserve.launch.processes.processes import NodeProcesses, token_at
+    from afserve.launch.sites.choose import choose_site
 
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     name, target = flags.pop("named"), flags.pop("write_config")
@@ -61,17 +60,10 @@ def up(ctx: click.Context, /, **flags: object) -> None:
         return
     check_companions(asked)
     with ExitStack() as until_end:
-        processes = [
-            until_end.enter_context(
-                NodeProcesses(
-                    token_at(each.run.token_file), warm=each.ray.ray is None and not each.run.elsewhere
-                )
-            )
-            for each in asked
-        ]
-        from afserve.launch.run.up import serve_here  # while the processes import torch
+        sites = [until_end.enter_context(choose_site(each.run, each.ray)) for each in asked]
+        from afserve.launch.run.up import serve_here  # while the nodes' helper imports torch
 
-        serve_here(asked, processes)
+        serve_here(asked, sites)
 
 
 def _asked(ctx: click.Context, flags: dict[str, object], given: frozenset[str]) -> list[UpFlags]:

@@ -4,7 +4,6 @@ A node is used while the controller names its life and that life has a stream. A
 come back in; a life that is named no more is lost at once. It knows no requests; times are passed in.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.control.copies import buddies
@@ -14,20 +13,9 @@ from afserve.control.wire.values import (
     AttentionPeer,
 )
 from afserve.errors import RendezvousError
-from afserve.member import AttentionPhase, attention_node
+from afserve.member import AttentionPhase, Life
 
 LAST_GRACE = 10.0  # seconds for a broken stream to come back where no other node takes its requests
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Life:
-    """One life of an attention node."""
-
-    index: int
-    generation: int
-
-    def __str__(self) -> str:
-        return str(attention_node(self.index))
 
 
 class Attending(Protocol):
@@ -54,13 +42,13 @@ class Attendance:
 
     def told(self, value: AttentionNodes) -> None:
         self.refusing = value.refusing
-        self._told = {peer.index: peer for peer in value.nodes}
+        self._told = {peer.life.index: peer for peer in value.nodes}
 
     def entered(self, stream: Attending) -> None:
         """It takes the place of an earlier stream. Raises RendezvousError where a later life or stream is known."""
         life, peer = stream.life, self._told.get(stream.life.index)
         generation, number = self._latest.get(life.index, (0, -1))
-        newest = generation if peer is None else max(generation, peer.generation)
+        newest = generation if peer is None else max(generation, peer.life.generation)
         if newest > life.generation:
             raise RendezvousError(
                 f"{life} has a newer life ({newest}) than yours ({life.generation}); start it anew"
@@ -91,7 +79,7 @@ class Attendance:
 
     def usable(self) -> list[Life]:
         """Those that may be given requests."""
-        lives = (Life(peer.index, peer.generation) for peer in self._told.values() if peer.accepting)
+        lives = (peer.life for peer in self._told.values() if peer.accepting)
         return [life for life in lives if self.stream(life) is not None]
 
     def decoding(self) -> list[Life]:
@@ -110,7 +98,7 @@ class Attendance:
     def peer(self, life: Life) -> AttentionPeer | None:
         """What the controller says of this life, if it still names it."""
         peer = self._told.get(life.index)
-        return peer if peer is not None and peer.generation == life.generation else None
+        return peer if peer is not None and peer.life == life else None
 
     def buddies(self, life: Life, copies: int) -> list[AttentionPeer]:
         """Those that keep copies of what this life had."""
@@ -123,7 +111,7 @@ class Attendance:
     def why_lost(self, life: Life, now: float) -> str:
         """Why what it has must go on elsewhere; empty where it may stay."""
         peer = self._told.get(life.index)
-        if peer is None or peer.generation != life.generation:
+        if peer is None or peer.life != life:
             return "the controller lost it"
         if (stream := self._streams.get(life.index)) is not None:
             return "" if stream.life == life else "it was started anew"
@@ -145,6 +133,4 @@ class Attendance:
     def missing(self) -> list[int]:
         """Nodes that accept requests and have no stream."""
         usable = {life.index for life in self.usable()}
-        return sorted(
-            peer.index for peer in self._told.values() if peer.accepting and peer.index not in usable
-        )
+        return sorted(index for index, peer in self._told.items() if peer.accepting and index not in usable)

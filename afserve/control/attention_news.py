@@ -6,16 +6,15 @@ It knows no socket and no clock: the controller says when, and `tell` is how.
 from collections.abc import Callable
 from dataclasses import replace
 
-from afserve.control.membership.events import MemberId
 from afserve.control.membership.membership import Membership
 from afserve.control.wire.values import AttentionNodes, ToNode
-from afserve.member import Role
+from afserve.member import Life, Role
 
 
 class AttentionNews:
     """`nodes` is what was told last."""
 
-    def __init__(self, membership: Membership, tell: Callable[[MemberId, ToNode], None]) -> None:
+    def __init__(self, membership: Membership, tell: Callable[[Life, ToNode], None]) -> None:
         self._membership, self._tell = membership, tell
         self.nodes = AttentionNodes()
         self._phased = False  # whether attention nodes have, or had, phases
@@ -34,7 +33,7 @@ class AttentionNews:
         for member in (*hear, *members.of(Role.GATEWAY)):
             self._tell(member.id, self.nodes)
 
-    def tell_who_came(self, member: MemberId, *, knew: bool, serves: bool) -> None:
+    def tell_who_came(self, member: Life, *, knew: bool, serves: bool) -> None:
         """One that was admitted. `knew`: it has its place from an earlier stream, and may have missed the last news.
         `serves`: the run does already."""
         role = member.node.role
@@ -43,7 +42,7 @@ class AttentionNews:
         elif self._phased if role is Role.EXPERT else knew and self._hears(member):
             self._tell(member, self.nodes)
 
-    def _hears(self, member: MemberId) -> bool:
+    def _hears(self, member: Life) -> bool:
         """An attention node that serves, of others: to keep copies for them, or to ask them for prompts."""
         found = self._membership.members.get(member)
         wants = bool(self._membership.deployment.engine.kv_copies) or self._phased

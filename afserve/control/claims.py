@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from afserve.control.attendance import Attending, Life
+from afserve.control.attendance import Attending
 from afserve.control.wire.keeping import Claim, Claimed, KeptAnswer
 from afserve.errors import PeerError
+from afserve.member import Life
 
 
 class GivenAwayError(PeerError):

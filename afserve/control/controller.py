@@ -33,7 +33,6 @@ from afserve.control.membership.events import (
     Exited,
     Incident,
     Known,
-    MemberId,
     Place,
     Refuse,
     Replan,
@@ -53,7 +52,7 @@ from afserve.control.membership.roster import Member
 from afserve.control.membership.silence import HostLoad
 from afserve.control.recordings import Recordings
 from afserve.control.streams import NodeStreams
-from afserve.control.traces import NodeLife, TraceFiles
+from afserve.control.traces import TraceFiles
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import (
     AttentionNodes,
@@ -75,7 +74,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, UserError
-from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, Life, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 from afserve.tls import Certificates
@@ -251,7 +250,7 @@ class Controller:
 
     # ---- what nodes say
 
-    def _hear(self, member: MemberId, value: FromNode) -> None:
+    def _hear(self, member: Life, value: FromNode) -> None:
         """Routing counts, questions and lines for the log are no business of the membership."""
         match value:
             case Routed(rows):
@@ -269,14 +268,12 @@ class Controller:
                 self._on(Said(member, value))
                 self._follow(member, value)
 
-    def _keep_trace(self, member: MemberId, data: bytes) -> None:
+    def _keep_trace(self, member: Life, data: bytes) -> None:
         found = self.members.get(member)
         if self._traces is not None and found is not None:
-            self._traces.keep(
-                NodeLife(str(member.node), member.generation, found.host), data, time.monotonic()
-            )
+            self._traces.keep(member, found.host, data, time.monotonic())
 
-    async def _answer(self, member: MemberId, query: Query) -> None:
+    async def _answer(self, member: Life, query: Query) -> None:
         try:
             answer = await self.on_query(query)
         except Exception:  # whatever a question leads to, it is that one question's
@@ -284,7 +281,7 @@ class Controller:
             answer = QueryAnswer(query.number, error=AfserveError(UNANSWERED))
         self._tell(member, answer)
 
-    def _follow(self, member: MemberId, value: FromNode) -> None:
+    def _follow(self, member: Life, value: FromNode) -> None:
         """What else hangs on it."""
         if isinstance(value, Heartbeat) and isinstance(value.stats, AttentionStats):
             stats = value.stats
@@ -355,7 +352,7 @@ class Controller:
         """As `Balancing` says it; nothing while that cannot be said."""
         return self._balance_advice.ask(self._clock.now(), self.balancing.imbalance, ())
 
-    def _tell(self, member: MemberId, value: ToNode) -> None:
+    def _tell(self, member: Life, value: ToNode) -> None:
         self._streams.tell(member, value)
 
     async def _replan(self, asked: Replan) -> None:

@@ -9,13 +9,17 @@ from afserve.control.wire.values import AttentionPeer
 def buddies(nodes: Iterable[AttentionPeer], index: int, count: int) -> list[AttentionPeer]:
     """The next `count` nodes after `index` that take requests, going round: the same ones before and after it is lost,
     unless others came or left."""
-    others = sorted((node for node in nodes if node.accepting and node.index != index), key=lambda n: n.index)
-    after = [node for node in others if node.index > index]
+    others = sorted(
+        (node for node in nodes if node.accepting and node.life.index != index), key=lambda n: n.life
+    )
+    after = [node for node in others if node.life.index > index]
     return [*after, *others[: len(others) - len(after)]][:count]
 
 
 def keepers_of(nodes: Iterable[AttentionPeer], index: int, count: int) -> list[SplitMember]:
     """Its `buddies` that can be reached, each as a life at an address."""
     return [
-        SplitMember(node.generation, node.address) for node in buddies(nodes, index, count) if node.address
+        SplitMember(node.life.generation, node.address)
+        for node in buddies(nodes, index, count)
+        if node.address
     ]

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from afserve.control.admission import Objectives
-from afserve.control.attendance import Life
 from afserve.control.backend import ServedModel
 from afserve.control.gateway import Gateway
 from afserve.control.membership.events import Happening
@@ -19,7 +18,7 @@ from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError, UnavailableError
-from afserve.member import NodeId, attention_node
+from afserve.member import Life, NodeId, attention_node
 from afserve.trace import Trace
 
 _RETRY_SECONDS = 2.0

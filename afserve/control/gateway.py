@@ -12,7 +12,6 @@ import grpc.aio
 
 from afserve.clock import AwakeClock, Clock
 from afserve.control.admission import Admission, Objectives
-from afserve.control.attendance import Life
 from afserve.control.claims import Asking
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.moves import Moves
@@ -29,6 +28,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
+from afserve.member import Life
 from afserve.tls import CertifiedRole
 
 _TICK = 0.05
@@ -39,7 +39,7 @@ class _Attending:
     """One stream."""
 
     def __init__(self, attend: Attend) -> None:
-        self.life = Life(attend.index, attend.generation)
+        self.life = attend.life
         self.number = attend.stream
         self.outbox: asyncio.Queue[bytes] = asyncio.Queue()
 

@@ -15,7 +15,7 @@ from afserve.clock import Clock
 from afserve.comm.kv.source import KvSource
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity, Route
-from afserve.control.attendance import Attendance, Attending, Life
+from afserve.control.attendance import Attendance, Attending
 from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.moves import Moves
 from afserve.control.prompts import Prompts
@@ -39,7 +39,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
-from afserve.member import attention_node
+from afserve.member import Life
 
 log = logging.getLogger("afserve.gateway")
 CLAIM_SECONDS = 2.0  # for attention nodes to say what they keep: a step of theirs may take long
@@ -268,7 +268,7 @@ class Homes:
         if request.last is not None and self.attendance.refusing:
             return UnavailableError(f"{request.last} was lost, and {waited}; try again later")
         if request.last is not None:
-            return PeerLost(attention_node(request.last.index), f"this node left a request, and {waited}")
+            return PeerLost(request.last.node, f"this node left a request, and {waited}")
         return UnavailableError(f"{waited}; try again later")
 
     def unheard(self) -> list[Unheard]:
@@ -277,7 +277,7 @@ class Homes:
         for home in self.requests.homes():
             seconds = now - max(self._heard.get(home, now), self.requests.busy_since(home))
             if seconds >= self._rules.silence:
-                found.append(Unheard(home.index, home.generation, seconds))
+                found.append(Unheard(home, seconds))
         return found
 
     # ---- moving
@@ -326,12 +326,12 @@ class Homes:
 
     def _place(self, request: Request, usable: list[Life]) -> None:
         source, now = self._kv_source(request), self._clock.now()
-        copied = source.index if source is not None and not source.request else None
+        copied = source.life.index if source is not None and not source.request else None
         route = self._route(request, usable, copied, now)
         home = next(life for life in usable if life.index == route.node)
         stream = self.attendance.stream(home)
         assert stream is not None, "a usable node has a stream"
-        if source is not None and (source.index, source.generation) == (home.index, home.generation):
+        if source is not None and source.life == home:
             source = None
         elif source is None and route.source is not None:
             source = self._kv_of(next(life for life in usable if life.index == route.source))
@@ -353,7 +353,7 @@ class Homes:
     def _kv_of(self, life: Life) -> KvSource | None:
         """This node's blocks, of any request. Whether to pull or to compute them is the home's choice."""
         peer = self.attendance.peer(life)
-        return KvSource(life.index, life.generation, 0, peer.address) if peer and peer.address else None
+        return KvSource(life, 0, peer.address) if peer and peer.address else None
 
     def _kv_source(self, request: Request) -> KvSource | None:
         """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""
@@ -362,8 +362,6 @@ class Homes:
             return None
         peer = self.attendance.peer(last)
         if peer is not None and self.attendance.stream(last) is not None:
-            return (
-                KvSource(last.index, last.generation, request.number, peer.address) if peer.address else None
-            )
+            return KvSource(last, request.number, peer.address) if peer.address else None
         copies = self.attendance.buddies(last, self._rules.copies)
-        return KvSource(copies[0].index, copies[0].generation, 0, copies[0].address) if copies else None
+        return KvSource(copies[0].life, 0, copies[0].address) if copies else None

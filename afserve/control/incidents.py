@@ -9,10 +9,10 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from afserve.control.membership.events import Happening, Incident, MemberId
+from afserve.control.membership.events import Happening, Incident
 from afserve.control.wire.view_values import IncidentView
 from afserve.engine.stats import AttentionStats
-from afserve.member import NodeId, Role
+from afserve.member import Life, NodeId, Role
 
 log = logging.getLogger("afserve.incidents")
 
@@ -38,7 +38,7 @@ class Incidents:
         self.reloaded_bytes = 0
         self.resent_rows = 0
         self._last: deque[IncidentView] = deque(maxlen=KEPT)
-        self._told: dict[NodeId, tuple[MemberId, AttentionStats]] = {}  # the last life of each place
+        self._told: dict[NodeId, tuple[Life, AttentionStats]] = {}  # the last life of each place
 
     def note(self, incident: Incident, at: float) -> None:
         """`at` in Unix seconds."""
@@ -48,7 +48,7 @@ class Incidents:
             self.lost[str(incident.who.role), str(incident.cause)] += 1
         log.log(_LEVEL.get(incident.what, logging.INFO), "%s", incident)
 
-    def heard(self, member: MemberId, stats: AttentionStats) -> None:
+    def heard(self, member: Life, stats: AttentionStats) -> None:
         """What an attention node has counted since its start. Waits belong to the last expert node that was lost."""
         life, before = self._told.get(member.node, (member, AttentionStats()))
         if life != member:

@@ -6,8 +6,8 @@ It is told of moves and of tokens; times are passed in. It knows no streams.
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from afserve.control.attendance import Life
 from afserve.control.requests import Request
+from afserve.member import Life
 
 _LIVES = 100  # of nodes, whose waits are remembered
 

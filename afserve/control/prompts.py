@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import MOST_PARTS, SplitMember
 from afserve.control.affinity import Affinity
-from afserve.control.attendance import Life
 from afserve.control.requests import Request
 from afserve.control.wire.values import AttentionPeer
 from afserve.engine.scheduling.request import GenerationRequest
+from afserve.member import Life
 
 
 class Prompts:
@@ -37,15 +37,14 @@ class Prompts:
         scored = asked.params.prompt_logprobs is not None and not request.generated
         if not nodes or tokens <= self._block_size or scored:
             return None
-        lives = {node.index: Life(node.index, node.generation) for node in nodes}
+        lives = {node.life.index: node.life for node in nodes}
         load = {index: sum(at == life for at, _ in self._under_way.values()) for index, life in lives.items()}
         pending = {index: self._tokens(life) for index, life in lives.items()}
         route = self.affinity.pick(asked.prompt_ids, load, None, pending, asked.cache_salt)
-        node = next(node for node in nodes if node.index == route.node)
-        self._under_way[request] = Life(node.index, node.generation), tokens
+        node = next(node for node in nodes if node.life.index == route.node)
+        self._under_way[request] = node.life, tokens
         return KvSource(
-            node.index,
-            node.generation,
+            node.life,
             0,
             node.address,
             prefills=True,
@@ -63,8 +62,10 @@ class Prompts:
         """The other nodes, the one with the least to do first, where the prompt may be split over them."""
         if asked.ttft is None:
             return ()
-        others = sorted((node for node in nodes if node is not lead), key=lambda node: pending[node.index])
-        return tuple(SplitMember(node.generation, node.address) for node in others[: MOST_PARTS - 1])
+        others = sorted(
+            (node for node in nodes if node is not lead), key=lambda node: pending[node.life.index]
+        )
+        return tuple(SplitMember(node.life.generation, node.address) for node in others[: MOST_PARTS - 1])
 
     def over(self, request: Request) -> None:
         """It has a token, or has gone. May be said of any request."""

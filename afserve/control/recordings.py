@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from afserve.control.membership.events import MemberId
 from afserve.control.wire.values import Record, Recorded
-from afserve.member import MODEL_ROLES
+from afserve.member import MODEL_ROLES, Life
 from afserve.recording import MOST_BYTES
 
 SECONDS = 0.25  # of a recording
@@ -19,7 +18,7 @@ _LATE = (
     1.0  # seconds for which a recording is waited for after its end; an idle expert node hears within 0.25 s
 )
 
-Tell = Callable[[MemberId, Record], None]
+Tell = Callable[[Life, Record], None]
 
 
 class Recordings:
@@ -27,12 +26,12 @@ class Recordings:
         self._tell = tell
         self._numbers = count(1)
         self._number = 0
-        self._missing: set[MemberId] = set()
-        self._found: dict[MemberId, bytes] = {}
+        self._missing: set[Life] = set()
+        self._found: dict[Life, bytes] = {}
         self._complete = asyncio.Event()
         self._taking: asyncio.Task[tuple[bytes, ...]] | None = None
 
-    async def take(self, serving: Sequence[MemberId]) -> tuple[bytes, ...]:
+    async def take(self, serving: Sequence[Life]) -> tuple[bytes, ...]:
         """Of the first MOST_NODES of each role, in this order; those that do not answer in time are left out."""
         if self._taking is None or self._taking.done():
             chosen = [
@@ -43,7 +42,7 @@ class Recordings:
             self._taking = asyncio.create_task(self._take(chosen))
         return await asyncio.shield(self._taking)
 
-    async def _take(self, chosen: Sequence[MemberId]) -> tuple[bytes, ...]:
+    async def _take(self, chosen: Sequence[Life]) -> tuple[bytes, ...]:
         self._number = next(self._numbers)
         self._missing, self._found = set(chosen), {}
         self._complete.clear()
@@ -56,7 +55,7 @@ class Recordings:
                 self._missing.clear()
         return tuple(self._found[member] for member in chosen if member in self._found)
 
-    def heard(self, member: MemberId, said: Recorded) -> None:
+    def heard(self, member: Life, said: Recorded) -> None:
         """An answer that nobody waits for any more, or that is too large, is nobody's."""
         if said.number == self._number and member in self._missing:
             self._missing.discard(member)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from afserve.comm.kv.source import KvSource
-from afserve.control.attendance import Life
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.request_values import (
     Submit,
@@ -20,6 +19,7 @@ from afserve.control.wire.request_values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, Tenant, TokenEvent
 from afserve.errors import AfserveError
+from afserve.member import Life
 
 # Is told an event while its reader waits for it, and says whether it has dealt with it.
 Taker = Callable[[TokenEvent], bool]

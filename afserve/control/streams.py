@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from afserve.control.membership.events import Event, Joined, Left, MemberId, Rejoined, Withdrawn
+from afserve.control.membership.events import Event, Joined, Left, Rejoined, Withdrawn
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import FromNode, Register, Shutdown, ToNode
 from afserve.errors import AfserveError, ConfigError, ProtocolError, RendezvousError
+from afserve.member import Life
 from afserve.tls import Certificates, CertifiedRole
 
 _GRACE = 1.0  # seconds that a stop gives to what is on its way
@@ -26,7 +27,7 @@ class _Stream:
     number: int
     last: SaidLast = field(default_factory=SaidLast)
     outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
-    admitted: "asyncio.Future[MemberId]" = field(default_factory=asyncio.Future)
+    admitted: "asyncio.Future[Life]" = field(default_factory=asyncio.Future)
     dismissed: "asyncio.Future[AfserveError]" = field(default_factory=asyncio.Future)
 
     def put(self, value: ToNode) -> None:
@@ -43,13 +44,13 @@ class NodeStreams:
         token: str,
         check: Callable[[], None],
         on: Callable[[Event], None],
-        hear: Callable[[MemberId, FromNode], None],
+        hear: Callable[[Life, FromNode], None],
     ) -> None:
         self._token = token
         self._check, self._on, self._hear = check, on, hear
         self._numbers = count()
         self._joining: dict[int, _Stream] = {}
-        self._admitted: dict[MemberId, _Stream] = {}
+        self._admitted: dict[Life, _Stream] = {}
         self._server: grpc.aio.Server | None = None
 
     async def listen(
@@ -88,19 +89,19 @@ class NodeStreams:
         if self._server is not None:
             await self._server.stop(_GRACE)
 
-    def admit(self, connection: int, member: MemberId) -> None:
+    def admit(self, connection: int, member: Life) -> None:
         stream = self._admitted[member] = self._joining.pop(connection)
         stream.admitted.set_result(member)
 
     def refuse(self, connection: int, error: AfserveError) -> None:
         self._joining.pop(connection).admitted.set_exception(error)
 
-    def dismiss(self, member: MemberId, error: AfserveError) -> None:
+    def dismiss(self, member: Life, error: AfserveError) -> None:
         """Its stream ends with this reason, if there is one."""
         if (stream := self._admitted.pop(member, None)) is not None:
             stream.dismissed.set_result(error)
 
-    def tell(self, member: MemberId, value: ToNode) -> None:
+    def tell(self, member: Life, value: ToNode) -> None:
         """Nothing where its stream has ended."""
         if (stream := self._admitted.get(member)) is not None:
             stream.put(value)
@@ -128,7 +129,7 @@ class NodeStreams:
 
     async def _register(
         self, stream: _Stream, requests: AsyncIterator[bytes], context: channel.Context
-    ) -> MemberId:
+    ) -> Life:
         """Whoever does not say first who it is belongs to nobody."""
         try:
             first = messages.decode_from_node(await anext(requests))
@@ -148,7 +149,7 @@ class NodeStreams:
             if self._joining.pop(stream.number, None) is not None:
                 self._on(Withdrawn(stream.number))
 
-    async def _read(self, member: MemberId, requests: AsyncIterator[bytes]) -> str:
+    async def _read(self, member: Life, requests: AsyncIterator[bytes]) -> str:
         """Until the stream ends; why it did."""
         try:
             async for data in requests:

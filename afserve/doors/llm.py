@@ -16,8 +16,9 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
-from afserve.launch.plan.wishes import Wishes
-from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.sites.choose import choose_site
+from afserve.server.http.settings import Listening, ServerSettings
 from afserve.server.replies.completion import Completion
 from afserve.settings import build, check, keywords, settings_of
 
@@ -69,8 +70,6 @@ class LLM:
         insecure_nodes: bool = False,
         **settings: bool | float | str | None,
     ) -> None:
-        self._model = str(model)
-        self._source = ModelSource("", self._model, dtype, load_format, layers)
         for name in settings:
             if name not in _BY_NAME:
                 raise ConfigError(f"{name} is not one of {', '.join(sorted(_BY_NAME))}", param=name)
@@ -78,15 +77,20 @@ class LLM:
         sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "threads": threads}
         counts = {"attention": attention, "experts": experts, "micro_batches": str(micro_batches)}
         engine = build(EngineSettings, settings)
-        self._wishes = build(Wishes, {**counts, **sizes, **losses, "colocated": colocated, "engine": engine})
-        check(self._wishes)
-        self._rebalance = None if rebalance is None else str(rebalance)
+        wishes = build(Wishes, {**counts, **sizes, **losses, "colocated": colocated, "engine": engine})
+        check(wishes)
+        run = RunSettings(
+            model=str(model),
+            rebalance=None if rebalance is None else str(rebalance),
+            certs=None if certs is None else Path(certs),
+            insecure_nodes=insecure_nodes,
+        )
+        source = ModelSource("", run.model, dtype, load_format, layers)
+        on_ray = ray if isinstance(ray, RaySettings) else RaySettings(ray=ray)
+        self._asked = UpFlags(run, source, wishes, Listening(), ServerSettings(), on_ray)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
-        self._ray = ray if isinstance(ray, RaySettings) else RaySettings(ray=ray)
-        self._certs = None if certs is None else Path(certs)
-        self._insecure = insecure_nodes
-        self._processes = NodeProcesses(warm=self._ray.ray is None)
+        self._site = choose_site(run, on_ray)
         self._run: OfflineRun | None = None
 
     def __enter__(self) -> "LLM":
@@ -147,19 +151,16 @@ class LLM:
     # ---- in the loop's thread
 
     async def _start(self) -> None:
-        self._processes.start()  # it imports torch, and this process what the run needs
-        from afserve.launch.run.offline import Offline, OfflineRun
+        self._site.start()  # it imports torch, and this process what the run needs
+        from afserve.launch.run.offline import OfflineRun
 
-        asked = Offline(
-            self._model, self._source, self._wishes, self._rebalance, self._ray, self._certs, self._insecure
-        )
-        self._run = OfflineRun(asked, self._processes)
+        self._run = OfflineRun(self._asked, self._site)
         await self._run.start()
 
     async def _stop(self) -> None:
         if self._run is not None:
             await self._run.stop()
-        self._processes.stop()
+        self._site.stop()
 
     # ---- in the caller's thread
 

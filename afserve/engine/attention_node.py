@@ -81,8 +81,7 @@ class AttentionNode(Generic[T]):
         self.unread = ""  # what to say of tensors that nothing read
         self._guides = guides
         self._row_bytes = spec.hidden * model.dtype.itemsize
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        self._prompt_tokens = self._generated_tokens = 0
 
     def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:
         """Queue one request. Raises RequestError or OverloadedError; nothing changes then. Other nodes compute parts of
@@ -216,8 +215,7 @@ class AttentionNode(Generic[T]):
 
     def wait(self, timeout: float) -> None:
         """Park until a reply or a grammar is there, at most `timeout` seconds."""
-        tickets = [t for t in self._tickets if t is not None]
-        if tickets:
+        if tickets := [t for t in self._tickets if t is not None]:
             start = self._meter.now()
             self._link.wait(tickets, timeout)
             self._meter.slept(start)

@@ -122,14 +122,12 @@ class MicroBatch(Generic[T]):
                 accepted.pop(index, None)
             elif index not in failures:
                 sequence, supposed = sequences[at], plan.chunks[index].supposed
-                if supposed:
-                    rows_NV = logits_RV[chosen[at] : ends[index]]
-                    run = confirm_draft(
-                        outcome, sequence.draft[:supposed], rows_NV, sequence, self._model.ops
-                    )
-                    accepted[index] = run, _logprobs(sequence, run, rows_NV)
-                else:
-                    accepted[index] = (outcome,), _logprobs(sequence, (outcome,), chosen_RV[at : at + 1])
+                if not supposed:
+                    accepted[index] = (outcome,), _logprobs(sequence, (outcome,), chosen_RV, at)
+                    continue
+                guesses, rows_NV = sequence.draft[:supposed], logits_RV[chosen[at] : ends[index]]
+                run = confirm_draft(outcome, guesses, rows_NV, sequence, self._model.ops)
+                accepted[index] = run, _logprobs(sequence, run, rows_NV, 0)
         for index, chunk in enumerate(plan.chunks):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
@@ -187,10 +185,10 @@ def _left_queue(plan: StepPlan, now: float) -> None:
             chunk.sequence.planned = now
 
 
-def _logprobs(sequence: Sequence, run: Run, logits_NV: Tensor) -> tuple[TokenLogprob, ...]:
-    """Of the tokens that these rows gave, where they were asked for."""
+def _logprobs(sequence: Sequence, run: Run, logits_RV: Tensor, first: int) -> tuple[TokenLogprob, ...]:
+    """Of the tokens that the rows from `first` on gave, where they were asked for."""
     count = sequence.request.params.logprobs
-    return () if count is None else tuple(logprobs_of(logits_NV, run, count))
+    return () if count is None else tuple(logprobs_of(logits_RV[first : first + len(run)], run, count))
 
 
 def _event(

@@ -13,10 +13,9 @@ from afserve.control.wire.change_values import VERBS
 from afserve.errors import AfserveError
 from afserve.server.access.accounts import Accounts
 from afserve.server.access.keyring import Keyring
+from afserve.server.answers.answering import Answering
 from afserve.server.answers.hosted import Hosted, Models
-from afserve.server.answers.inflight import Inflight
 from afserve.server.answers.resumables import Resumables
-from afserve.server.answers.running import Running
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.endpoints.admin import Admin
@@ -61,12 +60,11 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
         models=hosted,
         settings=settings,
         http=http,
-        inflight=Inflight(settings.max_inflight),
+        answering=Answering(settings.max_inflight),
         bodies=Bodies(settings.max_body_bytes, settings.read_deadline),
         text=_text_pool(hosted, settings),
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
         resumables=Resumables(hosted, settings, accounts),
-        running=Running(),
         database=database,
         accounts=accounts,
         spans=Spans(settings.otlp_endpoint or ""),

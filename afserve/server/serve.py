@@ -74,7 +74,7 @@ async def serve(
             await end()
         if leave is not None and leave.is_set() and not serving.done():
             await _leave(service, sock, stop)
-        ended = await service.inflight.drain(service.settings.drain_seconds)
+        ended = await service.answering.drain(service.settings.drain_seconds)
         if ended:
             log.warning("%d requests were ended while the server stopped", ended)
     finally:

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from afserve.comm.kv.split import SplitMember
+from afserve.member import AttentionLife
 
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies), or
-    which `prefills` it first. Where its first token is wanted `within` so many seconds, `helpers` may take parts."""
+    """Where the KV of a request is: an attention node, which knows it as `request` (0: it keeps copies), or which
+    `prefills` it first. Where its first token is wanted `within` so many seconds, `helpers` may take parts."""
 
-    index: int
-    generation: int
+    life: AttentionLife
     request: int
     address: str
     prefills: bool = False

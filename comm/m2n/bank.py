@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve import member
+from afserve.comm.m2n.ticket import Part
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
@@ -50,9 +51,12 @@ class Bank(Protocol):
 
 
 class LocalTicket(NamedTuple):
+    """No message was sent, so there are no `parts`."""
+
     layer: int
     micro_batch: int
     y_TH: Tensor
+    parts: tuple[Part, ...] = ()
 
 
 class NoExpertNodes:

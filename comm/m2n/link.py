@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import AwakeClock, Clock
-from afserve.comm.m2n.bank import Bank, LocalBankLink
+from afserve.comm.m2n.bank import Bank, LocalBankLink, LocalTicket
 from afserve.comm.m2n.exchanges import Exchanges, ExchangingLink
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.m2n.recover import Recoveries
@@ -34,7 +34,8 @@ from afserve.placement.placement import Placement
 
 __all__ = ["Arrival", "Bank", "ExpertLink", "ExpertPort", "Link", "LocalBankLink", "Part", "Ticket"]
 
-_AnyTicket = TypeVar("_AnyTicket")
+SentTicket = Ticket | LocalTicket
+_AnyTicket = TypeVar("_AnyTicket", bound=SentTicket)
 
 
 class Link(Protocol[_AnyTicket]):

@@ -106,7 +106,7 @@ class PairsTransport:
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         end = self._all or self._end(box)
-        if isinstance(end, ShmTransport):
+        if end is self._near:
             end.send_part(box, header, filler)
         else:
             filler.fill(box.expert, end.stage(box, header))

@@ -9,9 +9,9 @@ import numpy as np
 
 from afserve.placement.planner.perf.hardware import PRECISIONS
 from afserve.placement.planner.perf.kv import USABLE, cache_bytes
-from afserve.placement.planner.perf.perf_prefill import MOST_PARTS, reader
+from afserve.placement.planner.perf.prefill import MOST_PARTS, reader
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import ANY, APART, DevicePool, Targets, families
 
 _GIB = 2.0**30

@@ -1,7 +1,7 @@
 """AFD layouts whose nodes are processes of one machine: they wait for its cores, and the gateway works there too.
 
 The closed form gives every node hardware of its own. Here the stage times of a calibration are played over so many
-cores (`shared_cores.py`), longer where another core is busy by as much as the calibration measured. What its own served
+cores (`cores.py`), longer where another core is busy by as much as the calibration measured. What its own served
 runs took over that play is taken over to all layouts of their kind: those with a core for every busy node, and those
 with more busy nodes than cores, either of experts or of attention. An attention node without work beside them makes
 every call of the experts longer by what one request's layer took longer with such a node. One attention node with one
@@ -15,13 +15,13 @@ from statistics import median
 
 import numpy as np
 
+from afserve.placement.planner.cores import CoreStages, step_seconds
 from afserve.placement.planner.perf.calibration import bend_through
+from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import afd_stages, expert_half
-from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import afd_stages, expert_half
 from afserve.placement.planner.perf.workload import fixed_context
-from afserve.placement.planner.shared_cores import CoreStages, step_seconds
 
 ALONE, EXPERTS, ATTENTION, IDLE = (
     "a core each",

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.placement.pipeline import StageTimes
-from afserve.placement.planner.closed_loop import crowd_of, first_token
 from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.first_token import crowd_of, first_token
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import Stages, attention_half, expert_half
-from afserve.placement.planner.perf.perf_prefill import decoding_only
+from afserve.placement.planner.perf.prefill import decoding_only
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import Stages, attention_half, expert_half
 from afserve.placement.planner.search import PlanFamily
 
 HOUR, MILLION = 3600.0, 1e6

@@ -10,7 +10,7 @@ import numpy as np
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import USEFUL, Question
+from afserve.placement.planner.question import USEFUL, Question
 from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets, best_batches
 
 

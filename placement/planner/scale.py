@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, RankedPlans, answer
+from afserve.placement.planner.question import Question, RankedPlans, answer
 from afserve.placement.planner.search import ANY, DevicePool
 from afserve.placement.planner.sensitivity import merit, probability
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
-from afserve.placement.planner.perf.perf import Stages, afd_stages, colocated_stages
-from afserve.placement.planner.perf.perf_prefill import (
+from afserve.placement.planner.perf.prefill import (
     decoding_only,
     expert_seconds_for_prompts,
     reader,
     with_reader,
 )
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import Stages, afd_stages, colocated_stages
 
 Array = NDArray[np.float64]
 HERE, APART = "here", "apart"

@@ -12,7 +12,7 @@ import numpy as np
 from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, RankedPlans
+from afserve.placement.planner.question import Question, RankedPlans
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource

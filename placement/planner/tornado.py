@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
 from afserve.placement.planner.perf.workload import LONGEST, Workload, fixed_context, from_samples
 from afserve.placement.planner.plan import WITHIN_80, Plan
-from afserve.placement.planner.planner import Question
+from afserve.placement.planner.question import Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 TIMES = "times"

@@ -10,7 +10,7 @@ import pytest
 
 from afserve.comm.disk import deepspeed_library as library
 from afserve.launch.plan import checkup_disk
-from afserve.launch.plan.finding import NOTE, OK
+from afserve.launch.plan.checkup_disk import NOTE, OK
 
 BUILDS = """
 import os

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from afserve.clock import FakeClock
-from afserve.control.attendance import Life
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.gateways import GatewayStreams
@@ -24,6 +23,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, OverloadedError, RendezvousError, RequestError
+from afserve.member import Life, attention_life
 
 BAD = 7  # a prompt that the engine refuses
 SPOILED = 11  # one whose answer ends with an error
@@ -209,7 +209,7 @@ class Node:
         self.kept = KeptRequests(ORPHAN, world.clock)
         self.alive, self.frozen, self.accepting = True, False, True
         streams = GatewayStreams(
-            lambda gateway: Attend(life.index, life.generation, self.kept.held(gateway)),
+            lambda gateway: Attend(life, self.kept.held(gateway)),
             "nowhere",
             self,  # type: ignore[arg-type]
             self.inbox.deliver,
@@ -300,7 +300,7 @@ class World:
         self.dice, self.clock = random.Random(seed), FakeClock(100.0)
         self.wires: list[Wire] = []
         self.gateways = [GatewaySide(self, index, 0) for index in range(gateways)]
-        self.nodes = [Node(self, Life(index, 0)) for index in range(nodes)]
+        self.nodes = [Node(self, attention_life(index, 0)) for index in range(nodes)]
         self.gone: list[Node] = []  # dead, or fenced and still running
         self.done: list[Client] = []
         self.tell_nodes()
@@ -309,7 +309,7 @@ class World:
     # ---- what the controller does
 
     def tell_gateways(self) -> None:
-        nodes = (AttentionPeer(*_pair(n.life), n.accepting) for n in self.nodes if n.alive)
+        nodes = (AttentionPeer(n.life, n.accepting) for n in self.nodes if n.alive)
         value = AttentionNodes(tuple(nodes))
         for gateway in self.gateways:
             gateway.told.append(messages.decode_to_node(messages.encode_to_node(value)))  # type: ignore[arg-type]
@@ -323,7 +323,7 @@ class World:
         """It was lost, or is taken for it; its place gets another life."""
         self.nodes.remove(node)
         self.gone.append(node)
-        successor = Node(self, Life(node.life.index, node.life.generation + 1))
+        successor = Node(self, attention_life(node.life.index, node.life.generation + 1))
         self.nodes.append(successor)
         self.tell_nodes()
         self.tell_gateways()
@@ -441,7 +441,3 @@ class World:
         for gateway in self.gateways:
             for client in gateway.clients:
                 client.check()
-
-
-def _pair(life: Life) -> tuple[int, int]:
-    return life.index, life.generation

@@ -4,13 +4,13 @@ import pytest
 
 from afserve.clock import FakeClock
 from afserve.control.admission import WINDOW_SECONDS, Admission, Objectives
-from afserve.control.attendance import Life
 from afserve.control.requests import Requests
 from afserve.engine.scheduling.request import NO_TENANT, GenerationRequest, Tenant, TokenEvent
 from afserve.errors import OverloadedError
+from afserve.member import attention_life
 from bench.overload import Case, run
 
-HOME = Life(0, 0)
+HOME = attention_life(0, 0)
 PROMPT = 100  # tokens
 
 

@@ -12,7 +12,6 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.split import SplitMember
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
-from afserve.control.attendance import Life
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Happening, Incident, Left, Replan, Said, Start, Ticked
@@ -47,7 +46,7 @@ from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.scheduling.request import GenerationRequest, Origin, SamplingParams
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import OverloadedError
-from afserve.member import attention_node, expert_node
+from afserve.member import attention_life, attention_node, expert_node
 from afserve.placement.rebalance.stats import RoutedRows
 from afserve.trace import Trace
 from tests.control.test_controller import RUN, TOKEN, Controller
@@ -234,8 +233,8 @@ def test_a_request_finds_its_node_whatever_a_gateways_advisers_do(owner, name, m
     homes = Homes(Requests(), HomeRules(), FakeClock())
     homes.admit([[1, 2, 3]], Objectives(ttft=1.0))
     sent = []
-    stream = SimpleNamespace(life=Life(0, 0), number=0, send=sent.append)
-    homes.told(AttentionNodes((AttentionPeer(0, 0, True),)))
+    stream = SimpleNamespace(life=attention_life(0, 0), number=0, send=sent.append)
+    homes.told(AttentionNodes((AttentionPeer(attention_life(0, 0), True),)))
     homes.entered(stream, ())
     homes.heard(stream, Prefixes((1,), (), anew=True))
     homes.open(GenerationRequest(0, (1, 2, 3), SamplingParams()))

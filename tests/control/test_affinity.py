@@ -12,6 +12,7 @@ from afserve.control.wire.request_values import (
     Tokens,
 )
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.member import attention_life
 from bench import kv_routing
 from tests.control.test_homes import Scene, last_submit, tell_with_addresses
 
@@ -80,7 +81,7 @@ def test_a_new_request_names_the_node_that_has_its_beginning():
     assert len(first.submitted()) == 3
     begin(second)  # its prompt is computed, so it is idle but for that
     scene.homes.open(GenerationRequest(4, (*prompt, 8)))
-    assert last_submit(second).kv_from == KvSource(0, 0, 0, "unix:0")
+    assert last_submit(second).kv_from == KvSource(attention_life(0, 0), 0, "unix:0")
     assert scene.homes.requests.pending(first.life) == 4000
     tell_with_addresses(scene, 1)
     assert scene.homes.requests.pending(first.life) == 0

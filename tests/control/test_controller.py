@@ -60,7 +60,7 @@ from afserve.errors import (
     UnavailableError,
 )
 from afserve.launch.processes.supervisor import keep_port
-from afserve.member import Role, attention_node, expert_node
+from afserve.member import Role, attention_life, attention_node, expert_life, expert_node
 from afserve.placement.placement import Placement
 
 TOKEN = "a-token"
@@ -96,7 +96,7 @@ class ScriptedNode(threading.Thread):
                     return
                 if self.things is not None:
                     stream.send(Identity(self.things))
-                attend = Attend(assigned.node.index, assigned.generation)
+                attend = Attend(assigned.life)
                 self.gateways = GatewayStreams(
                     lambda gateway: attend, self.address, self.token, stream.deliver
                 )
@@ -187,8 +187,8 @@ def test_from_registration_to_tokens_to_shutdown():
                 await answer(frontend, ask(1))
             await ready(controller, frontend)
             assert attention.heard[:2] == [
-                Assigned(attention_node(0), 0, RUN),
-                Peers((ExpertPeer(0, 0, "shm:0"),)),
+                Assigned(attention_life(0, 0), RUN),
+                Peers((ExpertPeer(expert_life(0, 0), "shm:0"),)),
             ]
             answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
             assert answers == [[i, 2, 3] for i in range(20)]
@@ -436,8 +436,8 @@ def test_an_earlier_life_is_not_let_in():
             await ready(controller, frontend)
             ended = threading.Event()
             old = Stream(nodes[0].address, TOKEN, ATTEND, print, lambda error: ended.set())
-            frontend._gateway.told(AttentionNodes((AttentionPeer(0, 3, accepting=True),)))
-            old.send(Attend(0, 2))
+            frontend._gateway.told(AttentionNodes((AttentionPeer(attention_life(0, 3), accepting=True),)))
+            old.send(Attend(attention_life(0, 2)))
             old.start()
             assert await asyncio.to_thread(ended.wait, SECONDS)
             old.close()
@@ -452,7 +452,9 @@ def test_new_requests_are_refused_with_the_reason_and_running_ones_go_on():
             open_one = asyncio.create_task(answer(frontend, ask(1, 2, max_tokens=98)))
             while not submitted(attention):
                 await asyncio.sleep(0.01)
-            there = AttentionNodes((AttentionPeer(0, 0, accepting=True),), "layer 3 has no expert 7")
+            there = AttentionNodes(
+                (AttentionPeer(attention_life(0, 0), accepting=True),), "layer 3 has no expert 7"
+            )
             frontend._gateway.told(there)
             with pytest.raises(UnavailableError, match="layer 3 has no expert 7") as refused:
                 await answer(frontend, ask(1))

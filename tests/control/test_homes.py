@@ -7,7 +7,6 @@ import pytest
 from afserve.clock import FakeClock
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
-from afserve.control.attendance import Life
 from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
 from afserve.control.requests import Requests
 from afserve.control.wire.request_values import (
@@ -25,7 +24,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
-from afserve.member import AttentionPhase
+from afserve.member import AttentionPhase, attention_life
 
 RULES = HomeRules(grace=1.0, deadline=30.0)
 ASKED = GenerationRequest(0, (1, 2, 3))
@@ -33,7 +32,7 @@ ASKED = GenerationRequest(0, (1, 2, 3))
 
 class Stream:
     def __init__(self, index, generation=0, number=1):
-        self.life, self.number, self.sent = Life(index, generation), number, []
+        self.life, self.number, self.sent = attention_life(index, generation), number, []
 
     def send(self, value):
         self.sent.append(value)
@@ -54,7 +53,9 @@ class Scene:
             self.homes.entered(stream, ())
 
     def tell(self, *nodes, draining=()):
-        self.homes.told(AttentionNodes(tuple(AttentionPeer(n, 0, n not in draining) for n in nodes)))
+        self.homes.told(
+            AttentionNodes(tuple(AttentionPeer(attention_life(n, 0), n not in draining) for n in nodes))
+        )
 
     def after(self, seconds):
         self.clock.advance(seconds)
@@ -96,7 +97,7 @@ def test_a_stream_that_comes_back_in_time_goes_on_where_it_was():
     scene.homes.entered(again, (Held(number, 4), Held(77, 1)))
     assert again.sent == [Resume(number, 2), Cancel(77)]
     scene.after(5.0)
-    assert request.home == Life(0, 0) and second.sent == [] and not scene.homes.restless
+    assert request.home == attention_life(0, 0) and second.sent == [] and not scene.homes.restless
 
 
 def test_a_stream_that_stays_away_is_not_waited_for():
@@ -208,7 +209,7 @@ def kv_scene(copies=0):
 
 
 def tell_with_addresses(scene, *nodes, draining=()):
-    peers = (AttentionPeer(n, 0, n not in draining, f"unix:{n}") for n in nodes)
+    peers = (AttentionPeer(attention_life(n, 0), n not in draining, f"unix:{n}") for n in nodes)
     scene.homes.told(AttentionNodes(tuple(peers)))
 
 
@@ -221,7 +222,10 @@ def test_a_node_that_drains_is_where_the_kv_of_its_requests_is():
     tell_with_addresses(scene, 0, 1, 2, draining=(0,))
     assert scene.streams[0].sent[-1] == Cancel(number, parts=True)
     moved = last_submit(scene.streams[1])
-    assert moved.kv_from == KvSource(0, 0, number, "unix:0") and moved.request.generated == (5, 6)
+    assert moved.kv_from == KvSource(attention_life(0, 0), number, "unix:0") and moved.request.generated == (
+        5,
+        6,
+    )
 
 
 def test_a_lost_nodes_requests_go_where_copies_are():
@@ -235,12 +239,12 @@ def test_a_lost_nodes_requests_go_where_copies_are():
 
 def test_a_buddy_that_is_too_busy_is_asked_for_the_copies():
     scene, _ = kv_scene(copies=1)
-    scene.homes.attendance.told(AttentionNodes((AttentionPeer(1, 0, True, "unix:1"),)))
+    scene.homes.attendance.told(AttentionNodes((AttentionPeer(attention_life(1, 0), True, "unix:1"),)))
     for handle in range(20):
         scene.homes.open(GenerationRequest(handle, (7, 8, handle)))
     tell_with_addresses(scene, 1, 2)
     moved = last_submit(scene.streams[2])
-    assert moved.kv_from == KvSource(1, 0, 0, "unix:1") and moved.request.generated == (5, 6)
+    assert moved.kv_from == KvSource(attention_life(1, 0), 0, "unix:1") and moved.request.generated == (5, 6)
 
 
 def test_without_copies_a_lost_nodes_kv_is_nowhere():
@@ -258,12 +262,12 @@ def test_a_node_that_has_requests_and_says_nothing_is_reported_while_that_lasts(
     scene.after(0.9)
     assert scene.homes.unheard() == []
     scene.after(0.2)
-    assert scene.homes.unheard() == [Unheard(0, 0, pytest.approx(1.1))]
+    assert scene.homes.unheard() == [Unheard(attention_life(0, 0), pytest.approx(1.1))]
     scene.homes.heard(scene.streams[0], Tokens((TokenEvent(number, (5,)),)))
     scene.after(0.5)
     assert scene.homes.unheard() == []
     scene.after(0.5)
-    assert scene.homes.unheard() == [Unheard(0, 0, pytest.approx(1.0))]
+    assert scene.homes.unheard() == [Unheard(attention_life(0, 0), pytest.approx(1.0))]
     scene.homes.close(request)
     assert scene.homes.unheard() == []
 
@@ -281,13 +285,16 @@ def phased_scene(*phases):
 
 
 def tell_phases(scene, phases):
-    peers = (AttentionPeer(n, 0, True, f"unix:{n}", AttentionPhase(phase)) for n, phase in phases.items())
+    peers = (
+        AttentionPeer(attention_life(n, 0), True, f"unix:{n}", AttentionPhase(phase))
+        for n, phase in phases.items()
+    )
     scene.homes.told(AttentionNodes(tuple(peers)))
 
 
 def prefills(stream):
     source = last_submit(stream).kv_from
-    return None if source is None else (source.index, source.prefills)
+    return None if source is None else (source.life.index, source.prefills)
 
 
 def test_a_prompt_goes_to_a_decode_node_which_has_it_computed_elsewhere():
@@ -332,10 +339,10 @@ def test_the_other_prefill_nodes_may_help_with_a_prompt_that_has_a_time_limit():
 
     assert not opened(0).helpers and opened(1000).within is None, "nobody waits for these"
     asked = opened(2000, ttft=1.5)
-    assert (asked.index, asked.within) == (3, 1.5)
+    assert (asked.life.index, asked.within) == (3, 1.5)
     assert asked.helpers == (SplitMember(0, "unix:1"), SplitMember(0, "unix:2"))
     again = opened(3000, ttft=1.5)
-    assert (again.index, again.helpers[0]) == (1, SplitMember(0, "unix:2")), (
+    assert (again.life.index, again.helpers[0]) == (1, SplitMember(0, "unix:2")), (
         "the one with the least to do first"
     )
 

@@ -1,8 +1,7 @@
 """What people are told of losses: who, why, what was done and how long work stood still."""
 
-from afserve.control.attendance import Life
 from afserve.control.incidents import KEPT, Incidents
-from afserve.control.membership.events import Cause, Happening, Incident, MemberId
+from afserve.control.membership.events import Cause, Happening, Incident
 from afserve.control.membership.shortage import Coverage
 from afserve.control.moves import Moves
 from afserve.control.requests import Request
@@ -10,14 +9,14 @@ from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView
 from afserve.control.wire.views import decode_view, encode_view
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.stats import AttentionStats
-from afserve.member import attention_node, expert_node
+from afserve.member import Life, attention_life, attention_node, expert_node
 from afserve.placement.placement import LayerPlacement, Placement
 from afserve.placement.recovery import homeless
 
 ALONE = Placement.contiguous(layers=2, experts=4, nodes=2, slots_per_node=2)
 EVERYWHERE = LayerPlacement(slots=((0, 1, 2, 3),) * 2, share=((0.5,) * 4,) * 2)
 TWICE = Placement(epoch=0, nodes=2, experts=4, layers=(EVERYWHERE,) * 2)
-ONE, OTHER = MemberId(attention_node(0), 0), MemberId(attention_node(1), 0)
+ONE, OTHER = Life(attention_node(0), 0), Life(attention_node(1), 0)
 
 
 def lost(node=None, cause=Cause.ENDED):
@@ -52,7 +51,7 @@ def test_waits_belong_to_the_expert_node_that_was_lost_last():
 def test_another_life_of_an_attention_node_counts_from_zero():
     incidents = Incidents()
     incidents.heard(ONE, AttentionStats(resent_rows=6))
-    incidents.heard(MemberId(ONE.node, 1), AttentionStats(resent_rows=2))
+    incidents.heard(Life(ONE.node, 1), AttentionStats(resent_rows=2))
     assert incidents.resent_rows == 8
 
 
@@ -60,7 +59,7 @@ def test_experts_without_a_node_are_told_until_they_have_one():
     both, one = frozenset({0, 1}), frozenset({0})
     assert [len(homeless(*held)) for held in ((ALONE, both), (ALONE, one), (TWICE, one))] == [0, 4, 0]
     coverage = Coverage()
-    member = MemberId(expert_node(1), 2)
+    member = Life(expert_node(1), 2)
     assert coverage.lost(member, TWICE, one, 1.0) == "its rows go to replicas"
     assert coverage.check(TWICE, one, 1.1) == []
     assert coverage.lost(member, ALONE, one, 2.0).startswith("4 experts")
@@ -72,11 +71,11 @@ def test_experts_without_a_node_are_told_until_they_have_one():
 
 
 def test_a_moved_request_waits_until_its_next_token():
-    moves, life = Moves(), Life(1, 2)
+    moves, life = Moves(), attention_life(1, 2)
     one, other = (Request(GenerationRequest(n, (1,), SamplingParams())) for n in (1, 2))
     moves.moved(one, life, "lost", 1.0)
     moves.moved(other, life, "lost", 1.0)
-    moves.moved(one, Life(0, 0), "stream", 1.2)
+    moves.moved(one, attention_life(0, 0), "stream", 1.2)
     moves.closed(other)
     moves.came(one, 1.5)
     moves.came(one, 9.0)

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from afserve.control.attendance import Life
 from afserve.control.membership.members import Members
 from afserve.control.membership.roster import State
 from afserve.control.requests import Requests
@@ -17,7 +16,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import PeerLost, RendezvousError
-from afserve.member import MODEL_ROLES, NodeId, expert_node
+from afserve.member import MODEL_ROLES, NodeId, attention_life, expert_life, expert_node
 
 NODES = tuple(NodeId(role, index) for role in MODEL_ROLES for index in range(2))
 
@@ -71,7 +70,10 @@ def test_a_disagreement_names_both_nodes_and_the_field():
     assert table.peers(settled=False) is None
     with pytest.raises(RendezvousError, match="expert-1 disagrees with expert-0 on hidden: 32 against 64"):
         table.agree(second, Endpoint("shm:1", {"hidden": "32", "top_k": "2"}))
-    assert table.peers(settled=False).experts == (ExpertPeer(0, 0, "shm:0"), ExpertPeer(1, 0, "shm:1"))
+    assert table.peers(settled=False).experts == (
+        ExpertPeer(expert_life(0, 0), "shm:0"),
+        ExpertPeer(expert_life(1, 0), "shm:1"),
+    )
     assert table.peers(settled=True).experts == ()  # nobody serves yet
 
 
@@ -139,7 +141,7 @@ def test_says_who_is_missing_and_who_is_slow():
 
 
 ASKED = GenerationRequest(0, (1, 2))
-HERE, THERE = Life(0, 0), Life(1, 3)
+HERE, THERE = attention_life(0, 0), attention_life(1, 3)
 
 
 def test_a_request_gives_its_own_events_and_keeps_what_it_got():

@@ -68,7 +68,7 @@ from afserve.engine.scheduling.request import (
     TokenLogprob,
 )
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.member import AttentionPhase, Role, expert_node
+from afserve.member import AttentionPhase, Role, attention_life, expert_life
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
 
@@ -113,25 +113,32 @@ FROM_NODE = [
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),
     Query(3, "view", b"\x00\xff"),
-    Stuck(2, 1, 1.25),
-    Stuck(2, 1, 1.25, unreachable=True),
-    Unheard(1, 3, 2.5),
+    Stuck(expert_life(2, 1), 1.25),
+    Stuck(expert_life(2, 1), 1.25, unreachable=True),
+    Unheard(attention_life(1, 3), 2.5),
     Recorded(4, b"\x00\xff"),
     Traced(b"\x00\xff"),
 ]
-FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9), Tokens(())]
+FROM_ATTENTION = [
+    Attend(attention_life(3, 7)),
+    Attend(attention_life(3, 7), (Held(1 << 41, 5), Held(2, 0)), 9),
+    Tokens(()),
+]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_NODE = [
-    Assigned(expert_node(1), 4, RUN),
+    Assigned(expert_life(1, 4), RUN),
     Assigned(
-        expert_node(1), 4, replace(RUN, log_level="info", log_format="json", otlp_endpoint="http://c:4318")
+        expert_life(1, 4), replace(RUN, log_level="info", log_format="json", otlp_endpoint="http://c:4318")
     ),
-    Assigned(expert_node(1), 4, RUN.in_phase(1, AttentionPhase.DECODE)),
-    Peers((ExpertPeer(0, 0, "a"), ExpertPeer(2, 4, "b"))),
+    Assigned(expert_life(1, 4), RUN.in_phase(1, AttentionPhase.DECODE)),
+    Peers((ExpertPeer(expert_life(0, 0), "a"), ExpertPeer(expert_life(2, 4), "b"))),
     Peers(),
     Gateways(((0, ""), (3, "host:1"))),
-    AttentionNodes((AttentionPeer(0, 3, True), AttentionPeer(2, 0, False)), "layer 3 has no expert 7"),
-    AttentionNodes((AttentionPeer(1, 0, True, "unix:1", AttentionPhase.PREFILL),)),
+    AttentionNodes(
+        (AttentionPeer(attention_life(0, 3), True), AttentionPeer(attention_life(2, 0), False)),
+        "layer 3 has no expert 7",
+    ),
+    AttentionNodes((AttentionPeer(attention_life(1, 0), True, "unix:1", AttentionPhase.PREFILL),)),
     AttentionNodes(),
     QueryAnswer(3, b"abc"),
     Drain(),
@@ -193,7 +200,7 @@ def test_which_nodes_may_compute_a_prompt_together():
         (None, ()),
         (0.25, (SplitMember(3, "unix:there"), SplitMember(0, "tcp://10.0.0.1:4"))),
     ):
-        source = KvSource(1, 2, 0, "unix:here", prefills=True, within=within, helpers=helpers)
+        source = KvSource(attention_life(1, 2), 0, "unix:here", prefills=True, within=within, helpers=helpers)
         value = Submit(GenerationRequest(1, (2,)), source)
         assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
 

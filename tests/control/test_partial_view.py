@@ -18,7 +18,7 @@ from afserve.control.node.peers import ExpertPeers
 from afserve.control.wire.values import Adopted, ExpertPeer, Heartbeat, Peers, Stuck, Unheard
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
-from afserve.member import Role, attention_node, expert_node
+from afserve.member import Role, attention_life, attention_node, expert_life, expert_node
 from afserve.placement.placement import LayerPlacement, Placement
 from tests.comm.conftest import Cluster, make_layout
 from tests.control.test_membership import say
@@ -108,7 +108,9 @@ def test_what_only_one_attention_node_cannot_reach(world, how):
     cluster, proxy, addresses = world
     membership, members = served(attention=2, experts=2, on_loss=OnLoss.RECOVER, patience=1e6)
     on_these(membership, members, [0, 1])
-    known = Peers(tuple(ExpertPeer(index, 0, address) for index, address in enumerate(addresses)))
+    known = Peers(
+        tuple(ExpertPeer(expert_life(index, 0), address) for index, address in enumerate(addresses))
+    )
     inbox, said, told, waited = [], [], [], []
     link = cluster.links[1]
     peers = ExpertPeers(link, known, 1.0, inbox.append, said.append, cluster.clock)
@@ -130,7 +132,7 @@ def test_what_only_one_attention_node_cannot_reach(world, how):
         membership.on(Said(members[expert_node(1)], Heartbeat(1, ExpertStats())), now)
         while said:
             value = said.pop(0)
-            assert isinstance(value, Stuck) and value.expert == 1
+            assert isinstance(value, Stuck) and value.life.index == 1
             waited.append(value.seconds)
             told.extend(membership.on(Said(members[attention_node(1)], value), now))
 
@@ -147,7 +149,7 @@ def test_what_only_one_attention_node_cannot_reach(world, how):
     heard = {effect.member.node: effect.value for effect in told if isinstance(effect, Tell)}
     attention = {node for node in heard if node.role is Role.ATTENTION}
     assert attention == {attention_node(0), attention_node(1)}, "both leave it"
-    assert [peer.index for peer in heard[attention_node(1)].experts] == [0]
+    assert [peer.life.index for peer in heard[attention_node(1)].experts] == [0]
     peers.update(Peers(known.experts[:1]))
     until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
     assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "a replica has answered"
@@ -159,10 +161,16 @@ def test_an_attention_node_that_does_not_know_what_it_has_is_left_after_the_sile
     membership, members = served(attention=2, experts=1, on_loss=on_loss)
     node = members[attention_node(1)]
     membership.on(Said(node, Heartbeat(1, AttentionStats(running=0))), 50.0)
-    late = [Waited(Unheard(1, 0, 0.9)), Waited(Unheard(1, 7, 5.0)), Waited(Unheard(5, 0, 5.0))]
+    late = [
+        Waited(Unheard(attention_life(1, 0), 0.9)),
+        Waited(Unheard(attention_life(1, 7), 5.0)),
+        Waited(Unheard(attention_life(5, 0), 5.0)),
+    ]
     assert [membership.on(event, 51.5) for event in late] == [[], [], []], "too early, and of nobody"
-    assert membership.on(Waited(Unheard(1, 0, 5.0)), 50.9) == [], "it speaks: it works on a long prompt"
-    told = membership.on(Waited(Unheard(1, 0, 1.5)), 51.5)
+    assert membership.on(Waited(Unheard(attention_life(1, 0), 5.0)), 50.9) == [], (
+        "it speaks: it works on a long prompt"
+    )
+    told = membership.on(Waited(Unheard(attention_life(1, 0), 1.5)), 51.5)
     if on_loss is OnLoss.END:
         assert told == []
     else:
@@ -182,7 +190,7 @@ def reports(membership, members, missed):
     for member in members.values():
         membership.on(Said(member, Heartbeat(1, None)), 6.9)
     said = [
-        Said(members[attention_node(asker)], Stuck(expert, 0, seconds, unreachable=True))
+        Said(members[attention_node(asker)], Stuck(expert_life(expert, 0), seconds, unreachable=True))
         for seconds in (1.5, 2.1)
         for asker, expert in missed
     ]

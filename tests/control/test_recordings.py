@@ -6,11 +6,10 @@ import pytest
 
 from afserve.clock import FakeClock
 from afserve.control import recordings
-from afserve.control.membership.events import MemberId
 from afserve.control.node.recording import Recorder
 from afserve.control.recordings import MOST_NODES, Recordings
 from afserve.control.wire.values import Record, Recorded
-from afserve.member import attention_node, expert_node
+from afserve.member import Life, attention_node, expert_node
 from afserve.recording import MOST_BYTES, MOST_SLICES, Recording
 from afserve.trace import Trace
 
@@ -66,7 +65,7 @@ def test_a_full_recording_ends_at_once_and_another_question_begins_anew(node):
 
 
 def members(role, count):
-    return [MemberId(role(index), 0) for index in range(count)]
+    return [Life(role(index), 0) for index in range(count)]
 
 
 def test_some_of_each_role_are_asked_and_all_who_ask_get_one_answer():

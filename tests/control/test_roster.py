@@ -4,13 +4,12 @@ from random import Random
 
 import pytest
 
-from afserve.control.membership.events import MemberId
 from afserve.control.membership.roster import Member, Roster, State
-from afserve.member import MODEL_ROLES, NodeId, Role, attention_node, expert_node
+from afserve.member import MODEL_ROLES, Life, NodeId, Role, attention_node, expert_node
 
 
 def life(node, generation=0):
-    return Member(MemberId(node, generation), 1, "host", 0.0)
+    return Member(Life(node, generation), 1, "host", 0.0)
 
 
 def test_lists_stay_until_something_changes():

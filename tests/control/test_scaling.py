@@ -11,7 +11,6 @@ from afserve.control.membership.events import (
     EndRun,
     Exited,
     Left,
-    MemberId,
     Place,
     Replan,
     RestartNodes,
@@ -34,7 +33,7 @@ from afserve.control.wire.values import (
     Shutdown,
 )
 from afserve.errors import ConfigError
-from afserve.member import AttentionPhase, NodeId, Role, attention_node, expert_node
+from afserve.member import AttentionPhase, Life, NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.control.test_membership import join, run_of, say
 
@@ -253,7 +252,7 @@ def phased(prefill=1, decode=2):
 
 
 def phases_of(membership):
-    return {peer.index: str(peer.phase) for peer in membership.attention_nodes().nodes}
+    return {peer.life.index: str(peer.phase) for peer in membership.attention_nodes().nodes}
 
 
 def test_a_pool_of_a_phase_scales_alone():
@@ -270,7 +269,7 @@ def test_a_pool_of_a_phase_scales_alone():
 def test_a_place_that_is_taken_anew_has_the_phase_that_was_asked_for():
     membership = phased()
     assert membership.on(Scale(Role.ATTENTION, 0, AttentionPhase.PREFILL), 1.0)
-    say(membership, MemberId(attention_node(0), 0), Drained())
+    say(membership, Life(attention_node(0), 0), Drained())
     membership.on(Scale(Role.ATTENTION, 1, AttentionPhase.BOTH), 2.0)
     assert membership.deployment.phases == {1: "decode", 2: "decode"}
 

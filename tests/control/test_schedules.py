@@ -66,7 +66,7 @@ from afserve.control.wire.values import (
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ConfigError, ModelError, PeerLost
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role, expert_life
 from afserve.placement.migrate import SlotUse
 from afserve.placement.optimizer.problem import unthrottled
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -324,7 +324,7 @@ class World:
         process.account.told(value)
         match value:
             case Peers(experts):
-                process.peers = {peer.index: peer.generation for peer in experts}
+                process.peers = {peer.life.index: peer.life.generation for peer in experts}
                 if not process.met:
                     process.met = True
                     self.soon(lambda: self.say(process, Ready(1)), 3.0)
@@ -426,7 +426,9 @@ class World:
         ):
             peers = rng.choice(fronts).peers or {0: 0}
             index = rng.choice([*peers, 0])
-            said = Stuck(index, peers.get(index, 0) + rng.choice((0, 0, 1)), rng.uniform(0.0, 20.0))
+            said = Stuck(
+                expert_life(index, peers.get(index, 0) + rng.choice((0, 0, 1))), rng.uniform(0.0, 20.0)
+            )
             self.say(rng.choice(fronts), said)
         else:
             holders = sorted(n.index for n in self.membership.members.places(Role.EXPERT))

@@ -9,7 +9,7 @@ from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.silence import HostLoad, SilenceRules, SilenceSigns, patience, stretch
 from afserve.control.wire.values import Heartbeat, Stuck, Unheard
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.member import Role, attention_node, expert_node
+from afserve.member import Role, attention_life, attention_node, expert_life, expert_node
 from tests.control.test_scaling import served
 
 RULES, QUIET = SilenceRules(), HostLoad()
@@ -103,10 +103,10 @@ class Cluster:
 
     def wait_for(self, node, seconds):
         if node.role is Role.ATTENTION:
-            self.on(Waited(Unheard(node.index, 0, seconds)))
+            self.on(Waited(Unheard(attention_life(node.index, 0), seconds)))
             return
         asker = next((n for n in self.members if n.role is Role.ATTENTION), node)
-        self.on(Said(self.members[asker], Stuck(node.index, 0, seconds)))
+        self.on(Said(self.members[asker], Stuck(expert_life(node.index, 0), seconds)))
 
     def on(self, event):
         self.lost += [e.member.node for e in self.membership.on(event, self.now) if isinstance(e, Dismiss)]

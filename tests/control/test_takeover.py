@@ -28,7 +28,7 @@ from afserve.control.wire.values import (
     Standing,
 )
 from afserve.errors import RendezvousError
-from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.member import Life, NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 from tests.control.test_controller import RUN
 from tests.control.test_membership import run_of
@@ -136,7 +136,7 @@ def account(role):
     kept = Account()
     kept.said(Register(role, None, 1, "h", "1"))
     assert not kept.grace  # nobody knows it yet
-    kept.told(Assigned(NodeId(role, 2), 5, RUN))
+    kept.told(Assigned(Life(NodeId(role, 2), 5), RUN))
     return kept
 
 

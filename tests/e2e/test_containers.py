@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.sites.render_k8s import manifests
-from afserve.launch.sites.render_objects import RUN, KubernetesSettings
-from afserve.launch.sites.render_site import Sizes, site_of
+from afserve.launch.render.kubernetes import manifests
+from afserve.launch.render.layout import Sizes, layout_of
+from afserve.launch.render.objects import RUN, KubernetesSettings
 from tests.e2e.conftest import DEADLINE
 from tests.launch.test_render import pods
 
@@ -99,7 +99,7 @@ def test_the_pods_of_the_manifests_serve_and_drain(tmp_path: Path, start: Start)
         (tmp_path / name).write_text(f"secret-{name}\n")
         (tmp_path / name).chmod(0o600)
     cluster = read_cluster(tmp_path / "cluster.toml", placeholders=True)
-    site = site_of(cluster, Sizes(cpus=1, memory=1), certs=False)
+    site = layout_of(cluster, Sizes(cpus=1, memory=1), certs=False)
     files = manifests(site, KubernetesSettings())
     found = [one for name, some in files.items() if name != "kustomization.yaml" for one in some]
     ports = {name: free_port() for name in ("controller", "gateway")}

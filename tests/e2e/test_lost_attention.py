@@ -24,8 +24,8 @@ from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.launch.processes.gateway_options import options_of
 from afserve.launch.processes.http import HttpHere, HttpInProcesses
-from afserve.launch.processes.processes import NodeProcesses
 from afserve.launch.run.local_run import GatewayProcesses, LocalRun
+from afserve.launch.sites.local import LocalSite
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
 from afserve.tokens.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ async def serving(
     **phases,
 ):
     """(run, client): nano with attention nodes that are started again when they are lost."""
-    with NodeProcesses() as processes, bind("127.0.0.1", 0) as sock:
+    with LocalSite() as processes, bind("127.0.0.1", 0) as sock:
         found = find_model("nano", processes.folder)
         source = ModelSource(str(found.folder), found.name)
         engine = EngineSettings(

@@ -12,7 +12,7 @@ from afserve.comm.kv.split import SplitMember
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest
-from afserve.member import AttentionPhase
+from afserve.member import AttentionPhase, attention_life
 from tests.comm.kv_world import Wires, World
 
 
@@ -70,7 +70,14 @@ class Phased(World):
         self.asked[request.handle] = request, decode
         members = tuple(SplitMember(0, helper.address) for helper in helpers)
         within = self.within if helpers else None
-        source = KvSource(prefill.index, 0, 0, prefill.address, prefills=True, within=within, helpers=members)
+        source = KvSource(
+            attention_life(prefill.index, 0),
+            0,
+            prefill.address,
+            prefills=True,
+            within=within,
+            helpers=members,
+        )
         if not decode.moves.pull(request, source):
             decode.node.submit(request)
 

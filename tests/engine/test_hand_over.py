@@ -14,6 +14,7 @@ from afserve.engine.kv.moving.hand_over import HAND_OVER_SECONDS, MOST_AT_ONCE, 
 from afserve.engine.kv.moving.prompt_place import PromptQueue, goes_straight
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
+from afserve.member import attention_life
 from afserve.trace import KV_BLOCKS, Trace, merge
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.phased import Phased
@@ -331,7 +332,7 @@ class Scripted:
         return self.loads.get(address)
 
 
-THERE = KvSource(1, 0, 0, "unix:there", prefills=True)
+THERE = KvSource(attention_life(1, 0), 0, "unix:there", prefills=True)
 
 
 def asked(handle, blocks=4):

@@ -20,11 +20,12 @@ from afserve.engine.kv.moving.moves import MOST_PULLS, KvMoves
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError
+from afserve.member import attention_life
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted
 
 BLOCK, BYTES = 16, 1000
-SOURCE = KvSource(1, 0, 77, "unix:there")
+SOURCE = KvSource(attention_life(1, 0), 77, "unix:there")
 
 
 class Node:
@@ -122,7 +123,7 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
 def test_nothing_is_pulled_of_a_short_prompt_or_from_nowhere(scene):
     *_, moves = scene
     assert not moves.pull(request(1, blocks=0), SOURCE)
-    assert not moves.pull(request(1), KvSource(1, 0, 77, ""))
+    assert not moves.pull(request(1), KvSource(attention_life(1, 0), 77, ""))
 
 
 def test_what_does_not_come_is_counted_and_the_request_goes_on(scene):
@@ -159,12 +160,12 @@ def test_what_leaves_is_named(scene):
 
 
 def peers(*indices, refusing=()):
-    return [AttentionPeer(i, 0, i not in refusing, f"unix:{i}") for i in indices]
+    return [AttentionPeer(attention_life(i, 0), i not in refusing, f"unix:{i}") for i in indices]
 
 
 def test_buddies_are_the_next_that_take_requests():
-    assert [p.index for p in buddies(peers(0, 1, 3, 5, refusing=(3,)), 1, 2)] == [5, 0]
-    assert [p.index for p in buddies(peers(0, 5), 1, 2)] == [5, 0], "the same when it is gone"
+    assert [p.life.index for p in buddies(peers(0, 1, 3, 5, refusing=(3,)), 1, 2)] == [5, 0]
+    assert [p.life.index for p in buddies(peers(0, 5), 1, 2)] == [5, 0], "the same when it is gone"
     assert buddies(peers(1), 1, 2) == []
 
 

@@ -22,6 +22,7 @@ from afserve.engine.scheduling.request import GenerationRequest, Purpose, Sampli
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
+from afserve.member import attention_life
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted, hits
 
@@ -179,7 +180,9 @@ def test_requests_that_begin_alike_wait_for_one_restoration(scene):
 
 
 def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
-    assert scene.side.pull(request(1), KvSource(1, 0, 7, "unix:there")) and scene.moves.pulled == [1]
+    assert scene.side.pull(
+        request(1), KvSource(attention_life(1, 0), 7, "unix:there")
+    ) and scene.moves.pulled == [1]
     scene.moves.ready = [request(1), request(2, blocks=0)]
     assert scene.side.turn() == [request(2, blocks=0)]
     scene.tiers.ends(1, 10, 0.1)
@@ -408,7 +411,7 @@ def test_a_prompt_that_is_computed_for_another_node_is_looked_for_too(scene):
 
 
 def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):
-    prefills = KvSource(1, 0, 7, "unix:there", prefills=True)
+    prefills = KvSource(attention_life(1, 0), 7, "unix:there", prefills=True)
     assert scene.side.pull(request(1), prefills) and scene.moves.pulled == []
     scene.tiers.ends(1, 6, 0.1)
     assert scene.side.turn() == [] and scene.moves.pulled == [1]

@@ -16,6 +16,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.step_plan import DECODE, VERIFY
 from afserve.grammars.grammar import of_schema
+from afserve.kernels.ops import Ops
 from tests.engine.driving import config, prompts, requests
 
 NEW = 24
@@ -131,6 +132,29 @@ def test_drafts_over_expert_nodes_and_in_two_micro_batches(tiny_checkpoint):
     found, most = play(node, asked, drafting, lambda: [expert.poll() for expert in cluster.experts])
     same(found, wanted)
     assert most > 2
+
+
+def test_drafts_in_steps_that_are_one_call_over_an_exchange(tiny_checkpoint, monkeypatch):
+    """With expert nodes that have threads of their own; where no draft is computed a step has a row a sequence."""
+    from tests.engine.test_exchange import World  # which is skipped where there is no native library
+
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    asked = requests(prompts(), SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True))
+    wanted, _ = play(colocated(source, config()), asked)
+    rows, run_stack = [], Ops.run_stack
+
+    def noted(ops, stack, x_TH, *rest):
+        rows.append(len(x_TH))
+        return run_stack(ops, stack, x_TH, *rest)
+
+    monkeypatch.setattr(Ops, "run_stack", noted)
+    world = World(source, config(), experts=2)
+    drafting = Prompter(world.node._scheduler, {handle: tokens for handle, (tokens, *_) in wanted.items()})
+    with world.serving() as node:
+        found, _ = play(node, asked, drafting, lambda: node.wait(0.02) if node.stalled else None)
+    world.close()
+    same(found, wanted)
+    assert max(rows) > len(asked)
 
 
 def test_a_grammar_sees_no_token_that_was_only_supposed():

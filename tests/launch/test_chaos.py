@@ -10,8 +10,8 @@ import pytest
 
 from afserve.control.wire.change_values import FaultKind
 from afserve.errors import ConfigError
-from afserve.launch.processes.processes import NodeProcesses
 from afserve.launch.run.chaos import Chaos
+from afserve.launch.sites.local import LocalSite
 from afserve.member import expert_node
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
@@ -44,7 +44,7 @@ def with_a_node(scenario):
         await asyncio.to_thread(processes.stop)
         await watch
 
-    with socket.socket() as silent, NodeProcesses() as processes:
+    with socket.socket() as silent, LocalSite() as processes:
         silent.bind(("127.0.0.1", 0))  # nobody listens: a node waits for it
         asyncio.run(run(processes, f"127.0.0.1:{silent.getsockname()[1]}"))
 

@@ -15,8 +15,8 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import RunSettings, Share, UpFlags, Wishes
-from afserve.launch.sites.render_site import Sizes, site_of
-from afserve.launch.sites.site import _assigned
+from afserve.launch.render.layout import Sizes, layout_of
+from afserve.launch.sites.hosts import assigned_by
 from afserve.member import AttentionPhase, Role, attention_node, expert_node
 from afserve.server.http.settings import Listening, ServerSettings
 
@@ -261,7 +261,7 @@ def test_a_file_may_say_which_nodes_compute_prompts(file: Path) -> None:
         1024,
         0.25,
     )
-    flags, _ = _assigned(asked(file), cluster, Gpus())
+    flags, _ = assigned_by(asked(file), cluster, Gpus())
     chosen = choose(
         load_spec(CONFIGS / "nano"), flags.source, Machine(2, 8 << 30, 8 << 30), flags.wishes
     ).deployment
@@ -270,12 +270,12 @@ def test_a_file_may_say_which_nodes_compute_prompts(file: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"--prefill 2: .* has attention.prefill = 1; drop the flag or edit the file"
     ):
-        _assigned(asked(file, frozenset({"prefill"}), prefill=2), cluster, Gpus())
+        assigned_by(asked(file, frozenset({"prefill"}), prefill=2), cluster, Gpus())
 
 
 def test_what_a_file_says_of_phases_is_rendered(file: Path) -> None:
     file.write_text(PHASED)
-    words = " ".join(site_of(read_cluster(file), Sizes(cpus=2, memory=3)).counts())
+    words = " ".join(layout_of(read_cluster(file), Sizes(cpus=2, memory=3)).counts())
     assert "--prefill 1 --decode 1 --prefill-tokens 1024 --experts 3 --prompt-share 0.25" in words
     assert "--attention" not in words
 

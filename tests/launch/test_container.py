@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from afserve.launch.render.objects import USER
 from afserve.launch.sites.container import command, make_key
-from afserve.launch.sites.render_objects import USER
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTRUCTIONS = {

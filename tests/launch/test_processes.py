@@ -13,7 +13,7 @@ import pytest
 
 from afserve.launch.processes import forker
 from afserve.launch.processes.forker import HELPER
-from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.sites.local import LocalSite
 from afserve.member import expert_node
 
 pytestmark = pytest.mark.process
@@ -49,7 +49,7 @@ async def replaced(processes, nobody, stopped):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_order_for_a_node_kills_what_is_left_of_its_earlier_process(stopped):
-    with socket.socket() as silent, NodeProcesses() as processes:
+    with socket.socket() as silent, LocalSite() as processes:
         silent.bind(("127.0.0.1", 0))  # nobody listens: a node waits for it
         nobody = f"127.0.0.1:{silent.getsockname()[1]}"
         ((who, why),) = asyncio.run(replaced(processes, nobody, stopped))
@@ -60,7 +60,7 @@ def test_nodes_start_beside_a_folder_that_is_called_afserve(tmp_path, monkeypatc
     """So is the folder of a clone: a user's shell may stand next to it."""
     (tmp_path / "afserve").mkdir()
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as silent, NodeProcesses(warm=False) as processes:
+    with socket.socket() as silent, LocalSite(warm=False) as processes:
         silent.bind(("127.0.0.1", 0))
         exits = asyncio.run(replaced(processes, f"127.0.0.1:{silent.getsockname()[1]}", stopped=False))
     assert [who for who, _ in exits] == [expert_node(0)]
@@ -78,7 +78,7 @@ def test_a_fork_server_that_cannot_begin_says_why(monkeypatch):
     broken = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('%s', run_name='__main__')"
     monkeypatch.setattr(forker, "module", lambda name: [sys.executable, "-c", broken % name])
 
-    with NodeProcesses() as run:
+    with LocalSite() as run:
         ((who, why),) = asyncio.run(first_end(run))
         assert who == HELPER and "exit code 1" in why
         assert "import of torch halted" in run.last_words(HELPER)
@@ -120,7 +120,7 @@ def test_nodes_go_on_without_their_fork_server_and_another_one_starts(number, mo
         lost.send_signal(number)
         await until(lambda: (found := fork_server()) is not None and found.pid != lost.pid)
 
-    with socket.socket() as silent, NodeProcesses(warm=False) as run:
+    with socket.socket() as silent, LocalSite(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         ends = asyncio.run(beside_losses(run, f"127.0.0.1:{silent.getsockname()[1]}", lose))
     assert set(ends) == {expert_node(0), expert_node(1)}
@@ -145,7 +145,7 @@ def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
         await watch
 
     before = set(psutil.Process().children())  # of other tests
-    with socket.socket() as silent, NodeProcesses(warm=False) as run:
+    with socket.socket() as silent, LocalSite(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         asyncio.run(ordered(run, f"127.0.0.1:{silent.getsockname()[1]}"))
 
@@ -153,7 +153,7 @@ def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
 def test_a_fork_server_that_is_killed_again_and_again_before_it_is_ready_ends_the_run(monkeypatch):
     dying = "import os; os.kill(os.getpid(), 9)"
     monkeypatch.setattr(forker, "module", lambda name: [sys.executable, "-c", dying])
-    with NodeProcesses() as run:
+    with LocalSite() as run:
         ((who, why),) = asyncio.run(first_end(run))
     assert who == HELPER and "SIGKILL" in why
 
@@ -178,7 +178,7 @@ def test_a_node_that_cannot_be_forked_is_told_and_may_be_ordered_again(monkeypat
         await watch
         return exits
 
-    with socket.socket() as silent, NodeProcesses(warm=False) as run:
+    with socket.socket() as silent, LocalSite(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         ((who, why),) = asyncio.run(twice(run, f"127.0.0.1:{silent.getsockname()[1]}"))
     assert who == expert_node(0) and "cannot be forked: Cannot allocate memory" in why
@@ -187,7 +187,7 @@ def test_a_node_that_cannot_be_forked_is_told_and_may_be_ordered_again(monkeypat
 def test_a_token_that_was_given_is_in_no_other_file(tmp_path):
     token = tmp_path / "token"
     token.write_text("given")
-    with NodeProcesses(token, warm=False) as run:
+    with LocalSite(token, warm=False) as run:
         assert run.token == "given" and run.token_file == token
         assert not [path for path in run.folder.rglob("*") if b"given" in path.read_bytes()]
 
@@ -201,6 +201,6 @@ def test_the_folder_may_go_while_nodes_are_there():
 
         return await beside_losses(processes, nobody, lose)
 
-    with socket.socket() as silent, NodeProcesses(warm=False) as run:
+    with socket.socket() as silent, LocalSite(warm=False) as run:
         silent.bind(("127.0.0.1", 0))
         assert len(asyncio.run(removed(run, f"127.0.0.1:{silent.getsockname()[1]}"))) == 2

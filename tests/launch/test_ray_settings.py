@@ -9,23 +9,23 @@ import pytest
 
 from afserve.cli.up import asked_of, up
 from afserve.errors import ConfigError
+from afserve.launch.plan.hosts import listening
 from afserve.launch.plan.models import CONFIGS, find_model
 from afserve.launch.plan.ray_settings import RaySettings, bundle_of, in_words
-from afserve.launch.plan.wishes import Wishes
-from afserve.launch.processes.launcher import Launcher
-from afserve.launch.processes.processes import NodeProcesses
-from afserve.launch.sites.ray_launcher import RayLauncher
-from afserve.launch.sites.ray_run import listening, set_aside
+from afserve.launch.plan.wishes import RunSettings, Wishes
+from afserve.launch.sites.choose import choose_site
+from afserve.launch.sites.ray import RaySite
+from afserve.launch.sites.ray_plan import set_aside
 from afserve.member import Role, attention_node, expert_node
 
 MACHINE = {"cores": 4, "memory": 8 << 30, "memory_total": 16 << 30, "limited_by": ""}
 
 
-class FakeRay(RayLauncher):
+class FakeRay(RaySite):
     """Answers as the helper would, with a host for each node but the last, which shares the first one's."""
 
     def __init__(self) -> None:
-        super().__init__(NodeProcesses(warm=False))
+        super().__init__()
         self.asked: dict[str, Any] = {}
 
     def ask(self, what: Any) -> Any:
@@ -69,7 +69,7 @@ def test_the_address_may_be_left_out() -> None:
 def test_a_run_is_planned_for_the_hosts_that_ray_gives(tmp_path: Path) -> None:
     asked = RaySettings(ray="auto", ray_experts="CPU=2", ray_placement="strict-spread", ray_wait=7)
     launcher = FakeRay()
-    plan = set_aside(launcher, asked, Wishes(attention=1, experts=2), find_model("nano", tmp_path), None)
+    plan = set_aside(launcher.ask, asked, Wishes(attention=1, experts=2), find_model("nano", tmp_path), None)
     assert launcher.asked["pools"]["expert"] == {"bundle": {"CPU": 2.0}, "nodes": 2}
     assert (launcher.asked["strategy"], launcher.asked["seconds"]) == ("STRICT_SPREAD", 7)
     assert launcher.asked["model"] == str(CONFIGS / "nano")
@@ -83,7 +83,7 @@ def test_a_run_is_planned_for_the_hosts_that_ray_gives(tmp_path: Path) -> None:
 
 def test_without_counts_there_is_an_expert_node_per_host(tmp_path: Path) -> None:
     plan = set_aside(
-        FakeRay(), RaySettings(ray="auto"), Wishes(), find_model("nano", tmp_path), "10.0.0.9:77"
+        FakeRay().ask, RaySettings(ray="auto"), Wishes(), find_model("nano", tmp_path), "10.0.0.9:77"
     )
     assert (plan.wishes.attention, plan.wishes.experts) == (1, 3)
     assert (plan.assignment.listen, plan.assignment.port) == ("10.0.0.9", 77)
@@ -100,17 +100,35 @@ def test_a_device_of_one_number_is_ray_s_to_choose(tmp_path: Path) -> None:
 
     wishes = Wishes(engine=EngineSettings(device="cuda:1"))
     with pytest.raises(ConfigError, match="Ray gives each node its own GPU"):
-        set_aside(FakeRay(), RaySettings(ray="auto"), wishes, find_model("nano", tmp_path), None)
+        set_aside(FakeRay().ask, RaySettings(ray="auto"), wishes, find_model("nano", tmp_path), None)
 
 
-def test_both_launchers_are_launchers() -> None:
-    launchers: tuple[Launcher, ...] = (NodeProcesses(), FakeRay())
-    assert len(launchers) == 2
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ((), "LocalSite"),
+        (("--cluster", "FILE"), "HostsSite"),
+        (("--cluster", "FILE", "--ssh"), "HostsSite"),
+        (("--elsewhere", "--listen", "10.0.0.1:7700"), "AwaitedSite"),
+        (("--ray",), "RaySite"),
+    ],
+)
+def test_flags_say_which_kind_of_site_it_is(flags: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.touch()
+    words = [str(file) if word == "FILE" else word for word in flags]
+    asked = asked_of(dict(up.make_context("up", words).params))
+    assert type(choose_site(asked.run, asked.ray)).__name__ == kind
+
+
+def test_a_token_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--token-file .*nowhere/token: No such file"):
+        choose_site(RunSettings(token_file=tmp_path / "nowhere" / "token"), RaySettings())
 
 
 def test_a_local_run_never_imports_ray() -> None:
     """Nor does anything but the helper process of a run on Ray."""
-    modules = "afserve.doors.llm, afserve.launch.run.up, afserve.launch.sites.ray_launcher"
+    modules = "afserve.doors.llm, afserve.launch.run.up, afserve.launch.sites.ray"
     code = f"import sys, {modules}; print('ray' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

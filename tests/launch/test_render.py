@@ -16,11 +16,11 @@ from afserve.cli.render import render
 from afserve.cli.up import asked_of, up
 from afserve.errors import ConfigError
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.sites.render_k8s import manifests
-from afserve.launch.sites.render_kuberay import entrypoint, ray_manifests
-from afserve.launch.sites.render_objects import RUN, KubernetesSettings
-from afserve.launch.sites.render_site import Site, Sizes, site_of
-from afserve.launch.sites.render_slurm import SlurmSettings, script
+from afserve.launch.render.kuberay import entrypoint, ray_manifests
+from afserve.launch.render.kubernetes import manifests
+from afserve.launch.render.layout import ClusterLayout, Sizes, layout_of
+from afserve.launch.render.objects import RUN, KubernetesSettings
+from afserve.launch.render.slurm import SlurmSettings, script
 from afserve.member import Role
 
 MINORS = ("1.35", "1.36", "1.37")
@@ -64,8 +64,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def site(file: Path, *, certs: bool = True) -> Site:
-    return site_of(read_cluster(file, placeholders=True), Sizes(cpus=2, memory=3), certs=certs)
+def site(file: Path, *, certs: bool = True) -> ClusterLayout:
+    return layout_of(read_cluster(file, placeholders=True), Sizes(cpus=2, memory=3), certs=certs)
 
 
 def objects(file: Path, *, certs: bool = True, **asked: Any) -> list[dict[str, Any]]:

@@ -171,7 +171,7 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.doors.llm import LLM
-from afserve.member import attention_node
+from afserve.member import attention_life, attention_node
 from afserve.config import ModelSource
 
 def asked(*arguments):
@@ -181,13 +181,13 @@ def at_the_node(wishes):
     folder = CONFIGS / "nano"
     machine = Machine(2, 8 << 30, 8 << 30, "")
     run = choose(load_spec(folder), ModelSource(str(folder), "nano"), machine, wishes).deployment
-    data = messages.encode_to_node(Assigned(attention_node(0), 1, run))
+    data = messages.encode_to_node(Assigned(attention_life(0, 1), run))
     return messages.decode_to_node(data).deployment.engine.longest_hold
 
 wishes = {"default": asked(), "flag": asked("--longest-hold", "0.5"), "file": asked("--config", sys.argv[3])}
 os.environ["AFSERVE_LONGEST_HOLD"] = "0.125"
 wishes["environment"] = asked()
-wishes["keyword"] = LLM(longest_hold=0.0625)._wishes
+wishes["keyword"] = LLM(longest_hold=0.0625)._asked.wishes
 print(json.dumps({door: at_the_node(each) for door, each in wishes.items()}))
 """
 

@@ -15,7 +15,7 @@ from afserve.launch.plan.models import CONFIGS, FoundModel
 from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
 from afserve.launch.run.planned_run import PlannedRun, plan_here
 from afserve.launch.run.several import shared, trace_files
-from afserve.launch.sites.site import RunSite
+from afserve.launch.sites.survey import Survey
 from afserve.member import Role
 from afserve.server.http.settings import Listening, ServerSettings
 
@@ -25,7 +25,7 @@ NANO = FoundModel("nano", CONFIGS / "nano", CONFIGS / "nano", weights=True)
 
 def site(machine, **wishes):
     flags = UpFlags(RunSettings(), ModelSource("", "nano"), Wishes(**wishes), Listening(), ServerSettings())
-    return RunSite(flags, NANO, machine, Gpus())
+    return Survey(flags, NANO, machine, Gpus())
 
 
 def planned(one):

@@ -10,13 +10,13 @@ import pytest
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.attention import Precision, attention_step
 from afserve.placement.planner.perf.calibration import bend_through, fit_calibration, read_calibration
-from afserve.placement.planner.perf.perf import afd_stages, colocated_stages
-from afserve.placement.planner.perf.perf_attention import Precision, attention_step
-from afserve.placement.planner.perf.perf_curve import CurveSet
-from afserve.placement.planner.perf.perf_experts import Routing
-from afserve.placement.planner.perf.perf_ffn import distinct_targets, expert_layer, transfer
+from afserve.placement.planner.perf.curve import CurveSet
+from afserve.placement.planner.perf.experts import Routing
+from afserve.placement.planner.perf.ffn import distinct_targets, expert_layer, transfer
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 
 WIDTH = Precision("bf16", "bf16", "bf16")

@@ -15,7 +15,7 @@ from afserve.placement.planner.perf.engine_file import engine_from_values
 from afserve.placement.planner.perf.engine_rows import Like, local_error
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import fixed_context
-from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool, GivenLayout
 from bench.planner_alike import likeness
 from bench.planner_engine_file import engine_values

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.cli.plan.command import plan
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.attention import Precision, prefill_step
 from afserve.placement.planner.perf.found import TIERS, Found, FoundTier, parse_found
 from afserve.placement.planner.perf.kv import cache_bytes
-from afserve.placement.planner.perf.perf import afd_stages, prompt_seconds
-from afserve.placement.planner.perf.perf_attention import Precision, prefill_step
-from afserve.placement.planner.perf.perf_prefill import decoding_only, reader
+from afserve.placement.planner.perf.prefill import decoding_only, reader
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import afd_stages, prompt_seconds
 from afserve.placement.planner.perf.workload import Lengths, from_lengths
 
 CHIP, SHAPE, WIDTHS = load_hardware("h200"), load_model("deepseek-v3"), Precision(kv="bf16")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
-from afserve.cli.plan.simulate_losses import time_of
+from afserve.cli.plan.losses import time_of
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import Lengths, from_lengths
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool, Targets
 from afserve.placement.planner.simulate.endured import endured
 from afserve.placement.planner.simulate.losses import (
@@ -36,8 +36,8 @@ from afserve.placement.planner.simulate.losses import (
     roles_of,
 )
 from afserve.placement.planner.simulate.pace import ALWAYS, SpeedProfile
-from afserve.placement.planner.simulate.simulate_losses import Losing, Struck
-from afserve.placement.planner.simulate.simulate_requests import Arrivals, Rank, ServedRequests, serve
+from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests, serve
+from afserve.placement.planner.simulate.struck import Losing, Struck
 
 ROOT = Path(__file__).resolve().parents[2]
 SPANS = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), max_size=6)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.one_machine import ALONE, ATTENTION, EXPERTS, IDLE, OneMachine, Processes
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import fixed_context
 

@@ -7,10 +7,10 @@ import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.attention import Precision, attention_step
 from afserve.placement.planner.perf.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.perf.ffn import expert_layer
 from afserve.placement.planner.perf.fit import fit_positive
-from afserve.placement.planner.perf.perf_attention import Precision, attention_step
-from afserve.placement.planner.perf.perf_ffn import expert_layer
 from bench.planner_curves import fit_decode_attention, fit_experts, fit_link
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf.perf import afd_stages, colocated_stages
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_exchange import ExchangeWay, m2n_ways, ways_period
-from afserve.placement.planner.perf.perf_experts import (
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.exchange import ExchangeWay, m2n_ways, ways_period
+from afserve.placement.planner.perf.experts import (
     Routing,
     _pack,
     _pack_runs,
@@ -22,6 +21,7 @@ from afserve.placement.planner.perf.perf_experts import (
     largest_normal,
 )
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 
 

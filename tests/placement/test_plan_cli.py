@@ -13,7 +13,7 @@ import pytest
 
 from afserve.cli.main import run
 from afserve.cli.plan.command import plan as plan_command
-from afserve.cli.plan.plan_options import GROUPS, build_question
+from afserve.cli.plan.options import GROUPS, build_question
 from afserve.cli.plan.simulate import simulate
 from afserve.placement.rebalance.record import encode_header, encode_record
 

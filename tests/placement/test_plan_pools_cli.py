@@ -9,8 +9,8 @@ import pytest
 
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_curves, load_hardware
-from afserve.cli.plan.plan_options import _pool as build_pool
-from afserve.placement.planner.perf.perf_attention import allreduce_seconds
+from afserve.cli.plan.options import _pool as build_pool
+from afserve.placement.planner.perf.attention import allreduce_seconds
 
 
 def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:

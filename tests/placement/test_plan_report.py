@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from afserve.cli.main import run
 from afserve.cli.plan.command import plan as plan_command
-from afserve.cli.plan.plan_options import asked_question
+from afserve.cli.plan.options import asked_question
 from afserve.placement.planner import same_layout
-from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.scale import LIKELY, on_more_devices
 from afserve.placement.planner.search import Targets
 from afserve.placement.planner.sensitivity import probability, sensitivity, verdict

@@ -13,7 +13,7 @@ from afserve.cli.main import run
 from afserve.comm.kv import split
 from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt
 from afserve.launch.plan.cluster import read_cluster
-from afserve.placement.planner.perf.perf_prefill import MOST_PARTS, PrefillInstance
+from afserve.placement.planner.perf.prefill import MOST_PARTS, PrefillInstance
 from bench.rows import rows
 
 LONG = "--model qwen3-30b-a3b --tpot 30ms --input 16000 --output 200 --prompts apart --kind afd"

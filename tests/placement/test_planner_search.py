@@ -10,13 +10,13 @@ import pytest
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.infeasible import explain
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.kv import largest_batch
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, answer, pareto
+from afserve.placement.planner.question import Question, answer, pareto
 from afserve.placement.planner.search import (
     APART,
     BATCH_LIMIT,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.placement.pipeline import StageTimes
-from afserve.placement.planner.shared_cores import CoreStages, step_seconds
+from afserve.placement.planner.cores import CoreStages, step_seconds
 
 LAYERS = 6
 times = st.floats(2e-5, 1e-3)

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
-from afserve.placement.planner.perf.perf_experts import Routing
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool as Offered
 from afserve.placement.planner.search import Targets
-from afserve.placement.planner.simulate.simulate import Played, Script, Simulation
-from afserve.placement.planner.simulate.simulate_ranks import arrivals_for, rank_of
-from afserve.placement.planner.simulate.simulate_requests import (
+from afserve.placement.planner.simulate.layer_stages import StageTable
+from afserve.placement.planner.simulate.layers import Played, Script, Simulation
+from afserve.placement.planner.simulate.ranks import arrivals_for, rank_of
+from afserve.placement.planner.simulate.requests import (
     Arrivals,
     PrefillPool,
     Rank,
@@ -27,7 +28,6 @@ from afserve.placement.planner.simulate.simulate_requests import (
     read_first,
     serve,
 )
-from afserve.placement.planner.simulate.simulate_stages import StageTable
 from afserve.placement.planner.simulate.timeline import perfetto_json
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from afserve.cli.main import run
-from afserve.cli.plan import simulate_play
+from afserve.cli.plan import play
 
 SMALL = "simulate --model qwen3-30b-a3b --pool h20=4 --pool l40s=4"
 WORDS = st.sampled_from(
@@ -44,7 +44,7 @@ def test_an_answer_or_one_line(
     chosen: list[tuple[str, ...]],
 ) -> None:
     monkeypatch.chdir(tmp_path)  # drawn names of files to write
-    monkeypatch.setattr(simulate_play, "LONGEST", 1e6)  # a tenth of a second
+    monkeypatch.setattr(play, "LONGEST", 1e6)  # a tenth of a second
     line = [*SMALL.split(), *(word for words in chosen for word in words), "--json"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -86,12 +86,12 @@ def test_the_most_steps_that_are_named_are_played(
 ) -> None:
     line = f"{SMALL} --kind afd --attention-devices 1 --expert-devices 4 --micro-batches 1 --json --steps".split()
     for passes, most in ((5, 3), (20, 16)):
-        monkeypatch.setattr(simulate_play, "LONGEST", 48 * 257 * passes)
+        monkeypatch.setattr(play, "LONGEST", 48 * 257 * passes)
         assert run([*line, "64"]) == 2
         assert f"at most {most} are played" in capsys.readouterr().err
         run([*line, str(most)])
         assert "--steps" not in capsys.readouterr().err
-    monkeypatch.setattr(simulate_play, "LONGEST", 48 * 257)
+    monkeypatch.setattr(play, "LONGEST", 48 * 257)
     assert run([*line, "64"]) == 2
     assert "too many to play" in capsys.readouterr().err
 

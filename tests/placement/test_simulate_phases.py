@@ -20,6 +20,16 @@ from afserve.placement.planner.simulate.phase_stages import (
     together,
 )
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
+from afserve.placement.planner.simulate.phases import (
+    GoodputTargets,
+    PhaseLayout,
+    PhasesRun,
+    SimulatedRequest,
+    at_rate,
+    attainment,
+    goodput,
+    holds,
+)
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     KINDS,
@@ -30,16 +40,6 @@ from afserve.placement.planner.simulate.search_phases import (
     described,
     replay,
     search,
-)
-from afserve.placement.planner.simulate.simulate_phases import (
-    GoodputTargets,
-    PhaseLayout,
-    PhasesRun,
-    SimulatedRequest,
-    at_rate,
-    attainment,
-    goodput,
-    holds,
 )
 from bench.goodput import tables
 

@@ -209,6 +209,17 @@ def test_a_file_of_empty_lines_is_not_split():
 def test_a_form_of_many_parts_is_refused():
     with pytest.raises(RequestError, match="at most 15 parts"):
         fields_of("multipart/form-data; boundary=x", b"--x\r\n" * 100_000 + b"--x--")
+    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    with pytest.raises(RequestError, match="at most 15 parts"):
+        fields_of("multipart/form-data; boundary=x", part * 100_000 + b"--x--\r\n")
+
+
+def test_a_form_that_was_cut_is_refused():
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a b"\r\n\r\ndata\r\n--x--\r\n'
+    assert fields_of('multipart/form-data; boundary="x"', form) == {"file": (b"data", "a b")}
+    for end in range(len(form) - 2):
+        with pytest.raises(RequestError, match="no form"):
+            fields_of("multipart/form-data; boundary=x", form[:end])
 
 
 @given(st.binary(max_size=200), st.text(max_size=60))

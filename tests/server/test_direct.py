@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.attendance import Life
 from afserve.control.requests import TAKEN_AT_ONCE, Request, Requests
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, PeerLost
+from afserve.member import attention_life
 from afserve.server.replies.completion_reply import CompletionReply
 from tests.server.test_disconnect import post, read_all
 
@@ -210,7 +210,7 @@ def test_one_message_hands_on_a_bounded_number():
         opened = [requests.open(GenerationRequest(i, (1,)), 0.0) for i in range(TAKEN_AT_ONCE + 5)]
         readers = []
         for one in opened:
-            requests.place(one, Life(0, 0), 0.0)
+            requests.place(one, attention_life(0, 0), 0.0)
             one.taker = lambda event: taken.append(event) is None
             readers.append(asyncio.create_task(one.get()))
         await asyncio.sleep(0)

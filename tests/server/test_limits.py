@@ -125,7 +125,7 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
         asyncio.run(send_all(server, islice(malformed(routes, seed=2), count)))
         until = time.monotonic() + 60
         while (
-            len(service.inflight)
+            len(service.answering)
             or len(service.resumables)
             or len(asyncio.all_tasks(loop)) > tasks + 4
             or descriptors() > before + 2
@@ -133,7 +133,7 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
             for one in list(service.resumables._kept.values()):
                 loop.call_soon_threadsafe(service.resumables.forget, one)
             assert time.monotonic() < until, (
-                len(service.inflight),
+                len(service.answering),
                 asyncio.all_tasks(loop),
                 descriptors(),
                 before,

@@ -172,7 +172,7 @@ def test_when_all_are_being_answered_a_new_one_is_refused(make_backend, run_serv
         for _ in range(2):
             stack.enter_context(connect(server)).sendall(POST % len(ASK) + ASK)
         until = time.monotonic() + 20
-        while len(server.app.state.service.inflight) < 2:
+        while len(server.app.state.service.answering) < 2:
             assert time.monotonic() < until
             time.sleep(0.01)
         reply = httpx.get(f"{server.url}/health")
@@ -266,7 +266,7 @@ def test_a_whole_answer_that_is_not_read_is_dropped(make_backend, run_server):
         while 'reason="slow_reader"' not in httpx.get(f"{server.url}/metrics").text:
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert len(server.app.state.service.inflight) == 0
+        assert len(server.app.state.service.answering) == 0
 
 
 # ---- one direction closed
@@ -346,7 +346,7 @@ def test_a_drain_waits_for_nobody_who_does_not_read(make_backend, run_server):
         for sock in socks:
             sock.sendall(POST % len(ask) + ask)
         until = time.monotonic() + 20
-        while len(server.app.state.service.inflight) < 3:
+        while len(server.app.state.service.answering) < 3:
             assert time.monotonic() < until
             time.sleep(0.01)
         time.sleep(0.5)
@@ -367,7 +367,7 @@ def test_who_insists_is_not_kept_waiting_and_streams_are_told(make_backend, run_
             next(lines)
             server.ask_to_stop()
             threading.Timer(
-                0.1, lambda: server._loop.call_soon_threadsafe(server.app.state.service.inflight.insist)
+                0.1, lambda: server._loop.call_soon_threadsafe(server.app.state.service.answering.insist)
             ).start()
             rest = [line for line in lines if line]
         assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"

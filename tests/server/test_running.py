@@ -1,9 +1,13 @@
 """/v1/requests/{id} of requests without `resume`: while they run they are known and can be ended, afterwards not."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
+
+from afserve.errors import NotFoundError
+from afserve.server.answers.answering import Watched, within
 
 MESSAGES = [{"role": "user", "content": "x"}]
 STREAMS = (
@@ -75,3 +79,27 @@ def test_one_that_has_ended_is_not_known(clients):
     for method in ("GET", "DELETE"):
         refused = mine.request(method, f"/v1/requests/{answer['id']}")
         assert refused.status_code == 404 and "neither running nor kept" in refused.text
+
+
+def test_an_end_that_comes_when_all_is_computed_is_no_fault():
+    """A long answer is still being written then, and is written to its end."""
+
+    async def scene():
+        one = Watched("x", "", 0, "tiny", 1, stream=False)
+        async with within(None, watched=one):
+            one.saw(0, 1, "stop")
+        one.cancel()
+        return one.cancelled
+
+    assert asyncio.run(scene())
+
+
+def test_an_end_that_comes_before_anything_is_computed_is_told():
+    async def scene():
+        one = Watched("x", "", 0, "tiny", 1, stream=False)
+        one.cancel()
+        async with within(None, watched=one):
+            await asyncio.sleep(60)
+
+    with pytest.raises(NotFoundError, match="ended by its client"):
+        asyncio.run(scene())

@@ -50,8 +50,8 @@ def test_nothing_is_left_behind(make_backend, run_server):
         outcomes = asyncio.run(storm())
         assert outcomes.count("HTTP/1.1 200") > 20 and outcomes.count("left") > 20
         until = time.monotonic() + 60
-        while len(server.app.state.service.inflight) or open_files() > before:
-            assert time.monotonic() < until, (len(server.app.state.service.inflight), open_files(), before)
+        while len(server.app.state.service.answering) or open_files() > before:
+            assert time.monotonic() < until, (len(server.app.state.service.answering), open_files(), before)
             time.sleep(0.02)
         assert sorted(map(id, backend.closed)) == sorted(map(id, backend.requests))
         assert "afserve_http_requests_in_flight" in httpx.get(f"{server.url}/metrics").text

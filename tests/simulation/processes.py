@@ -9,8 +9,6 @@ from collections import deque
 from afserve.comm.faults import FaultyTransport
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transports import connect
-from afserve.control.attendance import Life
-from afserve.control.membership.members import MemberId
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import GatewayStreams
@@ -27,7 +25,7 @@ from afserve.control.wire.values import (
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import AfserveError, PeerLost
-from afserve.member import NodeId
+from afserve.member import Life, NodeId
 
 ORPHAN = 5.0
 
@@ -60,11 +58,11 @@ class Process:
     def __init__(self, world, node: NodeId, connection: int) -> None:
         self.world, self.node, self.connection = world, node, connection
         self.control = Control()
-        self.member: MemberId | None = None
+        self.member: Life | None = None
         self.alive, self.frozen = True, False
         self.loop = None
 
-    def admitted(self, member: MemberId, assigned: Assigned) -> None:
+    def admitted(self, member: Life, assigned: Assigned) -> None:
         """It may have ended, without the controller's having noticed."""
         self.member, self.node, self.assigned = member, member.node, assigned
         if self.alive:
@@ -139,7 +137,7 @@ class ExpertProcess(Process):
 
 class AttentionProcess(Process):
     def begin(self) -> None:
-        self.life = Life(self.node.index, self.member.generation)
+        self.life = self.member
         self.control.send(Endpoint("", {}))
 
     def load(self) -> None:
@@ -157,7 +155,7 @@ class AttentionProcess(Process):
 
     def connect(self, first: Peers) -> None:
         world, clock = self.world, self.world.clock
-        addresses = {peer.index: peer.address for peer in first.experts}
+        addresses = {peer.life.index: peer.address for peer in first.experts}
         end = connect.connect(addresses, attention=self.node.index, layout=world.layout, timeout=1.0)
         self.link = ExpertLink(
             FaultyTransport(end, world.faults()),
@@ -182,7 +180,7 @@ class AttentionProcess(Process):
         self.control.send(Ready(1))
 
     def attend(self, gateway: int) -> Attend:
-        return Attend(self.life.index, self.life.generation, self.kept.held(gateway))
+        return Attend(self.life, self.kept.held(gateway))
 
     def close(self) -> None:
         for wire in self.world.wires:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import Clock
-from afserve.comm.m2n.bank import NoExpertNodes
+from afserve.comm.m2n.bank import LocalTicket, NoExpertNodes
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.transport import Layout, Transport
 from afserve.kernels.stack import Exchange
@@ -25,7 +25,6 @@ class MarkedLink(NoExpertNodes):
     def __init__(self, clock: Clock, hidden: int) -> None:
         self._clock = clock
         self._zero_TH = torch.zeros(_MOST_ROWS, hidden)
-        self._rows = 0
         self.left: list[float] = []
         self.back: list[float] = []
 
@@ -35,20 +34,18 @@ class MarkedLink(NoExpertNodes):
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
-    ) -> int:
+    ) -> LocalTicket:
         self.left.append(self._clock.now())
-        self._rows = x_TH.shape[0]
-        return layer
+        return LocalTicket(layer, micro_batch, self._zero_TH[: x_TH.shape[0]])
 
-    def ready(self, ticket: int) -> bool:
+    def ready(self, ticket: LocalTicket) -> bool:
         return True
 
-    def combine(self, ticket: int) -> Tensor:
-        y_TH = self._zero_TH[: self._rows]
+    def combine(self, ticket: LocalTicket) -> Tensor:
         self.back.append(self._clock.now())
-        return y_TH
+        return ticket.y_TH
 
-    def wait(self, tickets: Sequence[int], timeout: float) -> None:
+    def wait(self, tickets: Sequence[LocalTicket], timeout: float) -> None:
         """Nothing is ever under way."""
 
     def adopt(self, placement: Placement) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import afserve
 from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import read_object
+from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.calibration import fit_calibration, models_of, read_calibration
+from afserve.placement.planner.perf.curve import CurveSet, curves_from_table
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.engine_file import engine_from_values
 from afserve.placement.planner.perf.fields import nearest
 from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_curve import CurveSet, curves_from_table
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.shape_reader import shape_from_config
 

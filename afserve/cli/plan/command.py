@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within
-from afserve.cli.plan.plan_asked import typed_flags
-from afserve.cli.plan.plan_layout import on_one_machine
-from afserve.cli.plan.plan_options import asked_question, question_flags
+from afserve.cli.plan.asked import typed_flags
+from afserve.cli.plan.layout import on_one_machine
+from afserve.cli.plan.options import asked_question, question_flags
 from afserve.config import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from afserve.cli.plan.plan_goodput import PlannedGoodput
+    from afserve.cli.plan.goodput import PlannedGoodput
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Question, RankedPlans
+    from afserve.placement.planner.question import Question, RankedPlans
 
 
 def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
     """Answers at once: nothing is planned."""
     if given:
-        from afserve.cli.plan.plan_compare import compared
+        from afserve.cli.plan.compare import compared
 
         click.echo(compared(*given))
         context.exit()
@@ -101,11 +101,11 @@ def plan(
     \b
     afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
     """
-    from afserve.cli.plan.plan_goodput import check_goodput, goodputs, played_lines, played_values
-    from afserve.cli.plan.plan_report import as_table, as_values
+    from afserve.cli.plan.goodput import check_goodput, goodputs, played_lines, played_values
+    from afserve.cli.plan.printed import as_table, as_values
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
-    from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.question import answer
     from afserve.placement.planner.scale import on_more_devices
     from afserve.placement.planner.sensitivity import sensitivity, verdict
 
@@ -192,7 +192,7 @@ def _write_reports(
 
 def _write_phases(path: Path, question: "Question", played: "Sequence[PlannedGoodput]", model: str) -> bool:
     """The best played layout that `afserve up` can start, where there is one. Says when another one is better."""
-    from afserve.cli.plan.plan_goodput import phases_of
+    from afserve.cli.plan.goodput import phases_of
     from afserve.placement.planner.cluster_file import phases_toml
 
     found = next(((one, phases) for one in played if (phases := phases_of(one, question))), None)
@@ -261,8 +261,8 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
 
 
 def _draw(charts: tuple[Path, ...], question: "Question") -> None:
-    from afserve.cli.plan.plan_chart import pareto_html, pareto_png
-    from afserve.placement.planner.planner import pareto
+    from afserve.cli.plan.chart import pareto_html, pareto_png
+    from afserve.placement.planner.question import pareto
 
     curves: dict[str, list[Plan]] = {}
     for share, found in pareto(question):

@@ -5,13 +5,13 @@ what the plan hangs on and what is assumed. `report_page.py` draws it; here are 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from afserve.cli.plan.asked import command_line
 from afserve.cli.plan.measure import PER_DEVICE, Measure, measures, optimised
-from afserve.cli.plan.plan_asked import command_line
-from afserve.cli.plan.plan_report import as_values, chance
+from afserve.cli.plan.printed import as_values, chance
 from afserve.cli.plan.report_assumed import Assumed, assumed
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question, RankedPlans, pareto
+from afserve.placement.planner.question import Question, RankedPlans, pareto
 from afserve.placement.planner.sensitivity import decider
 from afserve.placement.planner.tornado import Swing, tornado
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.planner import USEFUL, Question
+from afserve.placement.planner.question import USEFUL, Question
 
 NO_SOURCE = "its file names no source"
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within, gather_group, group_options
-from afserve.cli.plan.plan_options import asked_question, question_flags
-from afserve.cli.plan.simulate_losses import (
+from afserve.cli.plan.losses import (
     LossFlags,
     long_run,
     loss_text,
@@ -16,14 +15,15 @@ from afserve.cli.plan.simulate_losses import (
     said_of,
     typed_losses,
 )
-from afserve.cli.plan.simulate_play import MOST_REQUESTS, PlayedRequests, play_layers
+from afserve.cli.plan.options import asked_question, question_flags
+from afserve.cli.plan.play import MOST_REQUESTS, PlayedRequests, play_layers
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.simulate.simulate import Played
-    from afserve.placement.planner.simulate.simulate_losses import Struck
-    from afserve.placement.planner.simulate.simulate_requests import ServedRequests
+    from afserve.placement.planner.question import Question
+    from afserve.placement.planner.simulate.layers import Played
+    from afserve.placement.planner.simulate.requests import ServedRequests
+    from afserve.placement.planner.simulate.struck import Struck
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
 _MOST_RANKS = 20_000
@@ -82,9 +82,9 @@ def simulate(
     """
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
-    from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.question import answer
     from afserve.placement.planner.simulate.losses import again_second, outages, roles_of
-    from afserve.placement.planner.simulate.simulate_losses import Struck
+    from afserve.placement.planner.simulate.struck import Struck
 
     losses = gather_group(LossFlags, flags)
     recovery = recovery_of(losses)
@@ -145,7 +145,7 @@ def _values(
 
 
 def _of_requests(question: "Question", served: "ServedRequests") -> dict[str, Any]:
-    from afserve.placement.planner.simulate.simulate_requests import goodput, percentile
+    from afserve.placement.planner.simulate.requests import goodput, percentile
 
     def percentiles(seconds: list[float]) -> dict[str, float]:
         return {f"p{p}": round(percentile(seconds, served.weight, p / 100) * 1e3, 3) for p in (50, 90, 99)}
@@ -166,7 +166,7 @@ def _with_losses(
     """The values of requests with losses; the `calm` ones are kept as `undisturbed`. Raises ConfigError where a device
     is lost when nothing is played any more."""
     from afserve.errors import ConfigError
-    from afserve.placement.planner.simulate.simulate_requests import percentile
+    from afserve.placement.planner.simulate.requests import percentile
 
     last, ends = struck.outages[-1].at, requested.ends
     if last >= ends:

@@ -12,23 +12,12 @@ from typing import TYPE_CHECKING
 from afserve.control.membership.silence import HostLoad
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
-from afserve.member import AttentionPhase, NodeId, Role
+from afserve.member import AttentionPhase, Life, NodeId, Role
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import Barred
 
 if TYPE_CHECKING:
     from afserve.control.membership.migration import PlacementRoute
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class MemberId:
-    """One life of a node."""
-
-    node: NodeId
-    generation: int
-
-    def __str__(self) -> str:
-        return str(self.node)
 
 
 # ---- events
@@ -71,7 +60,7 @@ class Withdrawn:
 class Said:
     """A member said something."""
 
-    member: MemberId
+    member: Life
     value: FromNode
 
 
@@ -79,7 +68,7 @@ class Said:
 class Left:
     """A member's stream ended."""
 
-    member: MemberId
+    member: Life
     reason: str
 
 
@@ -207,7 +196,7 @@ class Admit:
     """The stream `connection` belongs to `member` from now on. One that is back knows what it was `assigned`."""
 
     connection: int
-    member: MemberId
+    member: Life
     assigned: Assigned | None
 
 
@@ -219,7 +208,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    member: MemberId
+    member: Life
     value: ToNode
 
 
@@ -238,7 +227,7 @@ class Start:
 class Dismiss:
     """End this member's stream, with the reason; its process goes by itself when its stream ends."""
 
-    member: MemberId
+    member: Life
     error: AfserveError
 
 

@@ -88,7 +88,7 @@ class Joining:
         member.epoch = member.asked = state.migration.placement.epoch
         self._losses.fill_place(node)
         deployment = replace(state.deployment, placement=state.migration.placement)
-        assigned = Assigned(node, member.id.generation, self._assign(deployment, node))
+        assigned = Assigned(member.id, self._assign(deployment, node))
         return [Admit(event.connection, member.id, assigned)]
 
     def catch_up(self, member: Member, now: float) -> list[Effect]:

@@ -14,7 +14,6 @@ from afserve.control.membership.events import (
     Exited,
     Happening,
     Incident,
-    MemberId,
     Said,
     Start,
 )
@@ -34,7 +33,7 @@ from afserve.errors import (
     PeerLost,
     RendezvousError,
 )
-from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.member import NodeId, Role
 from afserve.placement.recovery import homeless
 
 
@@ -225,7 +224,7 @@ class Losses:
 
     def report_stuck(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
-        found = self._state.members.get(MemberId(expert_node(said.expert), said.generation))
+        found = self._state.members.get(said.life)
         if found is None or not found.serving:
             return []
         patience = self._patience(found, now)
@@ -237,7 +236,7 @@ class Losses:
     def _cut_off(self, asker: Member, expert: Member, said: Stuck, now: float) -> list[Effect]:
         """Both speak, but not with each other. An expert node that nobody reaches is of no use; an attention node goes
         that lacks experts which others reach. With replicas that it does reach, nobody has to."""
-        self._reach.note_missed(asker.node, said.expert, now)
+        self._reach.note_missed(asker.node, said.life.index, now)
         state, rules = self._state, self._recovery.rules
         limit = 2 * rules.silence
         if (
@@ -247,7 +246,7 @@ class Losses:
         ):
             return []
         since, cut = now - rules.silence, f"has had no connection to {expert.node} for {said.seconds:.1f} s"
-        if self._reach.askers(said.expert, since).issuperset(state.serving(Role.ATTENTION)):
+        if self._reach.askers(said.life.index, since).issuperset(state.serving(Role.ATTENTION)):
             why = f"{asker.node} {cut}, nor has any other attention node"
             return self.give_up(expert, PeerLost(expert.node, why), now, Cause.SILENT)
         reached = state.answering() - self._reach.missing(asker.node, since)
@@ -258,7 +257,7 @@ class Losses:
 
     def report_unheard(self, asker: str, said: Unheard, now: float) -> list[Effect]:
         """A gateway waits for an attention node, whose own last word may be older than the requests."""
-        found = self._state.members.get(MemberId(attention_node(said.attention), said.generation))
+        found = self._state.members.get(said.life)
         if found is None or not found.serving:
             return []
         why = self._recovery.unheard(found, said, asker, now, self._patience(found, now))

@@ -6,7 +6,6 @@ generation. A mismatch names the node and the field.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from afserve.control.membership.events import MemberId
 from afserve.control.membership.roster import Member, Roster, State, View
 from afserve.control.wire.values import (
     PROTOCOL,
@@ -21,7 +20,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
-from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, Life, NodeId, Role
 
 CONTROLLER = "the controller"
 OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
@@ -67,7 +66,7 @@ class Members:
         """The last member of a place, also one that is gone."""
         return self._roster.at(node)
 
-    def get(self, member: MemberId) -> Member | None:
+    def get(self, member: Life) -> Member | None:
         """None for an earlier life, and for one that is gone."""
         found = self.at(member.node)
         return found if found is not None and found.id == member and found.alive else None
@@ -185,7 +184,7 @@ class Members:
 
     def _seat(self, node: NodeId, generation: int, request: Register, now: float) -> Member:
         self.seen(node, generation)
-        member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
+        member = Member(Life(node, generation), request.pid, request.host, now, progress_at=now)
         if node.role in MODEL_ROLES:
             member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()
         self._roster.put(node, member)
@@ -242,8 +241,7 @@ class Members:
         return AttentionNodes(
             tuple(
                 AttentionPeer(
-                    m.node.index,
-                    m.id.generation,
+                    m.id,
                     m.state is State.READY,
                     m.address or "",
                     phase(m.node.index),
@@ -268,7 +266,7 @@ class Members:
         known = [m for m in (experts.serving if settled else experts.members) if m.address]
         if not settled and len(known) < len(experts.places):
             return None
-        return Peers(tuple(ExpertPeer(m.node.index, m.id.generation, m.address or "") for m in known))
+        return Peers(tuple(ExpertPeer(m.id, m.address or "") for m in known))
 
 
 def _disagreement(who: str, theirs: str, first: str, ours: str, what: str) -> RendezvousError:

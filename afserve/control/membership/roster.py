@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from afserve.control.membership.events import Cause, MemberId
+from afserve.control.membership.events import Cause
 from afserve.control.wire.values import Progress
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.member import NodeId, Role
+from afserve.member import Life, NodeId, Role
 
 STARTING = Progress(0.0, "starting")
 
@@ -31,7 +31,7 @@ class State(StrEnum):
 class Member:
     """One life of a node, as it last said. Its roster changes `state` and `address`."""
 
-    id: MemberId
+    id: Life
     pid: int
     host: str
     seen_at: float

@@ -8,10 +8,10 @@ tells nobody anything; times are passed in.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from afserve.control.membership.events import Cause, Happening, Incident, MemberId
+from afserve.control.membership.events import Cause, Happening, Incident
 from afserve.control.membership.members import Members
 from afserve.control.membership.roster import Member, State
-from afserve.member import NodeId, Role, expert_node
+from afserve.member import Life, NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import LayerExpert, homeless, recovered
 
@@ -134,7 +134,7 @@ class Coverage:
     """Owns the first loss that left experts without a node, until all have one again."""
 
     def __init__(self) -> None:
-        self._lost: MemberId | None = None
+        self._lost: Life | None = None
         self._since = 0.0
         self._seen: tuple[int, frozenset[int]] | None = None
 
@@ -143,7 +143,7 @@ class Coverage:
         """Whether a loss has left experts without a node since which not all were seen to have one again."""
         return self._lost is not None
 
-    def lost(self, member: MemberId, placement: Placement, serving: frozenset[int], now: float) -> str:
+    def lost(self, member: Life, placement: Placement, serving: frozenset[int], now: float) -> str:
         """An expert node is gone, `serving` are left. What becomes of its rows, in words."""
         alone = len(homeless(placement, serving))
         if not alone:

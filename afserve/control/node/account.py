@@ -75,9 +75,9 @@ class Account:
 
     def told(self, value: ToNode) -> None:
         match value:
-            case Assigned(node):
+            case Assigned():
                 self._assigned = value
-                if node.role in MODEL_ROLES:
+                if value.node.role in MODEL_ROLES:
                     self._held = {value.deployment.placement.epoch: value.deployment.placement}
                     self._newest = value.deployment.placement.epoch
             case FillSlots(placement) | Adopt(placement):
@@ -97,7 +97,7 @@ class Account:
         """What a new stream begins with."""
         assert self._register is not None and self._assigned is not None, "it has a place"
         standing = Standing(
-            self._assigned.generation,
+            self._assigned.life.generation,
             self._stage(),
             self._resident,
             self._endpoint,

@@ -104,7 +104,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         identify(stream),
         listen_at(stream.own_address()),
     )
-    credentials = Credentials(stream.token, stream.certificates, assigned.generation)
+    credentials = Credentials(stream.token, stream.certificates, assigned.life.generation)
     rendezvous = meet(stream, address_of(listener, stream.certificates))
     node, first, close = build_attention(assigned, progress, rendezvous, tell, credentials)
     place = kv_place(stream, assigned, credentials, lambda: stream.deliver(Moved()))
@@ -122,7 +122,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE), journal)
 
     def attend(gateway: int) -> Attend:
-        return Attend(assigned.node.index, assigned.generation, kept.held(gateway))
+        return Attend(assigned.life, kept.held(gateway))
 
     gateways = GatewayStreams(
         attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
@@ -315,7 +315,7 @@ class AttentionLoop:
             case AttentionNodes(nodes):
                 self._kv.copy_to(keepers_of(nodes, self._index, self._copies))
                 for node in nodes:
-                    if node.index == self._index:
+                    if node.life.index == self._index:
                         self._node.in_phase(node.phase)
             case Moved():
                 return  # it has only woken the node

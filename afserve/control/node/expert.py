@@ -62,7 +62,7 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
         stream.send(Endpoint(address, agreed))
 
     progress, tell = stream.progress("expert weights"), identify(stream)
-    credentials = Credentials(stream.token, stream.certificates, assigned.generation)
+    credentials = Credentials(stream.token, stream.certificates, assigned.life.generation)
     node, filler, close = build_expert(assigned, progress, announce, tell, stream.own_address(), credentials)
     spans = spans_of(assigned)
     work = spans and WorkSpans(str(assigned.node), node.stats, spans.put, assigned.deployment.fingerprint)
@@ -130,7 +130,7 @@ class ExpertLoop:
             case Drain():
                 self._stream.send(Drained())
             case AttentionNodes(nodes):
-                self._node.in_phases({node.index: node.phase for node in nodes})
+                self._node.in_phases({node.life.index: node.phase for node in nodes})
             case FillSlots(placement, urgent):
                 self._fill(placement, urgent)
             case Retire(epoch):

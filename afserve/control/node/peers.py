@@ -61,7 +61,7 @@ class ExpertPeers:
         self._node, self._deliver, self._send = node, deliver, send
         self._clock = clock or MonotonicClock()
         self._silence = silence
-        self._known = {peer.index: peer for peer in first.experts}
+        self._known = {peer.life.index: peer for peer in first.experts}
         self._dialling: set[ExpertPeer] = set()
         self._absent: dict[ExpertPeer, float] = {}  # since when there is no connection
         self._missed: set[ExpertPeer] = set()  # of those: who did not take one
@@ -69,7 +69,7 @@ class ExpertPeers:
 
     def update(self, peers: Peers) -> None:
         """From now on these."""
-        known, self._known = self._known, {peer.index: peer for peer in peers.experts}
+        known, self._known = self._known, {peer.life.index: peer for peer in peers.experts}
         for index, before in known.items():
             if self._known.get(index) != before:
                 self._came(before)
@@ -80,11 +80,11 @@ class ExpertPeers:
         """What became of a dial; of an earlier life nothing."""
         peer = value.peer
         self._dialling.discard(peer)
-        wanted = self._known.get(peer.index) == peer
+        wanted = self._known.get(peer.life.index) == peer
         if value.dialled is None:
             if wanted:
                 self._missed.add(peer)
-        elif wanted and peer.index not in self._node.present:
+        elif wanted and peer.life.index not in self._node.present:
             self._came(peer)
             self._node.attach(value.dialled)
         else:
@@ -99,10 +99,10 @@ class ExpertPeers:
         self._dial_missing()
         for index, seconds in self._node.owing().items():
             if seconds >= self._silence and index in self._known:
-                self._send(Stuck(index, self._known[index].generation, seconds))
+                self._send(Stuck(self._known[index].life, seconds))
         for peer in self._missed:
             if (seconds := now - self._absent[peer]) >= self._silence:
-                self._send(Stuck(peer.index, peer.generation, seconds, unreachable=True))
+                self._send(Stuck(peer.life, seconds, unreachable=True))
 
     def _came(self, peer: ExpertPeer) -> None:
         """Or it is not waited for any more."""
@@ -121,7 +121,7 @@ class ExpertPeers:
     def _dial(self, peer: ExpertPeer) -> None:
         """Beside the node. Who is not reached is dialled again, and the controller is told for how long."""
         try:
-            dialled: Dialled | None = self._node.dial(peer.index, peer.address, 2 * self._silence)
+            dialled: Dialled | None = self._node.dial(peer.life.index, peer.address, 2 * self._silence)
         except AfserveError:
             dialled = None
         self._deliver(Reached(peer, dialled))

@@ -70,7 +70,7 @@ def build_attention(
     if deployment.colocated:
         node, close = _colocated(assigned, spec, placement, progress, ops, identity)
         return node, first, close
-    addresses = {peer.index: peer.address for peer in first.experts}
+    addresses = {peer.life.index: peer.address for peer in first.experts}
     transport = connect.connect(
         addresses,
         attention=assigned.node.index,

@@ -173,26 +173,26 @@ class Identity(_message.Message):
     def __init__(self, things: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Stuck(_message.Message):
-    __slots__ = ("expert", "generation", "seconds", "unreachable")
-    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("index", "generation", "seconds", "unreachable")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
-    expert: int
+    index: int
     generation: int
     seconds: float
     unreachable: bool
-    def __init__(self, expert: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ..., unreachable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ..., unreachable: _Optional[bool] = ...) -> None: ...
 
 class Unheard(_message.Message):
-    __slots__ = ("attention", "generation", "seconds")
-    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("index", "generation", "seconds")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    attention: int
+    index: int
     generation: int
     seconds: float
-    def __init__(self, attention: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Noted(_message.Message):
     __slots__ = ("text", "warning")

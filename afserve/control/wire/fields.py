@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from afserve import errors
 from afserve.config import EngineConfig
@@ -16,6 +16,7 @@ from afserve.control.wire.placements import pack, unpack
 from afserve.counters import digest_of, group_of, values_of
 from afserve.engine.stats import KINDS, Stats
 from afserve.errors import AfserveError
+from afserve.member import Life, NodeId, Role
 from afserve.placement.placement import Placement
 from afserve.settings import build
 
@@ -78,18 +79,29 @@ def codec(name: str, cls: type) -> Codec:
 def _fields_of(cls: type) -> tuple[_Field, ...]:
     """Heartbeats of thousands of nodes ask for them."""
     if cls not in _known:
-        hints, named = get_type_hints(cls), fields(cls)
+        hints, named = get_type_hints(cls, include_extras=True), fields(cls)
         _known[cls] = tuple(_field(each.name, hints[each.name]) for each in named)
     return _known[cls]
 
 
 def _field(name: str, hint: Any) -> _Field:
+    if get_origin(hint) is Annotated:  # a life of a node whose role the message implies
+        _, role = get_args(hint)
+        return _Field(name, _put_life, lambda proto: _take_life(proto, role), whole=True)
     optional = NoneType in get_args(hint)
     kinds = tuple(kind for kind in get_args(hint) if kind is not NoneType) if optional else (hint,)
     if kinds == get_args(Stats):
         return _Field(name, lambda item, proto, _: put_stats(item, proto), take_stats, optional, whole=True)
     put, take = _form(kinds[0])
     return _Field(name, put, take, optional)
+
+
+def _put_life(life: Life, proto: Proto, _: str) -> None:
+    proto.index, proto.generation = life.index, life.generation
+
+
+def _take_life(proto: Proto, role: Role) -> Life:
+    return Life(NodeId(role, proto.index), proto.generation)
 
 
 def _form(kind: Any) -> tuple[Put, Take]:

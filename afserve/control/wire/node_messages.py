@@ -44,7 +44,7 @@ from afserve.control.wire.values import (
     Unheard,
 )
 from afserve.errors import ProtocolError
-from afserve.member import NodeId, Role
+from afserve.member import Life, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
@@ -91,14 +91,15 @@ _MOST_COUNTS = 64 << 20
 
 def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
     deployment = value.deployment
-    proto.role, proto.index, proto.generation = value.node.role, value.node.index, value.generation
+    life = value.life
+    proto.role, proto.index, proto.generation = life.node.role, life.index, life.generation
     _put_said(deployment.placement, proto, last)
     put_fields(deployment, proto, leave=("placement",))
 
 
 def _take_assigned(proto: Proto, last: SaidLast) -> Assigned:
     deployment = take_fields(Deployment, proto, placement=_take_said(proto, last))
-    return Assigned(NodeId(Role(proto.role), proto.index), proto.generation, deployment)
+    return Assigned(Life(NodeId(Role(proto.role), proto.index), proto.generation), deployment)
 
 
 def _put_gateways(value: Gateways, proto: Proto) -> None:

@@ -10,6 +10,7 @@ from afserve.comm.kv.source import KvSource
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
+from afserve.member import AttentionLife
 
 # ---- attention node to gateway
 
@@ -28,14 +29,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """The first message of a stream: which attention node this is, in which of its lives, with what of this gateway's.
+    """The first message of a stream: which life of an attention node this is, with what of this gateway's.
 
     The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it. `stream`
     counts this life's streams: what an earlier one says late is dropped.
     """
 
-    index: int
-    generation: int
+    life: AttentionLife
     held: tuple[Held, ...] = ()
     stream: int = 0
 

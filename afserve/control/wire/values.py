@@ -11,7 +11,7 @@ from enum import StrEnum
 from afserve.control.wire.desired import Deployment
 from afserve.engine.stats import Stats
 from afserve.errors import AfserveError
-from afserve.member import AttentionPhase, NodeId
+from afserve.member import AttentionLife, AttentionPhase, ExpertLife, Life, NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
 
@@ -126,26 +126,24 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """An expert node, in this life of it, has owed this attention node an answer for so many seconds.
+    """An expert node has owed this attention node an answer for so many seconds.
 
     They are counted while the attention node itself was running. `unreachable`: it did not even take a connection.
     """
 
-    expert: int
-    generation: int
+    life: ExpertLife
     seconds: float
     unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """A gateway has requests at an attention node, in this life of it, and has heard nothing for so many seconds.
+    """A gateway has requests at an attention node, and has heard nothing for so many seconds.
 
     They are counted while the gateway itself was running.
     """
 
-    attention: int
-    generation: int
+    life: AttentionLife
     seconds: float
 
 
@@ -231,17 +229,19 @@ class Adopted:
 class Assigned:
     """A node's place, which of its lives this is, and what it is to run."""
 
-    node: NodeId
-    generation: int
+    life: Life
     deployment: Deployment
+
+    @property
+    def node(self) -> NodeId:
+        return self.life.node
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPeer:
-    """One life of an expert node, and where its mailboxes are."""
+    """Where the mailboxes of an expert node are."""
 
-    index: int
-    generation: int
+    life: ExpertLife
     address: str
 
 
@@ -261,10 +261,9 @@ class Gateways:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPeer:
-    """One life of an attention node. One that is not `accepting` gets nothing new, and what it has is moved."""
+    """How an attention node is. One that is not `accepting` gets nothing new, and what it has is moved."""
 
-    index: int
-    generation: int
+    life: AttentionLife
     accepting: bool
     address: str = ""  # where other attention nodes reach its KV blocks
     phase: AttentionPhase = AttentionPhase.BOTH

@@ -8,10 +8,11 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from afserve.comm.m2n.link import SentTicket
 from afserve.engine.step.step_input import StepInput
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T", bound=SentTicket)
+T_co = TypeVar("T_co", bound=SentTicket, covariant=True)
 StepRun = Generator[T | None, None, Tensor]
 """Yields the ticket of rows that are at the expert nodes, or None while other nodes' part of a shared prompt is not
 there; returns rows_RH."""

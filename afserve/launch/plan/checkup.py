@@ -12,8 +12,7 @@ from pathlib import Path
 
 from afserve.config import ModelSource
 from afserve.families.table import load_spec
-from afserve.launch.plan.checkup_disk import deepspeed
-from afserve.launch.plan.finding import BAD, NOTE, OK, Finding
+from afserve.launch.plan.checkup_disk import BAD, NOTE, OK, Finding, deepspeed
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS

@@ -5,13 +5,24 @@ What belongs to the engine is imported here only when it is asked for: a missing
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from afserve.launch.plan.finding import NOTE, OK, Finding
 from afserve.launch.plan.machine import this_machine
 
+OK, NOTE, BAD = "ok", "note", "missing"
 _NAME = "DeepSpeed's asynchronous I/O"
 _JOB_BYTES, _MOST_JOBS = 2 << 30, 8  # what a compiler takes with torch's headers, and compilers at once
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`level` is ok, note (works without, slower or less) or missing (does not work); `advice` how to get it."""
+
+    what: str
+    level: str
+    found: str
+    advice: str = ""
 
 
 def deepspeed() -> Finding:

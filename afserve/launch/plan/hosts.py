@@ -135,6 +135,14 @@ def host_command(join: str, token: str, certs: Path | None) -> str:
     return f"afserve host --join {join} --token-file {token} {trust}"
 
 
+def listening(asked: str | None, own: str, addresses: set[str]) -> tuple[str, int]:
+    """Where nodes join: on loopback where all of Ray is this machine, else the address that Ray knows it by."""
+    if asked is not None:
+        host, colon, port = asked.rpartition(":")
+        return (host.strip("[]"), int(port)) if colon and port.isdecimal() else (asked, 0)
+    return (LOOPBACK if addresses == {own} else own), 0
+
+
 def check_join(address: str) -> None:
     """Raises ConfigError for what is not HOST:PORT."""
     host, _, port = address.rpartition(":")

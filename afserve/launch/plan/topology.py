@@ -29,10 +29,16 @@ from afserve.launch.plan.footprint import (
     role_bytes,
 )
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.host_kv import check_host_kv
 from afserve.launch.plan.kv_blocks import block_size, per_token
 from afserve.launch.plan.machine import Machine
-from afserve.launch.plan.node_memory import NodeWeights, check_processes, left_by, node_weights, room_of_one
+from afserve.launch.plan.node_memory import (
+    NodeWeights,
+    check_host_kv,
+    check_processes,
+    left_by,
+    node_weights,
+    room_of_one,
+)
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.settings import in_range

@@ -3,6 +3,7 @@
 Values only; importing this loads neither torch nor numpy, so that `afserve up --help` answers at once.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +15,7 @@ from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.member import AttentionPhase
 from afserve.server.http.settings import Listening, ServerSettings
-from afserve.settings import FileUse, in_range, setting
+from afserve.settings import FileUse, flag_of, in_range, setting
 
 if TYPE_CHECKING:
     from afserve.launch.plan.gpus import Gpus
@@ -264,3 +265,33 @@ class UpFlags:
     limits: ServerSettings
     ray: RaySettings = field(default_factory=RaySettings)
     given: frozenset[str] = frozenset()
+
+
+# what does nothing -> without this, a field of the group that is named
+_COMPANIONS: Mapping[str, tuple[str, str]] = {
+    "kv_ssd_size": ("engine", "kv_ssd"),
+    "ray_attention": ("ray", "ray"),
+    "ray_experts": ("ray", "ray"),
+    "ray_placement": ("ray", "ray"),
+    "ray_wait": ("ray", "ray"),
+    "node_memory": ("run", "elsewhere"),
+    "ssh_command": ("run", "ssh"),
+}
+
+
+def check_companions(asked: Sequence[UpFlags]) -> None:
+    """Options that do nothing without another one: raises ConfigError naming what no model of the run makes use of.
+
+    Where nodes may be given a phase or scaled later, an option has its use then, and is none of these.
+    """
+    given = frozenset().union(*(flags.given for flags in asked))
+    for name, (group, other) in _COMPANIONS.items():
+        if name in given and not any(_value(flags, group, other) for flags in asked):
+            raise ConfigError(
+                f"{flag_of(name)}: does nothing without {flag_of(other)}; add that, or drop it", param=name
+            )
+
+
+def _value(flags: UpFlags, group: str, name: str) -> object:
+    owner = flags.wishes.engine if group == "engine" else getattr(flags, group)
+    return getattr(owner, name)

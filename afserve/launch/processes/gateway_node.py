@@ -121,7 +121,7 @@ class _GatewayNode:
             self._stream.token,
             home_rules(deployment),
             self._assigned.node.index,
-            self._assigned.generation,
+            self._assigned.life.generation,
         )
         gateway.on_unheard = self._stream.send
         queries = DistantQueries(self._stream.send)
@@ -213,7 +213,7 @@ class _GatewayNode:
                         case Shutdown(error):
                             self._over(queries, gateway, error)
         except AfserveError as error:
-            service.inflight.insist()
+            service.answering.insist()
             self._over(queries, gateway, error)
 
     def _over(self, queries: DistantQueries, gateway: Gateway, error: AfserveError | None) -> None:

@@ -155,7 +155,7 @@ class HttpHere:
             await serve(self._app, self._sock, stop)
 
     def insist(self) -> None:
-        self._service.inflight.insist()
+        self._service.answering.insist()
 
 
 class HttpInProcesses:

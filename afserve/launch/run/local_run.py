@@ -42,9 +42,9 @@ from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import FoundModel
 from afserve.launch.plan.topology import Topology
 from afserve.launch.processes.gateway_options import GatewayOptions
-from afserve.launch.processes.launcher import Launcher
 from afserve.launch.processes.supervisor import Term, Wanted
 from afserve.launch.run.chaos import Chaos
+from afserve.launch.sites.site import Site
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
 from afserve.tls import opened
@@ -74,7 +74,7 @@ class LocalRun:
         topology: Topology,
         model: FoundModel,
         name: str,
-        processes: Launcher,
+        processes: Site,
         balance: BalanceRules | None,
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,

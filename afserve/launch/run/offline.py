@@ -7,54 +7,34 @@ torch and the controller at the same time.
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from afserve.config import ModelSource
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
-from afserve.launch.plan.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.plan.gpus import check_device
 from afserve.launch.plan.hosts import HostAssignment
-from afserve.launch.plan.machine import this_machine
-from afserve.launch.plan.models import FoundModel, find_model
-from afserve.launch.plan.ray_settings import RaySettings
-from afserve.launch.plan.rebalance import balance_rules
+from afserve.launch.plan.models import FoundModel
 from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
-from afserve.launch.plan.wishes import Wishes
-from afserve.launch.processes.launcher import Launcher
-from afserve.launch.processes.processes import NodeProcesses
+from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.run.local_run import LocalRun
-from afserve.launch.sites.ray_launcher import RayLauncher
-from afserve.launch.sites.ray_run import set_aside
+from afserve.launch.run.planned_run import balance_rules
+from afserve.launch.sites.site import Site
+from afserve.launch.sites.survey import Survey
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 from afserve.server.replies.completion import Completion
 from afserve.spec import ModelSpec
-from afserve.tls import check_exposed
 from afserve.tokens.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Offline:
-    """What the keywords of `LLM` say."""
-
-    model: str
-    source: ModelSource
-    wishes: Wishes
-    rebalance: str | None
-    ray: RaySettings
-    certs: Path | None
-    insecure: bool
-
-
 class OfflineRun:
-    """Nodes that serve, from `start()` to `stop()`. `processes` is started before and may be importing torch still."""
+    """Nodes that serve, from `start()` to `stop()`. `site` is started before and may be importing torch still."""
 
-    def __init__(self, asked: Offline, processes: NodeProcesses) -> None:
+    def __init__(self, asked: UpFlags, site: Site) -> None:
         self._asked = asked
-        self._processes = processes
-        self._launcher: Launcher = processes
+        self._site = site
         self._run: LocalRun | None = None
         self._tokenizer: Tokenizer | None = None
 
@@ -71,26 +51,23 @@ class OfflineRun:
     async def start(self) -> None:
         """Returns when every node serves. Whether it does or raises, `stop` ends what was started."""
         asked = self._asked
-        found = find_model(asked.model, self._processes.folder)
+        check_device(asked.wishes.engine.device)
+        balance = balance_rules(asked.run.rebalance, asked.wishes.redundant_experts)
+        asked = replace(asked, wishes=replace(asked.wishes, rebalance=balance.act))
+        survey = await asyncio.to_thread(self._site.survey, asked)
+        found = survey.found
         if asked.source.load_format == "safetensors":
             found.warn_of_tokenizer()
-        source = replace(asked.source, path=str(found.folder), name=found.name)
-        check_device(asked.wishes.engine.device)
-        balance = balance_rules(asked.rebalance, asked.wishes.redundant_experts)
-        wishes = replace(asked.wishes, rebalance=balance.act)
-        if asked.ray.ray is None:
-            topology, assignment = await _choose_here(source, found, wishes)
-        else:
-            topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found, wishes)
+        topology, assignment = _planned(survey)
         self._run = LocalRun(
             topology,
             found,
             found.name,
-            self._launcher,
+            self._site,
             topology.keeping(balance),
             assignment,
-            on_loss=wishes.on_loss,
-            certs=asked.certs,
+            on_loss=asked.wishes.on_loss,
+            certs=asked.run.certs,
         )
         await self._run.start()
         self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
@@ -99,7 +76,7 @@ class OfflineRun:
     async def stop(self) -> None:
         if self._run is not None:
             await self._run.stop()
-        self._launcher.stop()
+        self._site.stop()
 
     async def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams
@@ -146,32 +123,17 @@ class OfflineRun:
                 requests.append((index, GenerationRequest(len(requests), ids, one)))
         return requests
 
-    def _choose_on_ray(
-        self, source: ModelSource, found: FoundModel, wishes: Wishes
-    ) -> tuple[Topology, HostAssignment]:
-        asked = self._asked
-        self._launcher = launcher = RayLauncher(self._processes, insecure=asked.insecure)
-        launcher.start()
-        plan = set_aside(launcher, asked.ray, wishes, found, None)
-        check_exposed("nodes on Ray", plan.assignment.listen, asked.certs, asked.insecure)
-        topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
-        certified = asked.certs is not None
-        check_kv_transport(plan.wishes.engine.kv_transport, plan.devices, certified=certified)
-        choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
-        return topology.over(choice.kind, choice.reason), plan.assignment
 
-
-async def _choose_here(
-    source: ModelSource, found: FoundModel, wishes: Wishes
-) -> tuple[Topology, HostAssignment]:
-    gpus = Gpus()
-    if wishes.engine.device != "cpu":
-        gpus = await asyncio.to_thread(probe_gpus)
+def _planned(survey: Survey) -> tuple[Topology, HostAssignment]:
+    source = replace(survey.flags.source, path=str(survey.found.folder), name=survey.found.name)
+    wishes, gpus = survey.flags.wishes, survey.gpus
+    if wishes.engine.device != "cpu" and not wishes.hosts:
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
-    topology = choose(_spec(source, found), source, this_machine(), wishes)
-    assignment = HostAssignment.all_here(topology.deployment, gpus)
-    check_kv_transport(wishes.engine.kv_transport, assignment.hosted)
-    choice = choose_transport("auto", assignment.hosted, gpus)
+    topology = choose(_spec(source, survey.found), source, survey.machine, wishes)
+    assignment = survey.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    hosted, certified = survey.devices or assignment.hosted, survey.flags.run.certs is not None
+    check_kv_transport(wishes.engine.kv_transport, hosted, certified=certified)
+    choice = choose_transport("auto", hosted, gpus, certified=certified)
     return topology.over(choice.kind, choice.reason), assignment
 
 

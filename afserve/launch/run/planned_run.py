@@ -3,21 +3,21 @@
 from dataclasses import dataclass, replace
 
 from afserve.control.membership.balancing import BalanceRules
-from afserve.errors import DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import FoundModel
-from afserve.launch.plan.rebalance import balance_rules
 from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.ways_on import ways_on
 from afserve.launch.plan.wishes import UpFlags
-from afserve.launch.processes.launcher import Launcher
-from afserve.launch.sites.site import RunSite
+from afserve.launch.sites.site import Site
+from afserve.launch.sites.survey import Survey
 from afserve.server.http.settings import ServerSettings
+from afserve.settings import in_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class PlannedRun:
     topology: Topology
     balance: BalanceRules
     assignment: HostAssignment
-    launcher: Launcher
+    site: Site
 
 
-def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> PlannedRun:
+def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun:
     """Raises ConfigError or DoesNotFitError for what cannot be."""
-    flags, found, gpus = site.flags, site.found, site.gpus
+    flags, found, gpus = survey.flags, survey.found, survey.gpus
     balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
-    topology = plan_here(flags, found, site.machine, gpus)
-    assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
-    hosted, certified = site.devices or assignment.hosted, flags.run.certs is not None
+    topology = plan_here(flags, found, survey.machine, gpus)
+    assignment = survey.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    hosted, certified = survey.devices or assignment.hosted, flags.run.certs is not None
     check_kv_transport(flags.wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
@@ -48,7 +48,7 @@ def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> Pla
     if flags.source.load_format == "safetensors":
         found.warn_of_tokenizer()
     names = flags.listening.names(found.name)
-    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, launcher)
+    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site)
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
@@ -72,3 +72,19 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
             raise
         further = ways_on(whole, source, machine, wishes, found.hub, weights=found.weights)
         raise DoesNotFitError(f"{error.message}\n{further}", param="model") from None
+
+
+def balance_rules(when: str | None, redundant_experts: int) -> BalanceRules:
+    """`when` is auto, off or a number of seconds; without it auto where there are redundant experts.
+
+    Copies, hosts and spare slots are the topology's (`Topology.keeping`). Raises ConfigError for anything else.
+    """
+    when = when or ("auto" if redundant_experts else "off")
+    if when in ("auto", "off"):
+        return BalanceRules(act=when == "auto")
+    try:
+        seconds = float(when)
+    except ValueError:
+        raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
+    in_range("--rebalance", seconds, 0.1, 86_400)
+    return BalanceRules(act=True, every=seconds)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
@@ -33,7 +32,6 @@ from afserve.launch.run.banner import StartedModel, banner
 from afserve.launch.run.loading import LoadingBars
 from afserve.launch.run.local_run import GatewayProcesses, LocalRun
 from afserve.launch.run.model_run import ModelRun
-from afserve.launch.run.other_hosts import OtherHosts
 from afserve.launch.run.planned_run import PlannedRun
 from afserve.server.http.settings import ServerSettings
 from afserve.tokens.tokenizer import Tokenizer
@@ -61,18 +59,8 @@ class Serving:
         self._served = term.number > 0  # some time: from then on the models do not end one another
         flags = planned[0].flags
         self._record = flags.run.record_routing
-        self._ssh = flags.run.ssh_command if flags.run.ssh and not term.number else ""
         self._scheme = "https" if settings.certfile else "http"
         self._models = [ModelRun(each, term, self._run_of) for each in planned]
-        self._others = [
-            OtherHosts(
-                model.run,
-                model.planned.launcher.token_file,
-                _absolute(model.planned.flags.run.certs),
-                self._say,
-            )
-            for model in self._models
-        ]
         self._http: Http
         if flags.wishes.gateways:
             self._http = HttpInProcesses(
@@ -89,7 +77,7 @@ class Serving:
             each.topology,
             each.found,
             each.names[0],
-            each.launcher,
+            each.site,
             each.balance,
             each.assignment,
             GatewayProcesses(options, self._sock) if each.flags.wishes.gateways else None,
@@ -120,8 +108,8 @@ class Serving:
                 if self._insisted:
                     self._end_at_once()
                 await self._save_recording()
-        for others in self._others:
-            await others.stop()
+        for model in self._models:
+            await model.planned.site.dismiss()
         if self._insisted:
             self._end_at_once()
 
@@ -200,8 +188,9 @@ class Serving:
             seconds = time.monotonic() - self._started
             log.warning("the new controller serves, with the nodes that were there; it took %.2f s", seconds)
             return
-        for others in self._others:
-            await others.start(self._ssh)
+        for model in self._models:
+            run = model.run
+            await model.planned.site.invite(run.assignment, run.controller, run.hosts, self._say)
         with LoadingBars(self._console) as bars:
             for model in self._models:
                 name = model.name if len(self._models) > 1 else ""
@@ -262,8 +251,3 @@ def _started(model: ModelRun) -> StartedModel:
     experts = max((member.expert_error or 0.0 for member in members), default=0.0)
     dense = max((member.dense_error or 0.0 for member in members), default=0.0)
     return StartedModel(model.planned.topology, model.name, experts or None, dense or None)
-
-
-def _absolute(path: Path | None) -> Path | None:
-    """As other hosts are to find theirs."""
-    return None if path is None else path.resolve()

@@ -14,26 +14,30 @@ from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import Topology
 from afserve.launch.run.planned_run import PlannedRun, plan_here
-from afserve.launch.sites.site import RunSite
+from afserve.launch.sites.survey import Survey
 from afserve.member import Role
 
 
-def shared(sites: Sequence[RunSite]) -> list[RunSite]:
+def shared(surveys: Sequence[Survey]) -> list[Survey]:
     """The same, each with its share of the machine. Raises DoesNotFitError where all weights do not fit together."""
-    if len(sites) == 1:
-        return list(sites)
-    fewer = [_fewer_cores(site, len(sites)) for site in sites]
-    needed = [_least(plan_here(site.flags, site.found, site.machine, site.gpus), site) for site in fewer]
+    if len(surveys) == 1:
+        return list(surveys)
+    fewer = [_fewer_cores(survey, len(surveys)) for survey in surveys]
+    needed = [
+        _least(plan_here(survey.flags, survey.found, survey.machine, survey.gpus), survey) for survey in fewer
+    ]
     free = usable(fewer[0].machine)
     if (left := free - sum(needed)) <= 0:
-        each = ", ".join(f"{site.found.name} {gib(need)}" for site, need in zip(sites, needed, strict=True))
+        each = ", ".join(
+            f"{survey.found.name} {gib(need)}" for survey, need in zip(surveys, needed, strict=True)
+        )
         raise DoesNotFitError(
             f"--models: together they need {gib(sum(needed))} ({each}), this machine has {gib(free)} free; leave one "
             "out, or give --layers, --expert-dtype or --kv-tokens less"
         )
     return [
-        replace(site, machine=_with(site.machine, need + left // len(sites)))
-        for site, need in zip(fewer, needed, strict=True)
+        replace(survey, machine=_with(survey.machine, need + left // len(surveys)))
+        for survey, need in zip(fewer, needed, strict=True)
     ]
 
 
@@ -61,11 +65,11 @@ def trace_files(runs: Sequence[PlannedRun]) -> list[Path]:
     return [path.with_name(f"{path.stem}.{quote(run.names[0], safe='')}{path.suffix}") for run in runs]
 
 
-def _fewer_cores(site: RunSite, models: int) -> RunSite:
-    gpus = site.gpus
+def _fewer_cores(survey: Survey, models: int) -> Survey:
+    gpus = survey.gpus
     parts = Gpus(gpus.names, tuple(free // models for free in gpus.free), gpus.total, gpus.reach)
     return replace(
-        site, machine=replace(site.machine, cores=max(1, site.machine.cores // models)), gpus=parts
+        survey, machine=replace(survey.machine, cores=max(1, survey.machine.cores // models)), gpus=parts
     )
 
 
@@ -75,11 +79,11 @@ def _with(machine: Machine, bytes_usable: int) -> Machine:
     return replace(machine, memory=min(machine.memory, int(machine.memory * share) + 1))
 
 
-def _least(topology: Topology, site: RunSite) -> int:
+def _least(topology: Topology, survey: Survey) -> int:
     """Bytes of host memory of all its nodes; of KV caches what the user has fixed."""
-    if site.flags.wishes.engine.device != "cpu":
+    if survey.flags.wishes.engine.device != "cpu":
         return 0
     attention, expert = topology.attention, topology.expert
-    kv = attention.kv if site.flags.wishes.kv_tokens is not None else 0
+    kv = attention.kv if survey.flags.wishes.kv_tokens is not None else 0
     nodes = topology.deployment.count(Role.ATTENTION) * (attention.total - attention.kv + kv)
     return nodes + (0 if expert is None else topology.deployment.count(Role.EXPERT) * expert.total)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from afserve.control.traces import SUFFIX, NodeLife, read_life
+from afserve.control.traces import SUFFIX, read_life
+from afserve.member import Life
 from afserve.recording import Recording
 from afserve.server.live.exchanges import Call, Trip, calls, shifts, trips
 from afserve.trace import Trace
@@ -24,7 +25,8 @@ _AT_ONCE = (
 class Drawn:
     """Everything that one life of a node has sent. `ahead`: at most so much is to be added to its clock."""
 
-    life: NodeLife
+    life: Life
+    host: str
     parts: Sequence[TracePart]
     ahead: float
 
@@ -36,7 +38,7 @@ class Drawn:
     @property
     def name(self) -> str:
         again = f", life {self.life.generation + 1}" if self.life.generation else ""
-        return f"{self.life.node} on {self.life.host}{again}"
+        return f"{self.life.node} on {self.host}{again}"
 
 
 def write_parts(folder: Path, own: str | None = None) -> None:
@@ -70,7 +72,7 @@ def _closer(found: Sequence[Drawn], rough: Sequence[float]) -> list[float | None
             slices = tuple(
                 (track, name, s + shift, e + shift, args) for track, name, s, e, args in part.slices
             )
-            drawn = Recording(each.life.node, 0.0, 0.0, slices)
+            drawn = Recording(str(each.life.node), 0.0, 0.0, slices)
             sent += [replace(trip, node=str(number)) for trip in trips(drawn)]
             computed += [replace(call, node=str(number)) for call in calls(drawn)]
     moved: Mapping[str, float] = shifts(*_exchanges(sent, computed))
@@ -99,11 +101,11 @@ def _exchanges(sent: Iterable[Trip], computed: Iterable[Call]) -> tuple[list[Tri
 
 def _read(path: Path) -> Drawn | None:
     """None where nothing of it can be read."""
-    life, parts = read_life(path)
+    life, host, parts = read_life(path)
     came = list(parts)
     if not came:
         return None
-    return Drawn(life, tuple(part for _, part in came), min(at - part.at for at, part in came))
+    return Drawn(life, host, tuple(part for _, part in came), min(at - part.at for at, part in came))
 
 
 def _write(drawn: Drawn, shift: float, path: Path) -> None:

@@ -21,16 +21,13 @@ from afserve.launch.plan.gpus import check_device
 from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.processes.environment import forget_secrets
 from afserve.launch.processes.http import settings_for
-from afserve.launch.processes.launcher import Launcher
-from afserve.launch.processes.processes import NodeProcesses
 from afserve.launch.processes.streams import tolerate_lost_output
 from afserve.launch.processes.supervisor import Supervisor, Term, keep_port
 from afserve.launch.run.planned_run import PlannedRun, plan_run
 from afserve.launch.run.serving import Serving
 from afserve.launch.run.several import check_names, shared, trace_files
 from afserve.launch.run.traced import write_parts
-from afserve.launch.sites.ray_launcher import RayLauncher
-from afserve.launch.sites.site import attended, on_ray, on_this_machine
+from afserve.launch.sites.site import Site
 from afserve.logs import configure
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
@@ -40,7 +37,7 @@ from afserve.trace import check_writable, merge
 log = logging.getLogger("afserve.launch")
 
 
-def serve_here(asked: Sequence[UpFlags], processes: Sequence[NodeProcesses]) -> None:
+def serve_here(asked: Sequence[UpFlags], sites: Sequence[Site]) -> None:
     """One entry of each per model; what is said of HTTP and of the run as a whole is the same in all.
 
     Returns when the user ended it; raises what else did.
@@ -55,23 +52,14 @@ def serve_here(asked: Sequence[UpFlags], processes: Sequence[NodeProcesses]) -> 
     opened(flags.run.certs)  # what is wrong with them is said first
     for each in asked:
         check_device(each.wishes.engine.device)
-    with ExitStack() as until_end:
-        launchers: list[Launcher] = list(processes)
-        if flags.ray.ray is not None:
-            ray = RayLauncher(processes[0], insecure=flags.run.insecure_nodes)
-            launchers = [until_end.enter_context(ray)]
-            sites = [on_ray(flags, ray, processes[0])]
-        elif flags.run.elsewhere:
-            sites = [attended(flags, processes[0])]
-        else:
-            sites = [on_this_machine(*pair) for pair in zip(asked, processes, strict=True)]
-        pairs = zip(shared(sites), launchers, strict=True)
-        runs = [plan_run(site, settings, launcher) for site, launcher in pairs]
-        check_names(runs)
-        _serve(runs, settings, processes)
+    surveys = [site.survey(each) for site, each in zip(sites, asked, strict=True)]
+    pairs = zip(shared(surveys), sites, strict=True)
+    runs = [plan_run(survey, settings, site) for survey, site in pairs]
+    check_names(runs)
+    _serve(runs, settings)
 
 
-def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequence[NodeProcesses]) -> None:
+def _serve(runs: Sequence[PlannedRun], settings: ServerSettings) -> None:
     flags = runs[0].flags
     traces = trace_files(runs)
     for path in filter(None, (flags.run.record_routing, *traces)):
@@ -87,16 +75,16 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequ
             asyncio.run(Serving(runs, settings, sock, term, started).run())
 
         forget_secrets()
-        keepers = [each.lend() for each in processes]
+        keepers = [run.site.lend() for run in runs]
         recovers = any(run.flags.wishes.on_loss == OnLoss.RECOVER for run in runs)
         try:
             Supervisor(live, recovers, keepers).run()
         except KeyboardInterrupt:
-            for each in processes:
-                each.kill()
+            for run in runs:
+                run.site.kill()
             raise
-        for each in processes if traces else ():
-            each.stop()
+        for run in runs if traces else ():
+            run.site.stop()
         for run, path in zip(runs, traces):
             _merge_trace(run, path)
 

@@ -1,20 +1,38 @@
-"""A run whose nodes are all started by a site's own means: Kubernetes, Slurm, or people. Values in, values out.
-
-Nobody here starts one, now or later: whoever comes with the run's token takes a free place, and so does whoever comes
-after a loss.
+"""Nodes that are all started by others as a site (`--elsewhere`): by Kubernetes, Slurm (`afserve render` writes their
+files), or people. Nobody here starts one, now or later: whoever comes with the run's token takes a free place, and so
+does whoever comes after a loss.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from afserve.errors import ConfigError
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.hosts import HostAssignment, HostedNode
-from afserve.launch.plan.machine import Machine
-from afserve.launch.plan.wishes import RunSettings, Share, Wishes
-from afserve.launch.sites.ray_run import listening
+from afserve.launch.plan.hosts import HostAssignment, HostedNode, listening
+from afserve.launch.plan.machine import Machine, this_machine
+from afserve.launch.plan.wishes import RunSettings, Share, UpFlags, Wishes
+from afserve.launch.sites.local import LocalSite
+from afserve.launch.sites.survey import Survey, check_elsewhere, find_asked
 from afserve.member import MODEL_ROLES, NodeId, Role
 
 _GIB = 1 << 30
+
+
+class AwaitedSite(LocalSite):
+    """This machine has the controller; its keeper keeps the run's token and folder."""
+
+    def __init__(self, token: Path | None) -> None:
+        super().__init__(token, warm=False)
+
+    def survey(self, flags: UpFlags) -> Survey:
+        if flags.run.cluster is not None or flags.run.ssh:
+            raise ConfigError(
+                "--elsewhere: starts no node of a --cluster FILE; drop one of them", param="elsewhere"
+            )
+        found = find_asked(flags.run, self.folder)
+        wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
+        check_elsewhere(flags, assignment, found, self.folder)
+        return Survey(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
 
 
 def awaiting(

@@ -1,6 +1,6 @@
 """`afserve host`: one process per host that starts the nodes which the controller wants here, and ends with the run.
 
-It knows the controller's address and the token; what runs here comes from there. Processes are `NodeProcesses`, as on
+It knows the controller's address and the token; what runs here comes from there. Processes are `LocalSite`, as on
 the controller's own host. It decides nothing: a node that ends is reported, and started again when the membership says.
 """
 
@@ -35,8 +35,8 @@ from afserve.control.wire.hosts import (
 from afserve.errors import AfserveError, DeadlineError, PeerLost, RendezvousError
 from afserve.launch.plan.hosts import TOGETHER_SECONDS, own_addresses
 from afserve.launch.processes.environment import forget_secrets
-from afserve.launch.processes.processes import NodeProcesses
 from afserve.launch.processes.streams import tolerate_lost_output
+from afserve.launch.sites.local import LocalSite
 from afserve.member import NodeId
 from afserve.tls import CertifiedRole, check_exposed, opened, probe
 
@@ -63,13 +63,13 @@ def carry(settings: HostSettings) -> None:
     tolerate_lost_output()
     check_exposed("--join", settings.join.rpartition(":")[0], settings.certs, settings.insecure)
     forget_secrets()
-    with NodeProcesses(settings.token_file) as processes:
-        asyncio.run(HostAgent(settings, processes).run())
+    with LocalSite(settings.token_file) as site:
+        asyncio.run(HostAgent(settings, site).run())
 
 
 class HostAgent:
-    def __init__(self, settings: HostSettings, processes: NodeProcesses) -> None:
-        self._settings, self._processes = settings, processes
+    def __init__(self, settings: HostSettings, site: LocalSite) -> None:
+        self._settings, self._site = settings, site
         self._certificates = opened(settings.certs)
         self._token = read_token(settings.token_file)
         self._inbox: asyncio.Queue[ToHost | Exception] = asyncio.Queue()
@@ -81,7 +81,7 @@ class HostAgent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        watch = asyncio.create_task(self._processes.watch(self._exited))
+        watch = asyncio.create_task(self._site.watch(self._exited))
         try:
             await self._attach(TOGETHER_SECONDS)
             while not self._stopped:
@@ -102,7 +102,7 @@ class HostAgent:
                 self._compare(value)
                 log.warning("this host is %s; it carries %s", value.called, ", ".join(value.nodes))
             case StartNode():
-                self._processes.spawn(value.node, self._settings.join, certs=self._settings.certs)
+                self._site.spawn(value.node, self._settings.join, certs=self._settings.certs)
             case PeerLost() if self._grace > 0:
                 log.warning("%s; trying again for %.0f s", value.message, self._grace)
                 await self._attach(self._grace)
@@ -149,7 +149,7 @@ class HostAgent:
                 _routable(own_addresses()),
                 self._settings.called,
                 __version__,
-                running=self._processes.names(),
+                running=self._site.names(),
             )
         )
         stream.start()
@@ -195,7 +195,7 @@ class HostAgent:
     # ---- nodes
 
     def _exited(self, who: NodeId | str, reason: str) -> None:
-        words = self._processes.last_words(str(who))
+        words = self._site.last_words(str(who))
         log.log(
             logging.INFO if reason.endswith("exit code 0") else logging.WARNING,
             "%s: %s%s",
@@ -210,9 +210,9 @@ class HostAgent:
             self._stream.send(NodeExited(who.role, who.index, reason))
 
     async def _end(self, value: EndHost) -> None:
-        """Nodes were told by the controller; who has not gone by then is ended by `NodeProcesses`."""
+        """Nodes were told by the controller; who has not gone by then is ended by `LocalSite`."""
         until = time.monotonic() + _END_SECONDS
-        while not self._stopped and self._processes.names() and time.monotonic() < until:
+        while not self._stopped and self._site.names() and time.monotonic() < until:
             await asyncio.sleep(0.05)
         if value.why:
             raise PeerLost("the run", value.why)

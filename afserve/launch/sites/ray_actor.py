@@ -53,7 +53,7 @@ class NodeHost:
             node = ["node", "--role", role, "--index", str(index), "--join", join]
             node += ["--certs", certs] * bool(certs) + ["--insecure-nodes"] * insecure
             self._process = await asyncio.create_subprocess_exec(
-                *[*module("afserve.launch.processes.attached"), str(os.getpid())],
+                *[*module("afserve.kinship"), str(os.getpid())],
                 *[*node, "--token-file", f"/dev/fd/{secret}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -156,7 +156,8 @@ class RayHelper:
             actor = await self._hosting(name, order["role"])
             which = order["role"], order["index"], order["join"], order["token"]
             pid = await actor.start.remote(*which, order["certs"], order["insecure"])
-            self._say({"started": name, "pid": pid, "host": self._hosts[name]})
+            node = {"started": name, "role": order["role"], "index": order["index"]}
+            self._say({**node, "pid": pid, "host": self._hosts[name]})
             code = await self._follow(name, actor, pid)
             self._say({"exited": name, "pid": pid, "code": code})
         except (RayError, Refusal) as error:

@@ -13,9 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from afserve.errors import AfserveError, RequestError
+from afserve.server.answers.answering import Answering, DrainingError, within
 from afserve.server.answers.generation import PieceWriter, Task
-from afserve.server.answers.inflight import DrainingError, Inflight
-from afserve.server.answers.running import within
 from afserve.server.bodies.openai import StreamOptions
 from afserve.server.http.body import ClientGone, SlowReader, until_gone
 from afserve.server.http.direct import Direct, direct_of
@@ -48,7 +47,7 @@ class Answer(Response):
     def __init__(
         self,
         source: "Source",
-        inflight: Inflight,
+        answering: Answering,
         task: Task,
         reply: Reply,
         stream: StreamOptions | None,
@@ -56,7 +55,7 @@ class Answer(Response):
     ) -> None:
         super().__init__()
         self._source = source
-        self._inflight = inflight
+        self._answering = answering
         self._task = task
         self._reply = reply
         self._stream = stream
@@ -102,7 +101,7 @@ class Answer(Response):
         except AfserveError as error:
             await stream.fail(self._source.stamped(event(error_body(error)) + DONE), error)
         except asyncio.CancelledError as error:
-            if not self._inflight.aborted:
+            if not self._answering.aborted:
                 raise
             await stream.fail(self._source.stamped(event(error_body(DrainingError())) + DONE), error)
         except ClientGone:

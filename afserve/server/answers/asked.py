@@ -15,8 +15,8 @@ from afserve.control.wire.keeping import MOST_ABOUT, Keep
 from afserve.engine.scheduling.request import NO_ORIGIN, Origin
 from afserve.errors import ProtocolError, RequestError
 from afserve.server.access.accounts import Account
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.generation import Task
-from afserve.server.answers.running import Watched
 from afserve.server.bodies.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.chat_reply import ChatReply

@@ -21,8 +21,8 @@ from afserve.engine.scheduling.request import (
 )
 from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.running import Watched
 from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.spans import NOWHERE, Span

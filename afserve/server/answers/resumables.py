@@ -16,10 +16,10 @@ from afserve.engine.scheduling.request import NO_ORIGIN, Origin
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.access.fair_room import has_room
+from afserve.server.answers.answering import within
 from afserve.server.answers.asked import Asked
 from afserve.server.answers.generation import SequenceRun, Task
 from afserve.server.answers.hosted import Hosted, Models
-from afserve.server.answers.running import within
 from afserve.server.http.body import ClientGone
 from afserve.server.http.settings import MIB, ServerSettings
 from afserve.server.replies.position import MOST_CHOICES, Position

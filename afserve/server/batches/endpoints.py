@@ -35,18 +35,18 @@ class Files:
     async def create(self, request: Request) -> Response:
         with await self.bodies.read(request) as body:
             form = fields_of(request.headers.get("content-type", ""), body.data)
-        file, purpose = form.get("file"), form.get("purpose")
-        if file is None:
+        if "file" not in form:
             raise RequestError("file: is missing from the form", param="file")
-        named = "" if purpose is None else purpose.data.decode("utf-8", "replace")
+        data, name = form["file"]
+        named = form.get("purpose", (b"", ""))[0].decode("utf-8", "replace")
         if named not in PURPOSES:
             raise RequestError(f"purpose: {shown(named)} is none of {', '.join(PURPOSES)}", param="purpose")
-        name = file.filename or "file"
+        name = name or "file"
         if len(name) > MAX_NAME:
             raise RequestError(
                 f"file: its name has {len(name)} characters, at most {MAX_NAME} are taken", param="file"
             )
-        stored = await self.store.put(owner_of(request), name, named, file.data)
+        stored = await self.store.put(owner_of(request), name, named, data)
         return json_response(stored.body())
 
     async def all(self, request: Request) -> Response:

@@ -1,38 +1,42 @@
-"""A multipart/form-data body (RFC 7578) as its fields. Small and strict: what it does not understand it refuses."""
+"""A multipart/form-data body (RFC 7578) as its fields, read by python-multipart. All of it stays in memory."""
 
-import re
-from dataclasses import dataclass
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from afserve.errors import RequestError, shown
 
-MAX_PARTS = 16
-_BOUNDARY = re.compile(r'boundary="?([^";]{1,70})"?', re.IGNORECASE)
-_NAME = re.compile(rb'[; ]name="([^"]*)"')
-_FILE = re.compile(rb'filename="([^"]*)"')
+MAX_PARTS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    data: bytes
-    filename: str | None
-
-
-def fields_of(content_type: str, body: bytes) -> dict[str, Field]:
-    """By name. Raises RequestError."""
-    found = _BOUNDARY.search(content_type)
-    if not content_type.lower().startswith("multipart/form-data") or found is None:
+def fields_of(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
+    """By name, each with the name of its file or "". Raises RequestError."""
+    kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
         raise RequestError(f"Content-Type: {shown(content_type)} is not multipart/form-data with a boundary")
-    boundary = b"--" + found[1].encode()
-    first, *parts = (b"\r\n" + body).split(b"\r\n" + boundary, MAX_PARTS + 1)
-    if first.strip() or not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_PARTS:
-        raise RequestError(f"the body is no form of at most {MAX_PARTS - 1} parts between its boundaries")
-    return dict(_part(part) for part in parts[:-1])
+    parts: list[tuple[str, tuple[bytes, str]]] = []
+    ended: list[bool] = []
 
+    def add(part: Field | File) -> None:
+        if len(parts) == MAX_PARTS:
+            raise FormParserError("there is another one")
+        name = (part.field_name or b"").decode("utf-8", "replace")
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            parts.append(
+                (name, (part.file_object.read(), (part.file_name or b"").decode("utf-8", "replace")))
+            )
+        else:
+            parts.append((name, (part.value or b"", "")))
 
-def _part(part: bytes) -> tuple[str, Field]:
-    head, found, data = part.partition(b"\r\n\r\n")
-    name, file = _NAME.search(head), _FILE.search(head)
-    if not found or name is None:
-        raise RequestError("the form has a part without a name")
-    filename = file[1].decode("utf-8", "replace") if file else None
-    return name[1].decode("utf-8", "replace"), Field(data, filename)
+    memory = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    try:
+        parser = FormParser(
+            kind.decode(), add, add, lambda: ended.append(True), options[b"boundary"], None, memory
+        )
+        parser.write(body)
+        parser.finalize()
+        if not ended:
+            raise FormParserError("it ends before its last boundary")
+    except FormParserError as error:
+        raise RequestError(f"the body is no form of at most {MAX_PARTS} parts: {error}") from error
+    return dict(parts)

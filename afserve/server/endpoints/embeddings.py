@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, ProtocolError, RequestError
 from afserve.server.access.accounts import account_of
 from afserve.server.answers.answer import Whole
+from afserve.server.answers.answering import Watched, within
 from afserve.server.answers.generation import Task
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.running import Watched, within
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.service import Service
 from afserve.server.http.body import until_gone
@@ -40,7 +40,7 @@ class EmbeddingsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
+        with await service.bodies.read(Request(scope, receive)) as body, service.answering.enter():
             arrived = service.http.clock.now()
             service.check()
             asked = await service.text.prepare(self._kind, body.data)
@@ -62,10 +62,8 @@ class EmbeddingsEndpoint:
                 origin=origin_of(scope),
                 watched=watched,
             )
-            with service.running.watching(watched):
-                vectors = await until_gone(
-                    receive, self._vectors(model, task, base64=_is_base64(asked.facts))
-                )
+            service.answering.watch(watched)
+            vectors = await until_gone(receive, self._vectors(model, task, base64=_is_base64(asked.facts)))
             data = await asyncio.to_thread(self._drawn, asked.model, task, vectors, asked.facts)
             send = service.ignored.naming(send, asked.ignored)
             await Whole([data], service.settings.write_deadline)(scope, receive, send)

@@ -8,10 +8,10 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.server.access.accounts import account_of
 from afserve.server.answers.answer import Answer, Source
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.asked import Asked, owner_of
 from afserve.server.answers.generation import generate
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.running import Watched
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.requests import answer_of
 from afserve.server.endpoints.service import Service
@@ -28,7 +28,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, request = self._service, Request(scope, receive)
-        with await service.bodies.read(request) as body, service.inflight.enter():
+        with await service.bodies.read(request) as body, service.answering.enter():
             arrived = service.http.clock.now()
             service.check()
             prepared = await service.text.prepare(self._kind, body.data)
@@ -43,8 +43,8 @@ class Generate:
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
                 watched = asked.watched(account.owner)
-                with service.running.watching(watched):
-                    await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
+                service.answering.watch(watched)
+                await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
                 return
             one = service.resumables.open(asked, arrived, account, origin_of(scope))
             model.metrics.prompt_tokens.add(one.task.prompt_tokens)
@@ -61,4 +61,4 @@ class Generate:
         task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
         reply = asked.reply(model.tokenizer)
         source = Source(lambda writer: generate(model, task, writer), deadline=task.scheduling.deadline)
-        return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)
+        return Answer(source, service.answering, task, reply, asked.prepared.stream, service.settings)

@@ -74,10 +74,10 @@ class Info:
         """Requests that are being answered by this gateway, in all and by model."""
         service = self._service
         models = {
-            each.name: service.running.count(each.name) + service.resumables.read(each.name)
+            each.name: service.answering.count(each.name) + service.resumables.read(each.name)
             for each in service.models
         }
-        return json_response({"server_load": len(service.inflight), "models": models})
+        return json_response({"server_load": len(service.answering), "models": models})
 
     async def count(self, request: Request) -> Response:
         return await self._text(request, BodyKind.MESSAGE_COUNT)
@@ -88,7 +88,7 @@ class Info:
     async def metrics(self, request: Request) -> Response:
         service = self._service
         models = [(each.backend, each.metrics) for each in service.models]
-        text = await exposition(service.http, models, len(service.inflight), len(service.connections))
+        text = await exposition(service.http, models, len(service.answering), len(service.connections))
         return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
 
     async def status(self, request: Request) -> Response:

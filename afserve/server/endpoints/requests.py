@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.server.access.accounts import account_of
 from afserve.server.answers.answer import Answer, Source
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.asked import Asked, owner_of
 from afserve.server.answers.resumables import Resumable
-from afserve.server.answers.running import Watched
 from afserve.server.bodies.openai import StreamOptions
 from afserve.server.endpoints.service import Service
 from afserve.server.replies.position import Position
@@ -30,7 +30,7 @@ def answer_of(
     since = since or Position.start(one.asked.choices)
     source = Source(lambda _: service.resumables.pieces(one, since), since)
     reply = one.asked.reply(service.models.named(one.asked.prepared.model).tokenizer)
-    return Answer(source, service.inflight, one.task, reply, stream, service.settings)
+    return Answer(source, service.answering, one.task, reply, stream, service.settings)
 
 
 class RequestEndpoints:
@@ -44,7 +44,7 @@ class RequestEndpoints:
         return await self._service.resumables.find(id, _owner(scope), account)
 
     def _running(self, request: Request) -> Watched | None:
-        return self._service.running.find(request.path_params["id"], account_of(request.scope).owner)
+        return self._service.answering.find(request.path_params["id"], account_of(request.scope).owner)
 
     async def status(self, request: Request) -> Response:
         """One that is another gateway's stays there."""
@@ -62,7 +62,7 @@ class RequestEndpoints:
 
     async def delete(self, request: Request) -> Response:
         if (watched := self._running(request)) is not None:
-            watched.end()
+            watched.cancel()
             return json_response({"id": watched.id, "object": "request", "deleted": True})
         one = await self.find(request.scope)
         self._service.resumables.forget(one)
@@ -78,7 +78,7 @@ class Again:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        with service.inflight.enter():
+        with service.answering.enter():
             one = await self._requests.find(scope)
             since = options = None
             if self._stream:

@@ -7,10 +7,9 @@ from afserve.control.admission import Objectives
 from afserve.engine.scheduling.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Account, Accounts
+from afserve.server.answers.answering import Answering, DrainingError
 from afserve.server.answers.hosted import Hosted, Models
-from afserve.server.answers.inflight import DrainingError, Inflight
 from afserve.server.answers.resumables import Resumables
-from afserve.server.answers.running import Running
 from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
@@ -29,12 +28,11 @@ class Service:
     models: Models
     settings: ServerSettings
     http: HttpMetrics
-    inflight: Inflight
+    answering: Answering
     bodies: Bodies
     text: TextPool
     connections: Connections
     resumables: Resumables
-    running: Running
     database: Database
     accounts: Accounts
     spans: Spans
@@ -44,7 +42,7 @@ class Service:
 
     def check_ready(self, *models: Hosted) -> None:
         """Whether a request to any of these would be answered at once."""
-        if self.inflight.draining:
+        if self.answering.draining:
             raise DrainingError
         for each in models:
             each.backend.check()
@@ -56,7 +54,7 @@ class Service:
 
     def check(self) -> None:
         """Raises why no new request is taken, whatever its model."""
-        if self.inflight.draining:
+        if self.answering.draining:
             raise DrainingError
         self.models.check()
 

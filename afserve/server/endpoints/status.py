@@ -48,7 +48,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
     return {
         "model": model_object(backend.model, backend.model.name),
         "models": [each.name for each in service.models],
-        "ready": backend.ready() and not service.inflight.draining,
+        "ready": backend.ready() and not service.answering.draining,
         "version": __version__,
         "epoch": view.epoch,
         "picked": dict(view.picked),

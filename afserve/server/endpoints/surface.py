@@ -9,10 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answers.answer import Writer
+from afserve.server.answers.answering import Answering, DrainingError, within
 from afserve.server.answers.generation import Task, generate
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.inflight import DrainingError, Inflight
-from afserve.server.answers.running import within
 from afserve.server.http.body import ClientGone, until_gone
 from afserve.server.http.direct import direct_of
 from afserve.server.http.settings import ServerSettings
@@ -51,7 +50,7 @@ class SurfaceAnswer(Response):
     def __init__(
         self,
         model: Hosted,
-        inflight: Inflight,
+        answering: Answering,
         task: Task,
         surface: Surface,
         stream: bool,
@@ -61,7 +60,7 @@ class SurfaceAnswer(Response):
         """`keep` is awaited before an answer's end is said, so that who has read it can refer to it."""
         super().__init__()
         self._keep = keep
-        self._model, self._inflight, self._task = model, inflight, task
+        self._model, self._answering, self._task = model, answering, task
         self._surface, self._stream, self._limits = surface, stream, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +104,7 @@ class SurfaceAnswer(Response):
             if isinstance(error, Exception):
                 await writer.fail(self._surface.failed(None), error)
                 raise
-            if not self._inflight.aborted:
+            if not self._answering.aborted:
                 raise
             await writer.fail(self._surface.failed(DrainingError()), error)
 

@@ -15,9 +15,9 @@ from afserve.clock import Clock, WallClock
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
 from afserve.server.answers.answer import Whole
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.generation import Task
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.running import Watched
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known
@@ -55,7 +55,7 @@ class Spoken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
+        with await service.bodies.read(Request(scope, receive)) as body, service.answering.enter():
             arrived = service.http.clock.now()
             service.check()
             account = account_of(scope)
@@ -71,9 +71,8 @@ class Spoken:
             id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
             stream = asked.stream is not None
             watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
-            with service.running.watching(watched):
-                answer = self._answer(model, asked, arrived, scope, watched)
-                await answer(scope, receive, send)
+            service.answering.watch(watched)
+            await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
         return await self._service.text.prepare(self._kind, body.data)
@@ -98,7 +97,7 @@ class Spoken:
         surface = self._make(asked, watched.id, service.http.clock)
         return SurfaceAnswer(
             model,
-            service.inflight,
+            service.answering,
             task,
             surface,
             asked.stream is not None,

@@ -19,8 +19,8 @@ from afserve.errors import AfserveError, OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import Placement
 from afserve.server.answers.answer import Writer
+from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.running import Watched
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.status import status_object
 from afserve.server.http.body import until_gone
@@ -147,9 +147,9 @@ class Feed:
             "at": time.time(),
             "latency": self._latency(),
             "last": {name: recent.last for name, recent in self._recent.items()},
-            "in_flight": len(service.inflight),
+            "in_flight": len(service.answering),
             "responses": service.http.by_class(),
-            "running": [_running(one) for one in service.running.longest(names, MOST_RUNNING)],
+            "running": [_running(one) for one in service.answering.longest(names, MOST_RUNNING)],
             "status": status,
         }
         return encode(frame).encode()

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.attention import Precision, attention_step
 from afserve.placement.planner.perf.calibration_links import (
     LEAST,
     by_row,
@@ -37,16 +38,15 @@ from afserve.placement.planner.perf.calibration_links import (
     line,
     link,
 )
+from afserve.placement.planner.perf.curve import Curve, CurveSet
+from afserve.placement.planner.perf.experts import Routing, active_experts
+from afserve.placement.planner.perf.ffn import expert_layer
 from afserve.placement.planner.perf.fields import TableFields
 from afserve.placement.planner.perf.fit import Fit, fit_positive
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf import afd_stages, colocated_stages
-from afserve.placement.planner.perf.perf_attention import Precision, attention_step
-from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
-from afserve.placement.planner.perf.perf_experts import Routing, active_experts
-from afserve.placement.planner.perf.perf_ffn import expert_layer
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.shape import ModelShape
+from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 
 Array = NDArray[np.float64]

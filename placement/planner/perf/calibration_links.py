@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.curve import Curve
+from afserve.placement.planner.perf.ffn import distinct_targets
 from afserve.placement.planner.perf.fit import fit_positive
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_curve import Curve
-from afserve.placement.planner.perf.perf_ffn import distinct_targets
 
 Array = NDArray[np.float64]
 LEAST = 3

@@ -1,8 +1,8 @@
 """An engine as the planner sees it: how much longer than bare kernels it takes, and what was measured of it.
 
-Rates multiply parts of the shared physics (`perf.py`), one per part. What rates cannot say is learned from the measured
-rows that are most like the question (`engine_rows.py`). A profile is a value; `engine_file.py` reads and writes it,
-`engine_fit.py` fits it.
+Rates multiply parts of the shared physics (`stages.py`), one per part. What rates cannot say is learned from the
+measured rows that are most like the question (`engine_rows.py`). A profile is a value; `engine_file.py` reads it, and
+benches fit and write it.
 """
 
 import math
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.engine_rows import Like, MeasuredRows, like_grid
-from afserve.placement.planner.perf.perf_curve import Curve, CurveSet
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait for a first token where clients keep a fixed number of requests in flight, see `closed_loop.py`.
+    """The wait for a first token where clients keep a fixed number of requests in flight, see `first_token.py`.
 
     attention, experts: seconds of a prompt over its kernels. start: seconds before it is scheduled. queued: prompts in
     front of it, per running request to the `power`. steps: steps that end first. request: 0.1 ms per running request.

@@ -1,4 +1,4 @@
-"""Robust least squares in log space, for the curves of `perf_curve.py`.
+"""Robust least squares in log space, for the curves of `curve.py`.
 
 All parameters are positive and are varied by their logarithm. Errors are log ratios, so being 10 % off counts the same
 for a row of 10 us and for one of 10 ms. Huber weights keep a few broken rows from bending the rest. It knows nothing of

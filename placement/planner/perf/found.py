@@ -1,6 +1,6 @@
 """KV of prompts that is found and not computed: which share of the prompt tokens is where, and how fast it comes.
 
-It says how long that takes; what is not found is computed, and `perf.py` says how long that takes. It knows no files.
+It says how long that takes; what is not found is computed, and `stages.py` says how long that takes. It knows no files.
 """
 
 import re

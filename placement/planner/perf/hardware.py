@@ -1,6 +1,6 @@
 """One kind of device as the planner sees it: peaks, memory, links, watts and price. All figures in SI units.
 
-Built from a parsed `configs/hardware/*.toml`; which share of a peak a kernel reaches is `perf_curve.py`'s business.
+Built from a parsed `configs/hardware/*.toml`; which share of a peak a kernel reaches is `curve.py`'s business.
 """
 
 from collections.abc import Mapping

@@ -7,9 +7,9 @@ overflow about half of the time, and sizing for the maximum length would waste m
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_experts import Routing
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.workload import Workload
 

@@ -1,6 +1,6 @@
 """What a prediction is asked for, besides the layout: the model, its requests, how the engine works, what was measured.
 
-It is a value; `perf.py` makes stage times of it.
+It is a value; `stages.py` makes stage times of it.
 """
 
 from dataclasses import dataclass, replace
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.engine import PLAIN, Engine, scaled
 from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.experts import Routing
+from afserve.placement.planner.perf.ffn import distinct_targets
 from afserve.placement.planner.perf.found import Found
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import cache_bytes
-from afserve.placement.planner.perf.perf_attention import Precision
-from afserve.placement.planner.perf.perf_curve import CurveSet
-from afserve.placement.planner.perf.perf_experts import Routing
-from afserve.placement.planner.perf.perf_ffn import distinct_targets
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.workload import Workload
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.perf.perf_prefill import BUSY
+from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.simulate.losses import READERS, PlanRole
 
 Array = NDArray[np.float64]

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.kv import attention_weight_bytes, expert_weight_bytes
-from afserve.placement.planner.perf.perf import prompt_seconds
-from afserve.placement.planner.perf.perf_prefill import decoding_only
+from afserve.placement.planner.perf.prefill import decoding_only
 from afserve.placement.planner.perf.setting import NOTHING_FOUND
+from afserve.placement.planner.perf.stages import prompt_seconds
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Question
+from afserve.placement.planner.question import Question
 from afserve.placement.planner.search import PlanFamily
 from afserve.placement.planner.simulate.pace import SpeedProfile
-from afserve.placement.planner.simulate.simulate_ranks import family_of, reading_pool
+from afserve.placement.planner.simulate.ranks import family_of, reading_pool
 
 Array = NDArray[np.float64]
 NOTICE = 1.11

@@ -16,14 +16,14 @@ import numpy as np
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.pipeline import layer_period, step_seconds
-from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.perf_exchange import all_to_all, m2n_ways
-from afserve.placement.planner.perf.perf_ffn import (
+from afserve.placement.planner.perf.exchange import all_to_all, m2n_ways
+from afserve.placement.planner.perf.ffn import (
     COMBINE_BYTES,
     DISPATCH_BYTES,
     distinct_targets,
     transfer,
 )
+from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
 
 _AT = 4096.0  # rows at which the slope of a transfer is taken

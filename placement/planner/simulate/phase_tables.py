@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from afserve.placement.planner.perf.attention import prefill_step
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import USABLE, attention_weight_bytes, cache_bytes, expert_weight_bytes
-from afserve.placement.planner.perf.perf import attention_half, expert_half
-from afserve.placement.planner.perf.perf_attention import prefill_step
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import attention_half, expert_half
 
 _ROWS = np.unique(np.round(np.geomspace(1, 1 << 21, 64)))
 _SIZES: list[float] = _ROWS.tolist()

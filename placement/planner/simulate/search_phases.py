@@ -17,7 +17,7 @@ from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.simulate.phase_stages import Apart, Beside, Pieces, Together
 from afserve.placement.planner.simulate.phase_tables import StageTables
-from afserve.placement.planner.simulate.simulate_phases import (
+from afserve.placement.planner.simulate.phases import (
     GoodputTargets,
     PhaseLayout,
     SimulatedRequest,

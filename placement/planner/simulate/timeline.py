@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from afserve.placement.planner.simulate.simulate import StationSpan
+from afserve.placement.planner.simulate.layers import StationSpan
 
 
 def perfetto_json(spans: Sequence[StationSpan]) -> str:

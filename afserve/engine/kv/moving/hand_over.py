@@ -20,7 +20,6 @@ from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, goes
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.turns import Group, Turns
-from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS
 
 MOST_AT_ONCE = 64
@@ -101,7 +100,7 @@ class HandOvers:
         source = one.source
         if source.within is None or not source.helpers:
             return ()
-        nodes = (SplitMember(source.generation, source.address), *source.helpers)
+        nodes = (SplitMember(source.life.generation, source.address), *source.helpers)
         queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
         transfer = one.transfer or one.missing * self._node.block_bytes / _BYTES_PER_SECOND
         prompt = SplitPrompt(one.tokens, self._node.chunk_tokens, self._node.layers, transfer)
@@ -153,7 +152,7 @@ class HandOvers:
         self.handed += 1
         self.short += not pulled.complete
         self.seconds += now - one.since
-        owner, total = attention_node(one.source.index), len(one.names)
+        owner, total = one.source.life.node, len(one.names)
         missing = total - pulled.here - pulled.received
         self._tell(
             f"request {one.request.handle}: {owner} computed {pulled.received} of {total} blocks in "
@@ -178,7 +177,7 @@ class HandOvers:
             one.names,
             one.left(now),
             request=0,
-            generation=source.generation,
+            generation=source.life.generation,
             prompt=prompt,
             members=self._members(one, now),
         )

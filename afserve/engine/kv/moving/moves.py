@@ -20,7 +20,6 @@ from afserve.engine.kv.moving.prefilling import Prefilling, TiersBelow
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats, smoothed
-from afserve.member import attention_node
 from afserve.trace import KV_BLOCKS
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
@@ -83,7 +82,7 @@ class KvMoves:
         transfer, again = self._predict(len(names))
         limit = self._limit(len(names))
         tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
-        owner = attention_node(source.index)
+        owner = source.life.node
         self._tell(
             f"request {request.handle} comes from {owner} with {tokens:,} tokens: moving their KV "
             f"({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
@@ -167,7 +166,7 @@ class KvMoves:
                 one.names,
                 one.left(now),
                 request=source.request,
-                generation=source.generation,
+                generation=source.life.generation,
             )
             self._pulls.wait_for(one, transfer)
         return [one.request for one in late]
@@ -180,7 +179,7 @@ class KvMoves:
             self._failed += 1
             self._recomputed += missing * self._block_size
         self._measure(pulled)
-        owner = attention_node(waited.source.index)
+        owner = waited.source.life.node
         self._tell(
             f"request {waited.request.handle}: {pulled.received} of {len(waited.names)} blocks came from {owner} in "
             f"{1e3 * pulled.seconds:.1f} ms, {pulled.here} were here, {missing} are computed again ({pulled.why})"

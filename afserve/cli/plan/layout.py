@@ -1,0 +1,238 @@
+"""The flags of `afserve plan` and `afserve simulate` that say what is fixed: the engine, the layout, the requests in
+flight. How they become engines, a `GivenLayout` and the fields of a `Setting`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from afserve.cli.options import Within, option
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.perf.engine import Engine
+    from afserve.placement.planner.perf.setting import Setting
+    from afserve.placement.planner.question import Question
+    from afserve.placement.planner.search import DevicePool, GivenLayout
+
+_DEVICES = Within(1, 1 << 20, whole=True)
+COLOCATED = ("vllm", "sglang", "tensorrt-llm", "deepseek")
+AFD = ("fastafd", "step-3")
+"""The engines among which one is taken where none is named: that with the rows most like the question, or the first."""
+_ALIKE = 0.11  # likeness below which no row says anything: another model on another chip
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFlags:
+    """Which engine, and what of the layout is given instead of sought."""
+
+    engines: tuple[str, ...] = option(
+        "--engine",
+        multiple=True,
+        metavar="NAME|FILE",
+        help="Whose measured speed to plan with: vllm, sglang, tensorrt-llm, deepseek, fastafd, step-3, megascale, "
+        "afserve, a profile, or a .jsonl of `afserve bench calibrate`. Twice: one per kind.  [default: those whose "
+        "measured rows are most like the question]",
+    )
+    kind: str | None = option(
+        type=click.Choice(("afd", "colocated")), help="Only plans of this kind.  [default: both]"
+    )
+    attention_devices: int | None = option(type=_DEVICES, help="AFD: so many attention devices.")
+    expert_devices: int | None = option(type=_DEVICES, help="AFD: so many expert devices.")
+    devices: int | None = option(type=_DEVICES, help="Colocated: so many devices.")
+    tensor_parallel: int | None = option(
+        type=Within(1, 64, whole=True), help="Attention over so many devices."
+    )
+    expert_slices: bool = option(
+        default=False,
+        is_flag=True,
+        help="A slice of every expert per device, not whole experts: AFD's expert side, and colocated under one "
+        "tensor-parallel rank, which may then span hosts of one device.",
+    )
+    concurrency: float | None = option(
+        type=Within(1, 1e7), help="Requests that clients keep in flight.  [default: as many as fit]"
+    )
+    max_running: int | None = option(type=_DEVICES, help="Requests the engine may decode at once.")
+    prefill_devices: int | None = option(
+        type=_DEVICES, help="With --decode-only and --concurrency: devices of one prefill instance."
+    )
+    prefill_workers: float | None = option(
+        type=Within(1e-3, 1e4), help="Prefill instances per decode instance.  [default: 1]"
+    )
+
+
+def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayout":
+    from afserve.placement.planner.search import GivenLayout
+
+    if flags.kind == "afd" and flags.devices:
+        raise ConfigError(
+            "--devices is of colocated plans and --kind afd has none; drop one", param="devices"
+        )
+    if flags.kind == "colocated" and (flags.attention_devices or flags.expert_devices):
+        raise ConfigError(
+            "--attention-devices and --expert-devices are of AFD plans and --kind colocated has none; drop one",
+            param="kind",
+        )
+    most = sum(pool.count for pool in pools)
+    for name in ("attention_devices", "expert_devices", "devices", "tensor_parallel", "prefill_devices"):
+        asked = getattr(flags, name)
+        if asked and asked > most:
+            said = name.replace("_", "-")
+            raise ConfigError(f"--{said} {asked}: the pools have {most} devices; offer more", param=name)
+    sides = (flags.attention_devices or 0) + (flags.expert_devices or 0)
+    if sides > most:
+        raise ConfigError(
+            f"--attention-devices {flags.attention_devices} and --expert-devices {flags.expert_devices} are {sides} "
+            f"devices: the pools have {most}; offer more",
+            param="attention_devices",
+        )
+    return GivenLayout(
+        attention_devices=flags.attention_devices or 0,
+        expert_devices=flags.expert_devices or 0,
+        devices=flags.devices or 0,
+        tensor_parallel=flags.tensor_parallel or 0,
+        running=flags.max_running or 0,
+        slices=flags.expert_slices,
+    )
+
+
+def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "Setting":
+    """The setting with its requests in flight and its prefill instances."""
+    from afserve.placement.planner.perf.setting import PrefillSetting
+
+    prefill = None
+    if flags.prefill_devices or flags.prefill_workers:
+        if not setting.workload.decode_only or not flags.concurrency or setting.workload.mean_answer <= 1:
+            raise ConfigError(
+                "--prefill-devices and --prefill-workers are for prompts that are read elsewhere: they need --input, "
+                "--output, --decode-only and --concurrency",
+                param="prefill_devices",
+            )
+        prefill = PrefillSetting(flags.prefill_devices or 0, flags.prefill_workers or 1.0)
+    if flags.concurrency and ttft is not None:
+        raise ConfigError(
+            "--ttft: with --concurrency the first token is told and not sought; drop one of them",
+            param="ttft",
+        )
+    return replace(
+        setting,
+        concurrency=flags.concurrency or 0.0,
+        split_experts=flags.expert_slices,
+        prefill=prefill,
+    )
+
+
+def calibration_of(flags: LayoutFlags, curves: str | None) -> str | None:
+    """The .jsonl among the engines: curves of the user's own machine. `curves`: what --curves says."""
+    found = [name for name in flags.engines if name.endswith(".jsonl")]
+    if found and len(flags.engines) > 1:
+        raise ConfigError(
+            f"--engine {found[0]}: a calibration is both kinds of one engine; name no other", param="engine"
+        )
+    if found and curves is not None:
+        raise ConfigError(
+            f"--curves {curves}: --engine {found[0]} has the curves of its machine; drop one of them",
+            param="curves",
+        )
+    return found[0] if found else None
+
+
+def check_calibrated(option: str, curves: str, pools: "tuple[DevicePool, ...]") -> None:
+    """Stage times of one machine say nothing of other hardware."""
+    from afserve.placement.planner.cluster_file import on_cpu
+
+    other = next((pool.chip.name for pool in pools if not on_cpu(pool.chip.name)), None)
+    if Path(curves).suffix == ".jsonl" and other:
+        raise ConfigError(
+            f"--{option} {curves}: a calibration is of CPU hosts, and --pool {other} is none; offer hosts whose name "
+            "begins with cpu, such as cpu-host",
+            param=option,
+        )
+
+
+def on_one_machine(question: "Question", cores: int | None) -> "Question":
+    """With all nodes of AFD on so many cores of one machine. Raises ConfigError naming what that needs."""
+    if cores is None:
+        return question
+    from afserve.placement.planner.one_machine import OneMachine
+
+    layout, setting = question.layout, question.setting
+    lacks = {
+        "--engine FILE.jsonl: only a calibration says how its processes slow each other down": not (
+            setting.curves.name.endswith(".jsonl")
+        ),
+        "--attention-devices and --expert-devices: one layout is played": not (
+            layout.attention_devices and layout.expert_devices
+        ),
+        "--concurrency: so many requests are in flight": not setting.concurrency,
+        "--context or --decode-only: prompts are not played": not setting.workload.decode_only,
+    }
+    missing = next((what for what, lacking in lacks.items() if lacking), None)
+    if missing:
+        raise ConfigError(f"--cores {cores}: it needs {missing}", param="cores")
+    for said, given in (
+        ("--kind colocated has one process", "afd" not in question.kinds),
+        ("--rate is not played", question.tokens_per_second > 0),
+        ("--tensor-parallel: a node is one process", layout.tensor_parallel > 1),
+        ("--mtp is not played", setting.draft_tokens > 0),
+    ):
+        if given:
+            raise ConfigError(f"--cores {cores}: {said}; drop one of them", param="cores")
+    return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
+
+
+def engines_of(
+    flags: LayoutFlags, pools: "tuple[DevicePool, ...]", curves: str, setting: "Setting"
+) -> "tuple[tuple[str, Engine], ...]":
+    """(kind, engine) of both kinds. Kernel curves of the user's own, and CPU hosts, are planned as afserve."""
+    from afserve.cli.plan.catalog import load_engine
+    from afserve.placement.planner.cluster_file import on_cpu
+    from afserve.placement.planner.perf.engine import PLAIN
+
+    if any(name.endswith(".jsonl") for name in flags.engines):
+        own = replace(PLAIN, about=f"afserve as it was calibrated in {flags.engines[0]}")
+        return ("colocated", own), ("afd", own)
+    own_curves = Path(curves).suffix in (".jsonl", ".toml")
+    plain = own_curves or all(on_cpu(pool.chip.name) for pool in pools)
+    if not flags.engines and not plain:
+        return tuple((kind, _nearest(kind, pools, setting)) for kind in ("colocated", "afd"))
+    names = flags.engines or ("afserve",)
+    found: dict[str, Engine] = {}
+    loaded = [load_engine(name) for name in names]
+    for engine in loaded:
+        for kind in engine.kinds:
+            if kind in found and len(loaded) > 1:
+                raise ConfigError(
+                    f"--engine {engine.name}: {found[kind].name} is of the same kind, {kind}; name one per kind",
+                    param="engine",
+                )
+            found[kind] = engine
+    if flags.kind and flags.engines and flags.kind not in found:
+        raise ConfigError(
+            f"--engine {loaded[0].name}: it has no plans of --kind {flags.kind}; name an engine of that kind, or drop "
+            "--kind to compare",
+            param="engine",
+        )
+    for kind in ("colocated", "afd"):
+        if kind not in found:
+            found[kind] = _other(loaded[0], kind)
+    return tuple(found.items())
+
+
+def _other(engine: "Engine", kind: str) -> "Engine":
+    """The engine of the other kind that this one is compared with."""
+    from afserve.cli.plan.catalog import load_engine
+
+    return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD)[0])
+
+
+def _nearest(kind: str, pools: "tuple[DevicePool, ...]", setting: "Setting") -> "Engine":
+    """The engine of that kind with the measured row most like the question, on any of the pools."""
+    from afserve.cli.plan.catalog import load_engine
+
+    layouts = ("dp", "tp", "tp ep") if kind == "colocated" else ("afd",)
+    asked = [setting.like(pool.chip, layout) for pool in pools for layout in layouts]
+    loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]
+    alike = [max(engine.rows.nearest(like) for like in asked) for engine in loaded]
+    return loaded[alike.index(max(alike))] if max(alike) > _ALIKE else loaded[0]

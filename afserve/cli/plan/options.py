@@ -1,0 +1,354 @@
+"""The flags of `afserve plan` and `afserve simulate` that describe the question, and how they become a `Question`.
+
+The flags travel in groups, one per thing that the question names: model, hardware, requests, routing, goal.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.cli.options import Within, gather_group, group_options, option
+from afserve.cli.plan.layout import (
+    LayoutFlags,
+    calibration_of,
+    check_calibrated,
+    engines_of,
+    layout_of,
+    with_requests,
+)
+from afserve.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.perf.found import Found
+    from afserve.placement.planner.perf.setting import Setting
+    from afserve.placement.planner.perf.workload import Workload
+    from afserve.placement.planner.question import Question
+    from afserve.placement.planner.search import DevicePool, GivenLayout
+
+LONGEST = 100_000_000  # tokens of a request
+_COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
+_SHARE, _SKEW, _SPARE = Within(0, 1), Within(0, 4), Within(0, 1 << 16, whole=True)
+_USUAL_SKEW = 0.4
+PRECISIONS = ("bf16", "fp8", "fp4", "int4")
+_SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Which model, and in how many bits."""
+
+    model: str = option("--model", "-m", required=True, help="A known model, a config.json or its folder.")
+    precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
+    attention_precision: str | None = option(
+        type=click.Choice(PRECISIONS), help="Attention weights, if different."
+    )
+    kv_precision: str = option(
+        default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
+    )
+    mtp: float = option(
+        default=0.0,
+        type=Within(0, 1),
+        help="Multi-token prediction: accepted share of one draft token, 0 to 1.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFlags:
+    """What is on offer, and how fast it was measured to be."""
+
+    pools: tuple[str, ...] = option(
+        "--pool",
+        multiple=True,
+        required=True,
+        metavar="NAME=COUNT[@USD]",
+        help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
+    )
+    network: float | None = option(
+        type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."
+    )
+    link: float | None = option(type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools.")
+    curves: str | None = option(
+        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """How long requests are."""
+
+    context: float | None = option(type=Within(1, LONGEST), help="Cached tokens per request; decode only.")
+    prompt: str | None = option("--input", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'.")
+    answer: str | None = option("--output", help="Answer tokens, likewise.")
+    trace: Path | None = option(type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace.")
+    decode_only: bool = option(default=False, is_flag=True, help="Prompts are prefilled elsewhere.")
+    prompts: str | None = option(
+        type=click.Choice(("here", "apart", "either")),
+        help="Read by what decodes, or by devices of their own from any pool, which with AFD share the experts.  "
+        "[default: either; here with --concurrency or a given layout]",
+    )
+    found: tuple[str, ...] = option(
+        multiple=True,
+        metavar="TIER=SHARE[@GB/s]",
+        help="Share of the prompt tokens whose KV is found in memory, or at a peer, in host memory or on disk at so "
+        "many GB/s for each attention rank, such as host=0.3@20. Repeatable.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingFlags:
+    """How unevenly experts are chosen, and what stands against it."""
+
+    skew: float | None = option(
+        type=Within(0, 4),
+        help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]",
+    )
+    counts: Path | None = option(type=Path, help="Measured routing counts; not beside --skew.")
+    redundant: int = option(
+        default=0,
+        type=Within(0, 1 << 16, whole=True),
+        help="Spare expert slots for replicas of hot experts.",
+    )
+    expert_copies: int = option(
+        default=1,
+        type=Within(1, 64, whole=True),
+        help="Devices that hold every expert at least.  [default: 1]",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GoalFlags:
+    """What a plan must reach, what it is judged by, and what is tried."""
+
+    tpot: str | None = option(help="Time per output token at most, such as 50ms.")
+    ttft: str | None = option(help="Time to first token at most, such as 2s. Needs --input.")
+    p99: bool = option(
+        "--p99/--mean",
+        default=False,
+        help="Whether --tpot is for the 99th percentile. Default: the mean.",
+    )
+    objective: str = option(
+        default="dollar",
+        type=click.Choice(("dollar", "device", "watt", "latency", "count")),
+        help="Tokens per dollar, device or watt, lowest TPOT (with --concurrency: most tokens for those requests), "
+        "or fewest devices for --rate.  [default: dollar]",
+    )
+    rate: float = option(default=0.0, type=Within(0, 1e9), help="Requests per second to sustain.")
+    micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
+
+
+GROUPS = (ModelFlags, HardwareFlags, LayoutFlags, RequestFlags, RoutingFlags, GoalFlags)
+question_flags = group_options(*GROUPS)
+
+
+def asked_question(flags: dict[str, Any]) -> "Question":
+    """Takes the flags above out of what click read. Raises ConfigError or NotFoundError naming the flag."""
+    return build_question(
+        gather_group(ModelFlags, flags),
+        gather_group(HardwareFlags, flags),
+        gather_group(RequestFlags, flags),
+        gather_group(RoutingFlags, flags),
+        gather_group(GoalFlags, flags),
+        gather_group(LayoutFlags, flags),
+    )
+
+
+def seconds(text: str | None, option: str) -> float:
+    """'50ms', '2s' or plain milliseconds; infinity for none."""
+    if text is None:
+        return float("inf")
+    found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|ms|s|)\s*", text)
+    try:
+        value = float(found.group(1)) * _SECONDS[found.group(2)] if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not _SHORTEST <= value <= _LONGEST:
+        raise ConfigError(
+            f"--{option}: {shown(text)} is not a time of {_SHORTEST:g} to {_LONGEST:g} s; write 50ms or 2s",
+            param=option,
+        )
+    return value
+
+
+def build_question(
+    model: ModelFlags,
+    hardware: HardwareFlags,
+    requests: RequestFlags,
+    routing: RoutingFlags,
+    goal: GoalFlags,
+    layout: LayoutFlags,
+) -> "Question":
+    """Raises ConfigError or NotFoundError naming the flag."""
+    from afserve.cli.plan.catalog import load_curves, load_model, read_counts
+    from afserve.placement.planner.perf.attention import Precision
+    from afserve.placement.planner.perf.experts import Routing
+    from afserve.placement.planner.perf.setting import Setting
+    from afserve.placement.planner.question import KINDS, Question
+    from afserve.placement.planner.search import Targets
+
+    if goal.objective == "count" and goal.rate <= 0:
+        raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
+    work = _workload(requests)
+    if goal.rate > 0 and requests.trace is None and requests.answer is None:
+        raise ConfigError(
+            "--rate: a request's answer length is not known; add --input and --output", param="rate"
+        )
+    shape, offered = load_model(model.model), _pools(hardware)
+    widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
+    if routing.counts and routing.skew is not None:
+        raise ConfigError(
+            f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one",
+            param="counts",
+        )
+    counts = read_counts(routing.counts) if routing.counts else ()
+    skew = _USUAL_SKEW if routing.skew is None else routing.skew
+    own = calibration_of(layout, hardware.curves)
+    curves, said = own or hardware.curves or "h200", "engine" if own else "curves"
+    check_calibrated(said, curves, offered)
+    setting = Setting(
+        shape=shape,
+        curves=load_curves(curves, shape, offered[0].chip, widths, said),
+        workload=work,
+        precision=widths,
+        routing=Routing(skew, counts, routing.redundant, routing.expert_copies),
+        draft_tokens=1 if model.mtp > 0 else 0,
+        acceptance=model.mtp,
+        percentile99=goal.p99,
+    )
+    setting = with_requests(setting, layout, goal.ttft)
+    setting = replace(setting, found=_found(requests, layout, work))
+    setting = replace(setting, ttft=_ttft(goal.ttft, work))
+    setting.routing.popularity(setting.shape.experts.experts)
+    return Question(
+        setting=setting,
+        pools=offered,
+        targets=Targets(seconds(goal.tpot, "tpot"), setting.ttft),
+        objective="speed" if goal.objective == "latency" and setting.concurrency else goal.objective,
+        micro_batches=_micro_batches(goal.micro_batches),
+        tokens_per_second=goal.rate * work.mean_answer,
+        kinds=KINDS if layout.kind is None else (layout.kind,),
+        layout=layout_of(layout, offered),
+        engines=engines_of(layout, offered, curves, setting),
+        prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
+    )
+
+
+def _readers(asked: str | None, setting: "Setting", layout: "GivenLayout") -> tuple[str, ...]:
+    from afserve.placement.planner.search import ANY, APART, HERE
+
+    if setting.workload.decode_only and asked is not None:
+        raise ConfigError(
+            "--prompts: a decode-only workload has no prompts; give --input and --output", param="prompts"
+        )
+    if setting.concurrency and asked in ("apart", "either"):
+        raise ConfigError(
+            f"--prompts {asked}: with --concurrency prompts are read elsewhere by --decode-only and --prefill-devices",
+            param="prompts",
+        )
+    if asked is None:
+        fixed = setting.workload.decode_only or setting.concurrency or layout != ANY
+        asked = "here" if fixed else "either"
+    return {"here": (HERE,), "apart": (APART,), "either": (HERE, APART)}[asked]
+
+
+def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Found":
+    from afserve.placement.planner.perf.found import parse_found
+
+    found = parse_found(requests.found)
+    if found.tiers and (work.decode_only or layout.concurrency):
+        why = "--concurrency" if layout.concurrency else "a decode-only workload"
+        raise ConfigError(
+            f"--found: with {why} no prompts are planned; give --input and --output, or --trace, without --concurrency",
+            param="found",
+        )
+    return found
+
+
+def _pools(hardware: HardwareFlags) -> "tuple[DevicePool, ...]":
+    offered = tuple(_pool(text, hardware.network, hardware.link) for text in hardware.pools)
+    names = [pool.chip.name for pool in offered]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(
+            f"--pool {twice}: given twice; add the counts, or give a copy of its file another name",
+            param="pool",
+        )
+    return offered
+
+
+def _ttft(text: str | None, work: "Workload") -> float:
+    if text is not None and work.decode_only:
+        raise ConfigError(
+            "--ttft: a decode-only workload has no prompts; give --input and --output", param="ttft"
+        )
+    return seconds(text, "ttft")
+
+
+def _workload(requests: RequestFlags) -> "Workload":
+    from afserve.cli.plan.catalog import read_lines
+    from afserve.placement.planner.perf.trace_reader import read_trace
+    from afserve.placement.planner.perf.workload import fixed_context, from_lengths, parse_lengths
+
+    context, prompt, answer, trace = requests.context, requests.prompt, requests.answer, requests.trace
+    given = [
+        name
+        for name, value in (("--context", context), ("--input", prompt), ("--trace", trace))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} both say how long requests are; keep one")
+    if trace is not None:
+        return read_trace(str(trace), read_lines(trace, "trace"), requests.decode_only)
+    if prompt is not None or answer is not None:
+        if prompt is None or answer is None:
+            raise ConfigError(
+                "--input and --output go together", param="input" if prompt is None else "output"
+            )
+        return from_lengths(
+            parse_lengths(prompt, "input"), parse_lengths(answer, "output"), decode_only=requests.decode_only
+        )
+    return fixed_context(4096 if context is None else context)
+
+
+def _pool(text: str, network: float | None, link: float | None) -> "DevicePool":
+    from afserve.cli.plan.catalog import load_hardware
+    from afserve.placement.planner.search import DevicePool
+
+    found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
+    if not found:
+        raise ConfigError(
+            f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0", param="pool"
+        )
+    name, count, price = found.groups()
+    devices, usd = _COUNT.number(count), None if price is None else _PRICE.number(price)
+    if not isinstance(devices, int) or not _COUNT.range.holds(devices):
+        raise ConfigError(
+            f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}", param="pool"
+        )
+    if price is not None and not _PRICE.range.holds(usd):
+        raise ConfigError(
+            f"--pool {shown(text)}: USD per device hour must be {_PRICE.range}, not {shown(price)}",
+            param="pool",
+        )
+    chip = load_hardware(name.strip()).priced(usd)
+    if network is not None:
+        typed = chip.sources_with("network_gb_s", "--network")  # what was measured is of another network
+        chip = replace(chip, network=network * 1e9, reduce=0.0, reduce_latency=0.0, sources=typed)
+    if link is not None:
+        chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
+    return DevicePool(chip, devices)
+
+
+def _micro_batches(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(part[:8]) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1 or found[-1] > 4:
+        raise ConfigError(
+            f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4", param="micro_batches"
+        )
+    return found

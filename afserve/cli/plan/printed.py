@@ -1,0 +1,383 @@
+"""A planner's answer for people (a table) and for programs (JSON values)."""
+
+from collections.abc import Sequence
+
+from afserve.placement.planner.cluster_file import on_cpu
+from afserve.placement.planner.perf.engine import Engine
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.prefill import BUSY
+from afserve.placement.planner.plan import Plan, Side
+from afserve.placement.planner.question import USEFUL, Question, RankedPlans
+from afserve.placement.planner.sensitivity import probability
+from afserve.placement.planner.simulate.losses import again_second
+
+_HEAD = (
+    "", "plan", "prompts", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev",
+    "$/Mtok", "limit", "bound by",
+)  # fmt: skip
+_TTFT, _PROMPTS = _HEAD.index("TTFT ms"), _HEAD.index("prompts")
+
+
+def as_table(
+    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None], top: int
+) -> str:
+    """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
+    shown = _chosen(found, top)
+    rows = [_HEAD, *(_row(label, plan) for label, plan in shown)]
+    if question.setting.workload.decode_only:
+        rows = [row[:_TTFT] + row[_TTFT + 1 :] for row in rows]
+    if all(plan.prefill is None for _, plan in shown):
+        rows = [row[:_PROMPTS] + row[_PROMPTS + 1 :] for row in rows]
+    words = rows[0].index("tp")
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_heading(question), ""]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if place < words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    best = shown[0][1]
+    counted = "speed of each request" if _for_speed(question) else "throughput inside the targets"
+    lines += [
+        "",
+        *_details(question, best),
+        *(f"note: {note}" for note in _beyond(question, best)),
+        "",
+        f"+10 % of each, {counted}: {_sensitivity(changes)}",
+        "",
+        verdict,
+    ]
+    return "\n".join(lines)
+
+
+def _heading(question: Question) -> str:
+    shape, setting = question.setting.shape, question.setting
+    pools = ", ".join(f"{p.count} {p.chip.name} at ${p.chip.usd_per_hour:g}/h" for p in question.pools)
+    lines = [
+        f"{shape.name}: {_size(shape.total_elems)} weights, {_size(shape.active_elems)} active; "
+        f"{setting.workload.name}; {_target(question)}",
+        f"{pools}; {_assumed(question)}",
+        f"engines: {_served_by(question)}",
+    ]
+    lines += [f"note: {note}" for note in _notes(question)]
+    return "\n".join(lines)
+
+
+def _served_by(question: Question) -> str:
+    """Whose speed the plans have, and how well it is known."""
+    words = []
+    for kind, engine in question.engines:
+        if kind in question.kinds:
+            rows = engine.fit.get("rows")
+            known = f" ({rows} measured row{'s' * (rows != 1)})" if rows else ""
+            words.append(f"{kind.upper() if kind == 'afd' else kind} as {engine.name}{known}")
+    return ", ".join(words) or "bare kernels"
+
+
+def _notes(question: Question) -> list[str]:
+    """What a reader of the figures should know about the hardware that was asked for."""
+    precision, found = question.setting.precision.experts, []
+    narrow = [pool.chip.name for pool in question.pools if _wider(pool.chip, precision)]
+    if narrow:
+        found.append(
+            f"{', '.join(narrow)} without {precision} units: weights are stored in {precision} and multiplied in a "
+            "wider type"
+        )
+    curves = question.setting.curves
+    hosts = [pool.chip.name for pool in question.pools if on_cpu(pool.chip.name) and curves.checked]
+    if hosts:
+        found.append(
+            f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
+            "calibrate --out mine.jsonl` there and plan with --engine mine.jsonl"
+        )
+    name = question.setting.shape.name
+    if curves.models and name not in curves.models:
+        found.append(
+            f"{curves.name} was measured with {', '.join(curves.models)}: where {name} is another model, calibrate "
+            "with it"
+        )
+    if question.machine is not None:
+        found.append(
+            f"AFD's nodes are processes of one machine, played over {question.machine.cores} cores. Stage times, and "
+            "what 10 % more would bring, are those of nodes that share nothing"
+        )
+    elif curves.name.endswith(".jsonl") and "afd" in question.kinds:
+        found.append(
+            "AFD plans give every node a host of its own: nodes that share the cores of one machine wait for each "
+            "other, which --cores N plays for a typed layout"
+        )
+    return found + _not_run(question)
+
+
+def _not_run(question: Question) -> list[str]:
+    """What was typed of the layout and no engine that is planned with runs."""
+    found = []
+    for kind, engine in question.engines:
+        if kind not in question.kinds:
+            continue
+        parallel, asked = question.layout.tensor_parallel, question.micro_batches
+        if parallel and parallel not in engine.parallel:
+            found.append(
+                f"{engine.name} runs a tensor parallelism of {_counts(engine.parallel)}, not {parallel}"
+            )
+        if not set(asked) & set(engine.micro_batches):
+            found.append(
+                f"{engine.name} runs {_counts(engine.micro_batches)} micro-batches, not {_counts(asked)}"
+            )
+    return [f"{words}: its plans below are what such an engine would do" for words in found]
+
+
+def _counts(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, counts))
+
+
+def _beyond(question: Question, best: Plan) -> list[str]:
+    """What a calibration says nothing of: its interval is that of sizes that were measured."""
+    requests, context = question.setting.curves.most
+    asked = question.setting.workload.context_mean
+    if best.batch <= requests and asked <= 1.5 * context:
+        return []
+    return [
+        f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens of "
+        f"context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and the "
+        "interval does not know that: calibrate without --quick, or plan with --max-running"
+    ]
+
+
+def _target(question: Question) -> str:
+    tpot, ttft = question.targets.tpot, question.targets.ttft
+    words = (
+        [f"TPOT {'p99 ' if question.setting.percentile99 else ''}<= {tpot * 1e3:g} ms"]
+        if tpot < _NONE
+        else []
+    )
+    words += [f"TTFT <= {ttft * 1e3:g} ms"] if ttft < _NONE else []
+    words += [f"at least {question.tokens_per_second:,.0f} tok/s"] if question.tokens_per_second else []
+    if question.floored:
+        words.append(f"no TPOT target: at most {USEFUL * 1e3:g} ms, to be useful")
+    return ", ".join(words) or "no targets"
+
+
+_NONE = float("inf")
+
+
+def _assumed(question: Question) -> str:
+    """Precision, routing and drafts: what the answer hangs on beside the hardware."""
+    setting, precision, routing = question.setting, question.setting.precision, question.setting.routing
+    words = [f"weights {precision.experts}"]
+    if precision.attention != precision.experts:
+        words.append(f"attention weights {precision.attention}")
+    words.append(f"cache {precision.kv}")
+    words.append("measured expert counts" if routing.counts else f"expert skew {routing.zipf:g}")
+    if routing.redundant:
+        words.append(f"{routing.redundant} spare expert slots")
+    if routing.copies > 1:
+        words.append(f"{routing.copies} copies of every expert")
+    if setting.draft_tokens:
+        words.append(f"{setting.tokens_per_step:g} tokens a step (MTP)")
+    return ", ".join(words)
+
+
+def _wider(chip: Hardware, precision: str) -> bool:
+    """Whether this chip has no units for that precision. int4 weights are multiplied in bf16 everywhere."""
+    has = {"fp8": chip.flops_fp8, "fp4": chip.flops_fp4}
+    return precision in has and has[precision] <= 0
+
+
+def _for_speed(question: Question) -> bool:
+    return question.objective == "latency" and not question.tokens_per_second
+
+
+def _size(elems: int) -> str:
+    return f"{elems / 1e9:.0f}B" if elems >= 1e9 else f"{elems / 1e6:.0f}M"
+
+
+def _chosen(found: RankedPlans, top: int) -> list[tuple[str, Plan]]:
+    """The best, distinct runners-up, and the best of the kind that is not among them."""
+    shown: list[tuple[str, Plan]] = []
+    for plan in found.plans:
+        if len(shown) < top:
+            shown.append(("best" if not shown else "next", plan))
+    for kind in ("colocated", "afd"):
+        first = found.best(kind)
+        if first is not None and all(plan.kind != kind for _, plan in shown):
+            shown.append(("baseline" if kind == "colocated" else "best AFD", first))
+    return shown
+
+
+def _row(label: str, plan: Plan) -> tuple[str, ...]:
+    afd = plan.kind == "afd"
+    return (
+        label,
+        plan.kind.upper() if afd else plan.kind,
+        f"{plan.prefill.devices} {plan.prefill.hardware}" if plan.prefill else "with attention",
+        f"{plan.attention.devices} {plan.attention.hardware}",
+        f"{plan.experts.devices} {plan.experts.hardware}" if afd else "same",
+        str(plan.attention.tensor_parallel),
+        str(plan.micro_batches),
+        str(plan.batch),
+        f"{plan.tpot * 1e3:.1f}",
+        f"{plan.ttft * 1e3:,.0f}",
+        f"{plan.tok_s:,.0f}",
+        f"{plan.tok_s_per_device:,.0f}",
+        f"{plan.usd_per_mtok:.3f}",
+        plan.limited_by,
+        f"{plan.busiest} {plan.bound_by}",
+    )
+
+
+def _details(question: Question, best: Plan) -> list[str]:
+    idle = best.bubbles()
+    lines = [
+        f"Best plan, +-{best.error:.0%} (one sigma, 80 % inside {best.interval[0] * 1e3:.1f} to "
+        f"{best.interval[1] * 1e3:.1f} ms): {best.requests:,} requests in decode, "
+        f"${best.usd_per_hour:,.2f}/h, {best.watts / 1e3:,.1f} kW"
+    ]
+    times = best.stages
+    lines.append(
+        f"one layer of one micro-batch: attention {times.attention * 1e6:.0f} us, dispatch {times.dispatch * 1e6:.0f}, "
+        f"experts {times.experts * 1e6:.0f}, combine {times.combine * 1e6:.0f}"
+        + (
+            f"; idle: attention {idle['attention']:.0%}, experts {idle['experts']:.0%}"
+            if best.kind == "afd"
+            else ""
+        )
+    )
+    if not best.decode_only:
+        taken = (
+            f"prompts take {best.prefill_share:.0%} of the time"
+            if best.prefill is None
+            else f"prompts are read by {best.prefill.devices} {best.prefill.hardware}, at most {BUSY:.0%} busy"
+        )
+        lines.append(f"{taken}; TTFT is a mean, see `afserve simulate` for p99")
+        lines += _shared(question, best)
+        lines += _found(question, best)
+    copies = min(
+        (pool.count // best.used[pool.chip.name] for pool in question.pools if pool.chip.name in best.used),
+        default=1,
+    )
+    if copies > 1:
+        lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
+    lines += _left_over(question, best, copies)
+    return lines
+
+
+def _shared(question: Question, best: Plan) -> list[str]:
+    """Over how many devices a prompt is split, and why."""
+    if best.prompt_parts == 1:
+        return []
+    target = question.setting.ttft
+    return [
+        f"{best.prompt_parts} of them read each prompt together, chunk by chunk in turns: with one the first token "
+        f"would take {best.prompt_alone * 1e3:,.0f} ms. `afserve up` does so with --ttft {target:g}"
+    ]
+
+
+def _found(question: Question, best: Plan) -> list[str]:
+    """What of prompts is not computed, and whether bringing it is sooner."""
+    setting = question.setting_for(best.kind)
+    if not setting.found.tiers:
+        return []
+    brought, computed = setting.fetching, setting.found.share * setting.workload.mean_prompt
+    computing = computed * again_second(question, best)
+    return [
+        f"KV found: {setting.found}; it comes in {brought * 1e3:,.1f} ms a prompt, computing it would take "
+        f"{computing * 1e3:,.1f} ms of {'an attention rank' if best.kind == 'afd' else 'a rank'}"
+        + ("" if brought <= computing else ": compute it instead")
+    ]
+
+
+def _left_over(question: Question, best: Plan, copies: int) -> list[str]:
+    """Devices on offer that no instance takes."""
+    left = {pool.chip.name: pool.count - copies * best.used.get(pool.chip.name, 0) for pool in question.pools}
+    named = ", ".join(f"{count} {name}" for name, count in left.items() if count)
+    return [f"Idle: {named} of the pools"] if named else []
+
+
+def _sensitivity(changes: dict[str, float | None]) -> str:
+    said = {
+        name: "no batch fits" if change is None else f"{round(change, 3) + 0.0:+.1%}"
+        for name, change in changes.items()
+    }
+    return ", ".join(f"{name} {words}" for name, words in said.items())
+
+
+def as_values(
+    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None]
+) -> dict[str, object]:
+    """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
+    plans = [_values(plan) for plan in found.plans]
+    return {
+        "model": question.setting.shape.name,
+        "objective": question.objective,
+        "best": plans[0],
+        "alternatives": plans[1:],
+        "sensitivity_10_percent": {
+            name: None if change is None else round(change, 4) + 0.0 for name, change in changes.items()
+        },
+        "verdict": verdict,
+        "probability_afd_better": chance(question, found),
+        "engines": {kind: _engine(engine) for kind, engine in question.engines},
+        "notes": _notes(question) + _beyond(question, found.plans[0]),
+        "layouts_tried": found.tried,
+    }
+
+
+def chance(question: Question, found: RankedPlans) -> float | None:
+    """The probability that AFD is better; none where only one kind has a plan."""
+    afd, colocated = found.best("afd"), found.best("colocated")
+    if afd is None or colocated is None:
+        return None
+    return round(probability(question, afd, colocated), 3)
+
+
+def _engine(engine: Engine) -> dict[str, object]:
+    return {"name": engine.name, "about": engine.about, "fit": dict(engine.fit)}
+
+
+def _values(plan: Plan) -> dict[str, object]:
+    times = plan.stages
+    return {
+        "kind": plan.kind,
+        "attention": _side(plan.attention),
+        "experts": _side(plan.experts),
+        "prefill": None if plan.prefill is None else _side(plan.prefill),
+        "prompt_parts": plan.prompt_parts,
+        "ttft_one_part_ms": None if plan.decode_only else round(plan.prompt_alone * 1e3, 1),
+        "micro_batches": plan.micro_batches,
+        "batch": plan.batch,
+        "ranks": plan.ranks,
+        "tpot_ms": _rounded(plan.tpot * 1e3, 3),
+        "ttft_ms": None if plan.decode_only else round(plan.ttft * 1e3, 1),
+        "tok_s": _rounded(plan.tok_s, 1),
+        "tok_s_per_device": _rounded(plan.tok_s_per_device, 2),
+        "tokens_per_joule": round(plan.tokens_per_joule, 4),
+        "usd_per_mtok": _rounded(plan.usd_per_mtok, 5),
+        "usd_per_hour": _rounded(plan.usd_per_hour, 2),
+        "bound_by": "memory" if plan.limited_by == "memory" else plan.bound_by,
+        "limited_by": plan.limited_by,
+        "busiest": plan.busiest,
+        "engine": plan.engine,
+        "error": round(plan.error, 3),
+        "tpot_interval_80_ms": [_rounded(seconds * 1e3, 3) for seconds in plan.interval],
+        "stages_us": {
+            name: round(getattr(times, name) * 1e6, 2)
+            for name in ("attention", "dispatch", "experts", "combine", "outside")
+        },
+        "layers": plan.layers,
+    }
+
+
+def _rounded(value: float, digits: int) -> float:
+    """So many digits behind the point; where nothing would be left, the first three that are no 0."""
+    return round(value, digits) or float(f"{value:.3g}")
+
+
+def _side(side: Side) -> dict[str, object]:
+    return {
+        "hardware": side.hardware,
+        "devices": side.devices,
+        "nodes": side.nodes,
+        "tensor_parallel": side.tensor_parallel,
+    }

@@ -1,0 +1,80 @@
+"""The first token where clients keep a fixed number of requests in flight, as benchmark clients do.
+
+A prompt waits for those that were sent with it, for the step in progress, and for memory or a seat to come free. The
+shares of each are an engine's (`engine.Wait`). Where requests come at random, `stages.py` has a queue instead.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.pipeline import larger
+from afserve.placement.planner.perf.engine import PLAIN, Wait
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import prompt_seconds
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crowd:
+    """What the first token waits for. attention, experts: kernel seconds of one prompt. running: requests in decode on
+    a rank, `total` on all; workers: prefill instances per rank; step: seconds; apart: 1 where prompts run elsewhere."""
+
+    attention: Array
+    experts: Array
+    running: Array
+    total: Array
+    concurrency: Array
+    answer: Array
+    step: Array
+    workers: Array
+    apart: Array
+
+
+def first_token(crowd: Crowd, wait: Wait, factor: Array | float) -> Array:
+    """Seconds from a request to its first token, the mean over requests. Two things come on top of the prompts in
+    front: a full prefill side lets every prompt wait for all others but those in decode, and requests beyond those
+    that run wait for a whole answer."""
+    prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
+    queued = wait.queued * np.maximum(crowd.running / crowd.workers - 1, 0.0) ** wait.power
+    start = wait.start + wait.steps * crowd.step + wait.request * 1e-4 * crowd.total
+    light = (start + prompt * (1 + queued)) * factor
+    full = crowd.apart * (crowd.running * prompt / crowd.workers - crowd.answer * crowd.step)
+    blocked = (crowd.concurrency / crowd.total - 1) * crowd.answer * crowd.step
+    return np.asarray(larger(light, np.asarray(full)) + np.maximum(blocked, 0.0))
+
+
+def crowd_of(
+    setting: Setting,
+    chip: Hardware,
+    tensor_parallel: int,
+    ranks: Array,
+    resident: Array,
+    step: Array,
+) -> Crowd:
+    """`resident` requests per rank are in decode, a step takes `step` seconds, on colocated ranks of `chip`."""
+    here = replace(
+        setting, engine=PLAIN, workload=replace(setting.workload, decode_only=False), concurrency=0.0
+    )
+    prefill = setting.prefill
+    if prefill is None:
+        attention, experts = prompt_seconds(here, chip, chip, tensor_parallel, ranks, ranks * tensor_parallel)
+    else:
+        split = prefill.devices or int(ranks.flat[0]) * tensor_parallel
+        one, devices = np.ones_like(ranks), np.full_like(ranks, float(split))
+        attention, experts = prompt_seconds(here, chip, chip, split, one, devices)
+    total = ranks * resident
+    return Crowd(
+        attention=attention,
+        experts=experts,
+        running=resident if prefill is None else total,
+        total=np.minimum(total, max(setting.concurrency, 1.0)),
+        concurrency=np.full_like(total, max(setting.concurrency, 1.0)),
+        answer=np.full_like(total, setting.workload.mean_answer),
+        step=step,
+        workers=np.full_like(total, 1.0 if prefill is None else prefill.workers),
+        apart=np.full_like(total, float(prefill is not None)),
+    )
