@@ -39,8 +39,9 @@ from afserve.server.openapi.document import described
 from afserve.server.replies.ignored import HEADER
 from afserve.server.replies.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.state.database import Database
-from afserve.server.text.prepare import BodyKind, Preparer, TextModel
+from afserve.server.text.prepare import BodyKind, Preparer
 from afserve.server.text.preparers import Preparers
+from afserve.server.text.prompt_tokens import TextModel
 from afserve.server.text.text_pool import TextPool
 from afserve.tokens.tokenizer import Tokenizer
 

@@ -158,7 +158,7 @@ def test_port_in_use_is_said_plainly(server):
 
 
 def test_a_stream_that_has_nothing_to_say_says_that_it_is_there(server, monkeypatch):
-    monkeypatch.setattr("afserve.server.answers.answer.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("afserve.server.answers.writer.QUIET_SECONDS", 0.02)
     server.backend.hold_at = 2
     lines = []
     with httpx.stream(
@@ -177,7 +177,7 @@ def test_a_stream_that_has_nothing_to_say_says_that_it_is_there(server, monkeypa
 
 
 def test_clients_skip_what_only_says_that_the_stream_is_there(server, monkeypatch):
-    monkeypatch.setattr("afserve.server.answers.answer.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("afserve.server.answers.writer.QUIET_SECONDS", 0.02)
     server.backend.hold_at = 2
     threading.Timer(0.2, server.backend.release.set).start()
     with Client(server.url) as client:

@@ -16,8 +16,9 @@ from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
 from afserve.server.bodies.prepared import Computed, from_bytes, to_bytes
 from afserve.server.http.settings import ServerSettings
-from afserve.server.text.prepare import BodyKind, Elsewhere, Preparer, TextModel
+from afserve.server.text.prepare import BodyKind, Preparer
 from afserve.server.text.preparers import Preparers
+from afserve.server.text.prompt_tokens import Elsewhere, TextModel
 from afserve.server.text.text_pool import INLINE_BYTES, TextPool
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from afserve.control.backend import Opened
 from afserve.engine.scheduling.request import (
@@ -23,6 +22,7 @@ from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.surface import PieceWriter
 from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.spans import NOWHERE, Span
@@ -100,18 +100,6 @@ class Task:
             tenant=Tenant(self.scheduling.tenant, self.scheduling.share),
             ttft=self.scheduling.ttft,
         )
-
-
-class PieceWriter(Protocol):
-    """Where pieces go without a turn of the event loop, while their reader waits for the next one."""
-
-    def can_write(self) -> bool:
-        """Whether it would write a piece now."""
-        ...
-
-    def write_piece(self, index: int, piece: TextPiece) -> None:
-        """One that ends nothing."""
-        ...
 
 
 class SequenceRun:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from afserve.clock import WallClock
 from afserve.errors import RequestError, shown
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Whole
+from afserve.server.answers.writer import Whole
 from afserve.server.batches.batch import checked
 from afserve.server.batches.files import PURPOSES, FileStore
 from afserve.server.batches.multipart import fields_of

@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.errors import AfserveError, ProtocolError, RequestError
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Whole
 from afserve.server.answers.answering import Watched, within
 from afserve.server.answers.generation import Task
 from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.writer import Whole
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.service import Service
 from afserve.server.http.body import until_gone

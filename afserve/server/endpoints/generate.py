@@ -7,11 +7,12 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Answer, Source
+from afserve.server.answers.answer import Answer
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.asked import Asked, owner_of
 from afserve.server.answers.generation import generate
 from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.openai_surface import surface_of
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.requests import answer_of
 from afserve.server.endpoints.service import Service
@@ -59,6 +60,13 @@ class Generate:
         """Of a request that ends with its connection."""
         service = self._service
         task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
-        reply = asked.reply(model.tokenizer)
-        source = Source(lambda writer: generate(model, task, writer), deadline=task.scheduling.deadline)
-        return Answer(source, service.answering, task, reply, asked.prepared.stream, service.settings)
+        surface = surface_of(asked.reply(model.tokenizer), asked.prepared.stream, asked.choices)
+        return Answer(
+            lambda writer: generate(model, task, writer),
+            service.answering,
+            task,
+            surface,
+            asked.prepared.stream is not None,
+            service.settings,
+            deadline=task.scheduling.deadline,
+        )

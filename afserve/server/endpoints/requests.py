@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Answer, Source
+from afserve.server.answers.answer import Answer
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.asked import Asked, owner_of
+from afserve.server.answers.openai_surface import surface_of
 from afserve.server.answers.resumables import Resumable
 from afserve.server.bodies.openai import StreamOptions
 from afserve.server.endpoints.service import Service
@@ -28,9 +29,15 @@ def answer_of(
 ) -> Answer:
     """Reads it from `since` on. A stream without usage options has those that were asked for at first."""
     since = since or Position.start(one.asked.choices)
-    source = Source(lambda _: service.resumables.pieces(one, since), since)
     reply = one.asked.reply(service.models.named(one.asked.prepared.model).tokenizer)
-    return Answer(source, service.answering, one.task, reply, stream, service.settings)
+    return Answer(
+        lambda _: service.resumables.pieces(one, since),
+        service.answering,
+        one.task,
+        surface_of(reply, stream, one.asked.choices, since),
+        stream is not None,
+        service.settings,
+    )
 
 
 class RequestEndpoints:

@@ -14,16 +14,17 @@ from starlette.types import Receive, Scope, Send
 from afserve.clock import Clock, WallClock
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Whole
+from afserve.server.answers.answer import Answer, Keep
 from afserve.server.answers.answering import Watched
-from afserve.server.answers.generation import Task
+from afserve.server.answers.generation import Task, generate
 from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.surface import Surface
+from afserve.server.answers.writer import Whole
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
 from afserve.server.endpoints.service import Service
-from afserve.server.endpoints.surface import Keep, Surface, SurfaceAnswer
 from afserve.server.http.body import Body
 from afserve.server.metrics.spans import origin_of, span_of
 from afserve.server.replies.refusal import json_response
@@ -79,7 +80,7 @@ class Spoken:
 
     def _answer(
         self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
-    ) -> SurfaceAnswer:
+    ) -> Answer:
         service, account = self._service, account_of(scope)
         task = Task(
             watched.id,
@@ -95,14 +96,15 @@ class Spoken:
             format_field=asked.format_field,
         )
         surface = self._make(asked, watched.id, service.http.clock)
-        return SurfaceAnswer(
-            model,
+        return Answer(
+            lambda writer: generate(model, task, writer),
             service.answering,
             task,
             surface,
             asked.stream is not None,
             service.settings,
-            self._keeping(asked, surface, account.owner),
+            deadline=task.scheduling.deadline,
+            keep=self._keeping(asked, surface, account.owner),
         )
 
     def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
@@ -160,7 +162,7 @@ class Responses(Spoken):
             items = asked.kept[:-1] + b"," + own[1:] if surface.items else asked.kept
             try:
                 await self._store.put(
-                    owner, surface.id, StoredResponse(surface.body(usage), items, asked.kept)
+                    owner, surface.id, StoredResponse(b"".join(surface.body(usage)), items, asked.kept)
                 )
             except CapacityError as error:
                 log.warning("%s is answered and not kept: %s", surface.id, error.message)

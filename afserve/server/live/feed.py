@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import Placement
-from afserve.server.answers.answer import Writer
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
+from afserve.server.answers.writer import Writer
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.status import status_object
 from afserve.server.http.body import until_gone

@@ -21,6 +21,8 @@ class MessageSurface:
 
     media = b"text/event-stream; charset=utf-8"
     comment: bytes | None = b": still here\n\n"
+    at_once = True
+    size = 0
 
     def __init__(self, message_id: str, model: str, reading: Reading | None) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
@@ -37,13 +39,14 @@ class MessageSurface:
             "message_start", message={**self._head, **nothing, "usage": {**_usage(usage), "output_tokens": 0}}
         )
 
-    def take(self, piece: TextPiece) -> bytes:
+    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
+        self.size += len(piece.text)
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             said += self._close()
             self._stop = piece.stop
             self._reason = self._why(piece)
-        return said
+        return (said,) if said else ()
 
     def end(self, usage: Usage) -> bytes:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
@@ -52,7 +55,7 @@ class MessageSurface:
     def failed(self, error: AfserveError | None) -> bytes:
         return f"event: error\ndata: {encode(anthropic_body(error))}\n\n".encode()
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage) -> tuple[bytes, ...]:
         whole = {
             **self._head,
             "content": self._blocks,
@@ -60,7 +63,7 @@ class MessageSurface:
             "stop_sequence": self._stop,
             "usage": _usage(usage),
         }
-        return encode(whole).encode()
+        return (encode(whole).encode(),)
 
     def _why(self, piece: TextPiece) -> str:
         if piece.stop is not None:

@@ -22,6 +22,8 @@ class OllamaSurface:
 
     media = b"application/x-ndjson"
     comment: bytes | None = None
+    at_once = True
+    size = 0
 
     def __init__(self, model: str, reading: Reading | None, now: Callable[[], float], *, chat: bool) -> None:
         self._model, self._chat = model, chat
@@ -36,13 +38,14 @@ class OllamaSurface:
     def begin(self, usage: Usage) -> bytes:
         return b""
 
-    def take(self, piece: TextPiece) -> bytes:
+    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
+        self.size += len(piece.text)
         self._first = self._first or self._now()
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
             said += self._calls_until(len(self._calls))
-        return said
+        return (said,) if said else ()
 
     def end(self, usage: Usage) -> bytes:
         return self._line("", end=self._end(usage))
@@ -50,13 +53,13 @@ class OllamaSurface:
     def failed(self, error: AfserveError | None) -> bytes:
         return (encode(ollama_body(error)) + "\n").encode()
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage) -> tuple[bytes, ...]:
         more: Line = {}
         if self._thought:
             more["thinking"] = "".join(self._thought)
         if self._calls:
             more["tool_calls"] = [_call(name, arguments) for name, arguments in self._calls]
-        return self._line("".join(self._said), more, self._end(usage)).rstrip()
+        return (self._line("".join(self._said), more, self._end(usage)).rstrip(),)
 
     def _part(self, part: Part) -> bytes:
         match part:

@@ -26,6 +26,8 @@ class ResponseSurface:
 
     media = b"text/event-stream; charset=utf-8"
     comment: bytes | None = b": still here\n\n"
+    at_once = True
+    size = 0
 
     def __init__(
         self, response_id: str, model: str, facts: Mapping[str, object], reading: Reading | None
@@ -52,12 +54,13 @@ class ResponseSurface:
             "response.in_progress", response=response
         )
 
-    def take(self, piece: TextPiece) -> bytes:
+    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
+        self.size += len(piece.text)
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             said += self._close("incomplete" if piece.finish_reason == "length" else "completed")
             self._status, self._details = _ENDS.get(piece.finish_reason, ("completed", None))
-        return said
+        return (said,) if said else ()
 
     def end(self, usage: Usage) -> bytes:
         return self._event(f"response.{self._status}", response=self._response(usage))
@@ -74,8 +77,8 @@ class ResponseSurface:
             "error", code=code, message=message, param=error.param if error else None
         ) + self._event("response.failed", response=response)
 
-    def body(self, usage: Usage) -> bytes:
-        return encode(self._response(usage)).encode()
+    def body(self, usage: Usage) -> tuple[bytes, ...]:
+        return (encode(self._response(usage)).encode(),)
 
     def _response(self, usage: Usage | None) -> Item:
         return {

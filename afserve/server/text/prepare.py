@@ -8,7 +8,7 @@ tokenized. Knows no HTTP and no engine.
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
 from afserve.engine.scheduling.request import SamplingParams
@@ -19,7 +19,6 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import (
     ChatRequest,
     CompletionRequest,
-    Prompt,
     chat_request,
     completion_request,
     embedding_request,
@@ -32,10 +31,9 @@ from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
 from afserve.server.reading.table import Reading
 from afserve.server.surfaces import anthropic, ollama, responses
 from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
-from afserve.server.text.context import Context
 from afserve.server.text.conversation import Conversation, conversation_of
+from afserve.server.text.prompt_tokens import Elsewhere, PromptTokens, TextModel
 from afserve.tokens.chat_template import ChatTemplate
-from afserve.tokens.detokenizer import text_up_to
 from afserve.tokens.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -76,24 +74,6 @@ TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TextModel:
-    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
-    refuses wishes that the model cannot follow."""
-
-    folder: str
-    name: str
-    max_model_len: int
-    vocab_size: int
-    max_sequences: int
-    aliases: Sequence[str] = ()
-    strict: bool = False
-
-
-class Elsewhere(Exception):
-    """A template or a grammar is asked for where none is rendered or compiled."""
-
-
 class Preparer:
     """`prepare` of one model. `template` None: the model has none; with `elsewhere` another process renders it, and
     compiles grammars."""
@@ -110,7 +90,7 @@ class Preparer:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._context = Context(model.max_model_len, tokenizer)
+        self._tokens = PromptTokens(model, tokenizer, elsewhere=elsewhere)
         self._defaults = defaults
         self._conversation = conversation_of(template, tokenizer)
         self._formats = Formats(compiler)
@@ -156,9 +136,9 @@ class Preparer:
     def _completion(
         self, asked: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS
     ) -> Prepared:
-        prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
+        prompts = [self._tokens.ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
-        rooms = [self._context.room(len(ids), wanted, default, "prompt") for ids in prompts]
+        rooms = [self._tokens.context.room(len(ids), wanted, default, "prompt") for ids in prompts]
         params = sampling_params(
             asked.sampling,
             self._defaults,
@@ -167,16 +147,16 @@ class Preparer:
             echo=asked.echo,
             grammar=self._formats.checked(asked.wanted),
         )
-        echo = self._echo(asked, prompts) if asked.echo else None
+        echo = self._tokens.echo(asked, prompts) if asked.echo else None
         return self._prepared(prompts, params, asked, echo, wanted=asked.wanted)
 
     def _embedding(self, body: Fields, fields: Fields) -> Prepared:
         """Each input of an OpenAI body with room for one token, which nobody reads; `fields` is what was sent."""
         self._check_sequences(prompt_count(body, "input"), 1, "input")
         asked = embedding_request(body)
-        prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
+        prompts = [self._tokens.ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
-            self._context.room(len(ids), None, None, "input")
+            self._tokens.context.room(len(ids), None, None, "input")
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
         scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
         return Prepared(
@@ -186,13 +166,13 @@ class Preparer:
     def _chat(self, asked: ChatRequest) -> Prepared:
         self._check_sequences(1, SamplingFields(asked.sampling).n)
         conversation, prompt = self._render(asked)
-        ids = self._ids(prompt, False, "messages")
+        ids = self._tokens.ids(prompt, False, "messages")
         wanted = conversation.format(asked, prompt)
         grammar = self._formats.checked(wanted)
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
-        room = self._context.room(len(ids), asked.wanted_tokens, None, "messages", field)
+        room = self._tokens.context.room(len(ids), asked.wanted_tokens, None, "messages", field)
         params = sampling_params(
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
@@ -251,7 +231,7 @@ class Preparer:
         skips: bool = True,
         wanted: WantedGrammar | None = None,
     ) -> Prepared:
-        self._check_ids(params)
+        self._tokens.check_named(params)
         return Prepared(
             tuple(prompts),
             params,
@@ -275,7 +255,7 @@ class Preparer:
         special, spelled = body.add_special_tokens, body.return_token_strs
         if text is None:
             text, special = self._render(chat_request(fields))[1], False
-        ids = self._ids(text, special, "prompt")
+        ids = self._tokens.ids(text, special, "prompt")
         reply: dict[str, object] = {"count": len(ids), "max_model_len": self._model.max_model_len}
         reply["tokens"] = ids.tolist()
         if spelled:
@@ -301,7 +281,7 @@ class Preparer:
             fields.refuse("tokens", "an array of token ids")
         fields.entries("tokens", self._model.max_model_len)
         ids = fields.integers("tokens")
-        self._check_quick()
+        self._tokens.check_quick()
         top = self._model.vocab_size
         for i, token_id in enumerate(ids):
             if not 0 <= token_id < top:
@@ -320,18 +300,6 @@ class Preparer:
                 param=param,
             )
 
-    def _check_ids(self, params: SamplingParams) -> None:
-        top = self._model.vocab_size
-        for name, ids in (
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", tuple(token_id for token_id, _ in params.logit_bias)),
-        ):
-            for token_id in ids:
-                if not 0 <= token_id < top:
-                    raise RequestError(
-                        f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
-                    )
-
     def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
         """The prompt text of a conversation."""
         if self._elsewhere:
@@ -342,43 +310,6 @@ class Preparer:
                 param="messages",
             )
         return self._conversation, self._conversation.render(asked)
-
-    def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
-        if isinstance(prompt, str):
-            self._check_quick()
-            self._context.screen(prompt, param)
-            try:
-                return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-            except RequestError as error:
-                raise RequestError(f"{param}: {error.message}", param=param) from error
-        top, limit = self._model.vocab_size, self._model.max_model_len
-        if len(prompt) > limit:
-            self._context.room(len(prompt), None, None, param)
-        if prompt and not 0 <= min(prompt) <= max(prompt) < top:
-            at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
-            raise RequestError(
-                f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
-            )
-        return array("i", prompt)
-
-    def _check_quick(self) -> None:
-        """A tokenizer that may take without end is asked where there are limits."""
-        if self._elsewhere and not self._tokenizer.is_quick:
-            raise Elsewhere
-
-    def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
-        self._check_quick()
-        texts, added = [], []
-        for prompt, ids in zip(asked.prompts, prompts, strict=True):
-            if isinstance(prompt, str):
-                texts.append(prompt)
-            elif asked.wanted_tokens == 0:
-                texts.append(self._tokenizer.decode(ids, skip_special_tokens=False))
-            else:  # a last character that is cut is told with what follows
-                texts.append(text_up_to(self._tokenizer, ids))
-            bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
-            added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
-        return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)
 
 
 def _drawn_by(prepared: Prepared, found: Translated) -> Mapping[str, object]:

@@ -26,8 +26,9 @@ from afserve.errors import (
 )
 from afserve.server.bodies.prepared import Answer, from_bytes
 from afserve.server.http.settings import ServerSettings
-from afserve.server.text.prepare import TRANSLATED, BodyKind, Elsewhere, TextModel
+from afserve.server.text.prepare import TRANSLATED, BodyKind
 from afserve.server.text.preparers import Preparers
+from afserve.server.text.prompt_tokens import Elsewhere, TextModel
 from afserve.server.text.text_process import LENGTH, MEMORY_EXIT, QUESTION
 
 log = logging.getLogger("afserve.server")

@@ -1,0 +1,91 @@
+"""The tokens of one model's prompts: what a client sent as text or as ids, checked, and what it may name by id."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afserve.engine.scheduling.request import SamplingParams
+from afserve.errors import RequestError, shown
+from afserve.server.bodies.openai import CompletionRequest, Prompt
+from afserve.server.bodies.prepared import EchoText
+from afserve.server.text.context import Context
+from afserve.tokens.detokenizer import text_up_to
+from afserve.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
+    refuses wishes that the model cannot follow."""
+
+    folder: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    max_sequences: int
+    aliases: Sequence[str] = ()
+    strict: bool = False
+
+
+class Elsewhere(Exception):
+    """A template or a grammar is asked for where none is rendered or compiled."""
+
+
+class PromptTokens:
+    """With `elsewhere` a tokenizer that may take without end is asked in another process."""
+
+    def __init__(self, model: TextModel, tokenizer: Tokenizer, *, elsewhere: bool) -> None:
+        self._model, self._tokenizer, self._elsewhere = model, tokenizer, elsewhere
+        self.context = Context(model.max_model_len, tokenizer)
+
+    def ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
+        """As 32-bit integers. Raises RequestError that names `param`, also where they are more than the context has."""
+        if isinstance(prompt, str):
+            self.check_quick()
+            self.context.screen(prompt, param)
+            try:
+                return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            except RequestError as error:
+                raise RequestError(f"{param}: {error.message}", param=param) from error
+        top, limit = self._model.vocab_size, self._model.max_model_len
+        if len(prompt) > limit:
+            self.context.room(len(prompt), None, None, param)
+        if prompt and not 0 <= min(prompt) <= max(prompt) < top:
+            at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
+            raise RequestError(
+                f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
+            )
+        return array("i", prompt)
+
+    def check_quick(self) -> None:
+        """A tokenizer that may take without end is asked where there are limits."""
+        if self._elsewhere and not self._tokenizer.is_quick:
+            raise Elsewhere
+
+    def echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
+        """The words of prompts that an answer repeats, whose ids are `prompts`."""
+        self.check_quick()
+        texts, added = [], []
+        for prompt, ids in zip(asked.prompts, prompts, strict=True):
+            if isinstance(prompt, str):
+                texts.append(prompt)
+            elif asked.wanted_tokens == 0:
+                texts.append(self._tokenizer.decode(ids, skip_special_tokens=False))
+            else:  # a last character that is cut is told with what follows
+                texts.append(text_up_to(self._tokenizer, ids))
+            bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
+            added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
+        return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)
+
+    def check_named(self, params: SamplingParams) -> None:
+        """Raises RequestError for an id that these name and the vocabulary has not."""
+        top = self._model.vocab_size
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(token_id for token_id, _ in params.logit_bias)),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < top:
+                    raise RequestError(
+                        f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
+                    )
