@@ -16,7 +16,7 @@ from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool as Offered
 from afserve.placement.planner.search import Targets
 from afserve.placement.planner.simulate.layer_stages import StageTable
-from afserve.placement.planner.simulate.layers import Played, Script, Simulation
+from afserve.placement.planner.simulate.layers import Played, Script, Simulation, perfetto_json
 from afserve.placement.planner.simulate.ranks import arrivals_for, rank_of
 from afserve.placement.planner.simulate.requests import (
     Arrivals,
@@ -28,7 +28,6 @@ from afserve.placement.planner.simulate.requests import (
     read_first,
     serve,
 )
-from afserve.placement.planner.simulate.timeline import perfetto_json
 
 
 def planned(model: str, pools: dict[str, int], context: float, tpot: float = 0.05) -> tuple[Question, Plan]:
@@ -140,6 +139,14 @@ def test_a_rank_serves_every_request_and_counts_by_hand() -> None:
     assert done.tpot == pytest.approx([0.2, 0.2, 0.0])
     assert done.tokens == 5
     assert goodput(done, tpot=1.0, ttft=0.5) == pytest.approx(2 / 0.8)
+
+
+def test_a_step_with_draft_tokens_ends_no_later_for_how_floats_add_up() -> None:
+    """Nine tokens, 1.8 a step: five steps, though what is left after these, taken off one by one, is above 0."""
+    rank = Rank(1, np.full(2, 0.1), np.ones(1), prompt_second=0.0, tokens_per_step=1.8)
+    done = ServedRequests()
+    list(serve(rank, Arrivals(np.zeros(1), np.ones(1), np.full(1, 9.0)), np.random.default_rng(0), done))
+    assert done.ended == pytest.approx([0.5])
 
 
 def test_light_load_meets_targets_and_heavy_load_queues() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.placement.planner.simulate.goodput import at_rate, goodput, holds
 from afserve.placement.planner.simulate.phase_stages import (
     IDLE,
     Apart,
@@ -25,10 +26,6 @@ from afserve.placement.planner.simulate.phases import (
     PhaseLayout,
     PhasesRun,
     SimulatedRequest,
-    at_rate,
-    attainment,
-    goodput,
-    holds,
 )
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
@@ -57,6 +54,13 @@ LAYOUTS = {
         1024, reads=(Beside(STAGES, 6, 16),), decodes=(Beside(STAGES, 10, 16),), pieces=ON_GPU
     ),
 }
+
+
+def attainment(layout: PhaseLayout, asked: list[SimulatedRequest], targets: GoodputTargets) -> float:
+    """The share of requests that met both targets."""
+    run = PhasesRun(layout, asked)
+    met = sum(targets.met(asked[number], run.times[number]) for number in run.play())
+    return 1 - (len(asked) - met) / len(asked)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -154,14 +154,12 @@ def long_run(
     seed: int,
 ) -> dict[str, Any]:
     """What losses cost over the days, for JSON."""
-    import numpy as np
-
     from afserve.placement.planner.simulate.endured import endured
     from afserve.placement.planner.simulate.losses import again_second, computed_again
 
     mtbf, days = span_of(flags, roles)
-    context = np.array([question.setting.workload.context_mean])
-    rank = plan.batch * plan.micro_batches * float(computed_again(context, recovery)[0])
+    context = question.setting.workload.context_mean
+    rank = plan.batch * plan.micro_batches * computed_again(context, recovery)
     others = 1 if recovery.all_end else max(plan.ranks - 1, 1)
     again = rank * again_second(question, plan) / others
     found = endured(roles, mtbf, days, again, seed)

@@ -249,7 +249,7 @@ def _check_timeline(path: Path | None, plan: "Plan") -> None:
 
 def _write_timeline(path: Path, played: "Played") -> None:
     from afserve.errors import ConfigError
-    from afserve.placement.planner.simulate.timeline import perfetto_json
+    from afserve.placement.planner.simulate.layers import perfetto_json
 
     try:
         path.write_text(perfetto_json(played.spans), encoding="utf-8")

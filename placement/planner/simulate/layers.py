@@ -7,7 +7,8 @@ done. Whatever follows an expert pass on one rank is in the order of the passes,
 go on together, as arrays. Stage times come from the functions that the plan uses. It knows no files and no terminal.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -197,3 +198,28 @@ class Simulation:
         for name, work in self._work.items():
             stations = 1 if name == "experts" else self.script.ranks
             self.result.busy[name] = work / stations / self.result.seconds
+
+
+def perfetto_json(spans: Sequence[StationSpan]) -> str:
+    """A timeline as Chrome trace events, which https://ui.perfetto.dev opens: one track per station, one slice per
+    micro-batch and layer, in microseconds from the first slice."""
+    stations = sorted({span.station for span in spans})
+    origin = min((span.start for span in spans), default=0.0)
+    events: list[dict[str, object]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": place, "args": {"name": station}}
+        for place, station in enumerate(stations)
+    ]
+    for span in spans:
+        events.append(
+            {
+                "ph": "X",
+                "name": f"m{span.micro_batch} layer {span.layer}",
+                "cat": span.station.split()[0],
+                "pid": 1,
+                "tid": stations.index(span.station),
+                "ts": round((span.start - origin) * 1e6, 3),
+                "dur": round((span.end - span.start) * 1e6, 3),
+                "args": {"micro_batch": span.micro_batch, "layer": span.layer},
+            }
+        )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})

@@ -226,7 +226,7 @@ def _speed(happened: list[Outage], when: float) -> float:
     return speed
 
 
-def computed_again(context: Array, recovery: RecoveryTimes) -> Array:
-    """Tokens of these contexts that are computed again where they go on."""
+def computed_again(context: float, recovery: RecoveryTimes) -> float:
+    """Tokens of this context that are computed again where it goes on."""
     kept = recovery.kv_copies and not recovery.all_end
-    return np.minimum(context, float(BLOCK)) if kept else context
+    return min(context, float(BLOCK)) if kept else context

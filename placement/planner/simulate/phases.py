@@ -1,4 +1,4 @@
-"""Requests on pools that read prompts and pools that decode, event by event: time to first token, per token, goodput.
+"""Requests on pools that read prompts and pools that decode, event by event: when first tokens come, and last ones.
 
 One pool does both (prompts in chunks, beside decoding), or prompts go to some and their KV is handed over to others.
 A pool runs one step after the other, and so does each rank that reads prompts beside shared experts; what a step lasts
@@ -18,7 +18,6 @@ Pool = Together | Apart | Beside
 _NEVER = float("inf")
 _BLOCK = 16  # tokens of a KV block
 _DOUBLE = 16384  # tokens before it with which a token takes about twice as long
-_LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none and from any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,80 +282,3 @@ class PhasesRun:
             station.decode(number)
         else:
             heappush(self._handed, (now + station.pool.tables.hand_over(one.prompt), number))
-
-
-def attainment(layout: PhaseLayout, asked: Sequence[SimulatedRequest], targets: GoodputTargets) -> float:
-    """The share of requests that met both targets."""
-    run = PhasesRun(layout, asked)
-    met = sum(targets.met(asked[number], run.times[number]) for number in run.play())
-    return 1 - (len(asked) - met) / len(asked)
-
-
-def holds(
-    layout: PhaseLayout, asked: Sequence[SimulatedRequest], targets: GoodputTargets, least: float
-) -> bool:
-    """Whether `attainment` is at least that: known once enough requests met both targets, or too many are late."""
-    run, count = PhasesRun(layout, asked), len(asked)
-    met = missed = due = 0
-    for number in run.play():
-        now = run.now
-        while due < count and now - asked[due].at > targets.ttft:
-            missed += run.times[due].first - asked[due].at > targets.ttft
-            due += 1
-        one, times = asked[number], run.times[number]
-        if targets.met(one, times):
-            met += 1
-            if 1 - (count - met) / count >= least:
-                return True
-        elif times.first - one.at <= targets.ttft:
-            missed += 1
-        if 1 - missed / count < least:
-            return False
-    return 1 - (count - met) / count >= least
-
-
-def at_rate(asked: Sequence[SimulatedRequest], rate: float) -> list[SimulatedRequest]:
-    """All of them, sped up or slowed so that `rate` come per second on average: so a higher rate is a harder run."""
-    span = max(asked[-1].at - asked[0].at, 1e-9)
-    pace = (len(asked) - 1) / span / rate
-    return [SimulatedRequest((one.at - asked[0].at) * pace, one.prompt, one.answer) for one in asked]
-
-
-def goodput(
-    layout: PhaseLayout,
-    asked: Sequence[SimulatedRequest],
-    targets: GoodputTargets,
-    *,
-    above: float = 0.0,
-    guess: float = 1.0,
-    least: float = 0.9,
-    within: float = 0.02,
-) -> float:
-    """Requests per second: the highest rate at which the share `least` meets both targets, found to `within` by steps
-    of two from `guess` and by bisection. 0 where that is not more than `above`, or where it is less than `_LEAST`."""
-
-    def held(rate: float) -> bool:
-        return holds(layout, at_rate(asked, rate), targets, least)
-
-    rate = above * (1 + within) or guess
-    if held(rate):
-        low, high = rate, 2 * rate
-        while held(high):
-            if high > _MOST:
-                return high
-            low, high = high, 2 * high
-    else:
-        if above:
-            return 0.0
-        low, high = rate / 2, rate
-        while not held(low):
-            if low < _LEAST:
-                return 0.0
-            low, high = low / 2, low
-    while high - low > within * high:
-        middle = (low + high) / 2
-        if held(middle):
-            low = middle
-        else:
-            high = middle
-    return low

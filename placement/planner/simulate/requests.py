@@ -3,15 +3,13 @@
 It gives TTFT, TPOT and goodput. Ranks are independent queues, fed in turn. A step of a rank lasts what the closed form
 says for the requests that it holds then, times a random factor from the layer-level simulation, plus the prompts that
 it admits. A rank can give away what it holds, and take what others held. Values in, values out.
-
-A request is a row of a table; the columns are AT (when it is there to be admitted), ASKED (when it was sent), PROMPT,
-ANSWER, LEFT (tokens), FIRST (when its first token came, NaN before), READ (tokens to compute when it is admitted),
-SECOND (seconds for each of them), LOST (when its rank was lost, NaN but until the next token).
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil, inf, isnan, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +17,6 @@ from numpy.typing import NDArray
 from afserve.placement.planner.simulate.pace import ALWAYS, SpeedProfile
 
 Array = NDArray[np.float64]
-AT, ASKED, PROMPT, ANSWER, LEFT, FIRST, READ, SECOND, LOST = range(9)
-COLUMNS = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,11 +88,38 @@ class ServedRequests:
     requests: float = 0.0
     seconds: float = 0.0
 
+    def add(self, one: "RankRequest", now: float) -> None:
+        """Its last token has come."""
+        self.ttft.append(one.first - one.asked)
+        self.tpot.append((now - one.first) / max(one.answer - 1, 1.0))
+        self.ended.append(now)
+        self.weight.append(1.0)
+        self.tokens += one.answer
+        self.requests += 1
+        self.seconds = max(self.seconds, now)
+
 
 def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.random.Generator) -> Arrivals:
     """`count` arrivals at `rate` per second with lengths drawn together from the samples."""
     picked = rng.integers(0, len(prompt), count)
     return Arrivals(np.cumsum(rng.exponential(1 / rate, count)), prompt[picked], answer[picked])
+
+
+@dataclass(slots=True)
+class RankRequest:
+    """at: when it is there to be admitted. left: tokens of the answer that are to come. read: tokens to compute when it
+    is admitted, `second` seconds each. first: when its first token came; lost: when its rank was, until its next
+    token; NaN else."""
+
+    at: float
+    asked: float
+    prompt: float
+    answer: float
+    left: float
+    read: float
+    second: float
+    first: float = nan
+    lost: float = nan
 
 
 class RankServing:
@@ -111,103 +134,88 @@ class RankServing:
         pace: SpeedProfile = ALWAYS,
     ) -> None:
         self._rank, self._rng, self._done, self._pace = rank, rng, done, pace
-        self._queue = _table(arrivals, rank.prompt_second)
-        self._held = self._queue[:0]
-        self._upcoming, self._now, self._before = 0, 0.0, 0.0
+        asked = arrivals.seconds if arrivals.asked is None else arrivals.asked
+        columns = (arrivals.seconds, asked, arrivals.prompt, arrivals.answer)
+        self._coming = deque(
+            RankRequest(at, sent, prompt, answer, answer, prompt, rank.prompt_second)
+            for at, sent, prompt, answer in zip(*(column.tolist() for column in columns), strict=True)
+        )
+        self._held: list[tuple[int, int, RankRequest]] = []  # (its last step, its number, it)
+        self._steps = self._admitted = 0
+        self._now, self._before = 0.0, 0.0
 
-    def play(self, until: float = np.inf) -> Iterator[float]:
+    def play(self, until: float = inf) -> Iterator[float]:
         """Every step that ends by then; yields the share of requests admitted."""
-        told = self._upcoming
-        while (self._upcoming < len(self._queue) or len(self._held)) and self._step(until):
-            if self._upcoming != told:
-                told = self._upcoming
-                yield told / len(self._queue)
+        told = self._admitted
+        while (self._coming or self._held) and self._step(until):
+            if self._admitted != told:
+                told = self._admitted
+                yield told / (told + len(self._coming))
 
-    def take(self, until: float) -> tuple[Array, Array]:
-        """(what it holds, with the tokens that were computed of it as READ; what waits or would come before `until`).
-        It holds nothing afterwards, and does nothing before `until`."""
-        held = self._held.copy()
-        held[:, READ] = held[:, PROMPT] + held[:, ANSWER] - held[:, LEFT]
-        coming = self._queue[self._upcoming :]
-        early = coming[:, AT] < until
-        self._queue, self._upcoming, self._held = coming[~early], 0, held[:0]
+    def take(self, until: float) -> tuple[list[RankRequest], list[RankRequest]]:
+        """(what it holds, with the tokens that were computed of it to be read; what waits or would come before
+        `until`). It holds nothing afterwards, and does nothing before `until`."""
+        for last, _, one in self._held:
+            one.left -= self._rank.tokens_per_step * (self._needs(one) - last + self._steps)
+            one.read = one.prompt + one.answer - one.left
+        held = [one for _, _, one in sorted(self._held, key=lambda entry: entry[1])]
+        early = [one for one in self._coming if one.at < until]
+        self._held, self._coming = [], deque(one for one in self._coming if one.at >= until)
         self._now = self._before = max(until, self._now)
-        return held, coming[early].copy()
+        return held, early
 
-    def give(self, more: Array) -> None:
+    def give(self, more: Sequence[RankRequest]) -> None:
         """Further requests, none of them before what it has played."""
-        together = np.concatenate([self._queue[self._upcoming :], more])
-        self._queue = together[np.argsort(together[:, AT], kind="stable")]
-        self._upcoming = 0
+        self._coming = deque(sorted((*self._coming, *more), key=lambda one: one.at))
 
     def _step(self, until: float) -> bool:
         """The next step, if it ends in time."""
-        now, before = self._now, self._before
-        if not len(self._held):
-            now = before = max(now, float(self._queue[self._upcoming, AT]))
-        admitted, reading = self._admitted(before if self._rank.ahead else now)
-        held = np.concatenate([self._held, self._queue[admitted]])
-        seconds = float(self._rank.step[len(held)]) * float(self._rng.choice(self._rank.factors)) + reading
-        end = self._pace.end(now, seconds)
+        now, before, rank = self._now, self._before, self._rank
+        if not self._held:
+            now = before = max(now, self._coming[0].at)
+        admitted, reading = self._admits(before if rank.ahead else now)
+        factor = rank.factors[self._rng.integers(0, len(rank.factors))]
+        end = self._pace.end(now, float(rank.step[len(self._held) + admitted] * factor) + reading)
         if end > until:
             return False
         self._now, self._before = end, now
-        self._upcoming += len(held) - len(self._held)
-        self._end(held)
+        for _ in range(admitted):
+            self._hold(self._coming.popleft())
+        self._steps += 1
+        while self._held and self._held[0][0] <= self._steps:
+            self._done.add(heapq.heappop(self._held)[2], end)
         return True
 
-    def _admitted(self, closed: float) -> tuple[slice, float]:
-        """Those that begin now, and the seconds that their prompts take."""
-        queue, rank, at = self._queue, self._rank, self._upcoming
-        most = min(len(queue), at + rank.slots - len(self._held))
-        tokens = reading = 0.0
-        while at < most and queue[at, AT] <= closed:
-            if tokens and tokens + queue[at, READ] > rank.chunk:
+    def _admits(self, closed: float) -> tuple[int, float]:
+        """How many begin now, and the seconds that their prompts take."""
+        count, tokens, reading = 0, 0.0, 0.0
+        for one in self._coming:
+            full = len(self._held) + count == self._rank.slots
+            if full or one.at > closed or (tokens and tokens + one.read > self._rank.chunk):
                 break
-            tokens += float(queue[at, READ])
-            reading += float(queue[at, READ] * queue[at, SECOND])
-            at += 1
-        return slice(self._upcoming, at), reading
+            tokens += one.read
+            reading += one.read * one.second
+            count += 1
+        return count, reading
 
-    def _end(self, held: Array) -> None:
-        now, done = self._now, self._done
-        held[:, LEFT] -= self._rank.tokens_per_step
-        held[np.isnan(held[:, FIRST]), FIRST] = now
-        moved = ~np.isnan(held[:, LOST])
-        if moved.any():
-            done.stalls.extend((now - held[moved, LOST]).tolist())
-            held[moved, LOST] = np.nan
-        ended = held[:, LEFT] <= 0
-        if ended.any():
-            _finish(done, now, held[ended])
-            held = held[~ended]
-        self._held = held
+    def _hold(self, one: RankRequest) -> None:
+        """Its first step here has ended."""
+        if isnan(one.first):
+            one.first = self._now
+        if not isnan(one.lost):
+            self._done.stalls.append(self._now - one.lost)
+            one.lost = nan
+        self._admitted += 1
+        heapq.heappush(self._held, (self._steps + self._needs(one), self._admitted, one))
+
+    def _needs(self, one: RankRequest) -> int:
+        """Steps until its last token."""
+        return max(ceil(one.left / self._rank.tokens_per_step - 1e-9), 1)
 
 
 def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: ServedRequests) -> Iterator[float]:
     """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
     return RankServing(rank, arrivals, rng, done).play()
-
-
-def _table(arrivals: Arrivals, second: float) -> Array:
-    table = np.full((len(arrivals.seconds), COLUMNS), np.nan)
-    table[:, AT] = arrivals.seconds
-    table[:, ASKED] = arrivals.seconds if arrivals.asked is None else arrivals.asked
-    table[:, PROMPT] = table[:, READ] = arrivals.prompt
-    table[:, ANSWER] = table[:, LEFT] = arrivals.answer
-    table[:, SECOND] = second
-    return table
-
-
-def _finish(done: ServedRequests, now: float, ended: Array) -> None:
-    first, answer = ended[:, FIRST], ended[:, ANSWER]
-    done.ttft.extend((first - ended[:, ASKED]).tolist())
-    done.tpot.extend(((now - first) / np.maximum(answer - 1, 1.0)).tolist())
-    done.ended.extend([now] * len(ended))
-    done.weight.extend([1.0] * len(ended))
-    done.tokens += float(answer.sum())
-    done.requests += len(ended)
-    done.seconds = max(done.seconds, now)
 
 
 def goodput(done: ServedRequests, tpot: float, ttft: float) -> float:

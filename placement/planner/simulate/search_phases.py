@@ -15,13 +15,13 @@ from typing import NamedTuple
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.simulate.goodput import goodput
 from afserve.placement.planner.simulate.phase_stages import Apart, Beside, Pieces, Together
 from afserve.placement.planner.simulate.phase_tables import StageTables
 from afserve.placement.planner.simulate.phases import (
     GoodputTargets,
     PhaseLayout,
     SimulatedRequest,
-    goodput,
 )
 
 SHARED, HOSTED, TWO_COPIES, MIXED = KINDS = (

@@ -12,17 +12,12 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.simulate.losses import Outage, RecoveryTimes, computed_again, pace_of
 from afserve.placement.planner.simulate.requests import (
-    AT,
-    LOST,
-    READ,
-    SECOND,
     Arrivals,
     Rank,
+    RankRequest,
     RankServing,
     ServedRequests,
 )
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +83,16 @@ class Losing:
         """One rank loses what it holds."""
         recovery = self._struck.recovery
         held, coming = self._serving[place].take(outage.back)
-        held[:, READ] = computed_again(held[:, READ], recovery)
-        held[:, SECOND], held[:, LOST] = self._struck.second, outage.at
+        for one in held:
+            one.read = computed_again(one.read, recovery)
+            one.second, one.lost = self._struck.second, outage.at
         for moved, next_one in ((held, recovery.kv_copies), (coming, False)):
-            moved[:, AT] = np.maximum(moved[:, AT], outage.at + recovery.notice)
+            for one in moved:
+                one.at = max(one.at, outage.at + recovery.notice)
             to = np.full(len(moved), place) if recovery.all_end else self._others(place, len(moved), next_one)
             self._give(moved, to)
         self.moved += len(held)
-        self.again += float(held[:, READ].sum())
+        self.again += sum(one.read for one in held)
 
     def _others(self, place: int, count: int, next_one: bool) -> NDArray[np.int64]:
         """Any of the other ranks, or the next one, which has the copies."""
@@ -108,14 +105,17 @@ class Losing:
         drawn = self._random.integers(0, self._ranks - 1, count)
         return np.asarray(drawn + (drawn >= place))
 
-    def _give(self, moved: Array, to: NDArray[np.int64]) -> None:
+    def _give(self, moved: Sequence[RankRequest], to: NDArray[np.int64]) -> None:
         """Those of ranks that are not played go out of sight. Where a rank does not serve, the next one that does takes
         them; where none does, they wait for the first that comes back."""
-        for place in np.unique(to[to < len(self._serving)]):
-            mine = moved[to == place]
-            order = (np.arange(len(self._serving)) + place) % len(self._serving)
-            begins = np.maximum(self._back[order][None, :], mine[:, AT][:, None])
-            chosen = order[np.argmin(begins, axis=1)]
-            mine[:, AT] = begins.min(axis=1)
-            for taker in np.unique(chosen):
-                self._serving[taker].give(mine[chosen == taker])
+        count = len(self._serving)
+        given: dict[int, list[RankRequest]] = {}
+        for number in np.argsort(to, kind="stable"):
+            if to[number] < count:
+                order = (np.arange(count) + to[number]) % count
+                begins = np.maximum(self._back[order], moved[number].at)
+                first = int(np.argmin(begins))
+                moved[number].at = float(begins[first])
+                given.setdefault(int(order[first]), []).append(moved[number])
+        for taker, more in given.items():
+            self._serving[taker].give(more)
