@@ -102,7 +102,8 @@ def plan(
     afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
     """
     from afserve.cli.plan.goodput import check_goodput, goodputs, played_lines, played_values
-    from afserve.cli.plan.printed import as_table, as_values
+    from afserve.cli.plan.printed import as_table
+    from afserve.cli.plan.values import as_values
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
     from afserve.placement.planner.question import answer

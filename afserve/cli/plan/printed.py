@@ -1,14 +1,12 @@
-"""A planner's answer for people (a table) and for programs (JSON values)."""
+"""A planner's answer for people: a table, and lines about it. `values.py` has it for programs."""
 
 from collections.abc import Sequence
 
 from afserve.placement.planner.cluster_file import on_cpu
-from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
-from afserve.placement.planner.plan import Plan, Side
+from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import USEFUL, Question, RankedPlans
-from afserve.placement.planner.sensitivity import probability
 from afserve.placement.planner.simulate.losses import again_second
 
 _HEAD = (
@@ -42,7 +40,7 @@ def as_table(
     lines += [
         "",
         *_details(question, best),
-        *(f"note: {note}" for note in _beyond(question, best)),
+        *(f"note: {note}" for note in beyond_of(question, best)),
         "",
         f"+10 % of each, {counted}: {_sensitivity(changes)}",
         "",
@@ -60,7 +58,7 @@ def _heading(question: Question) -> str:
         f"{pools}; {_assumed(question)}",
         f"engines: {_served_by(question)}",
     ]
-    lines += [f"note: {note}" for note in _notes(question)]
+    lines += [f"note: {note}" for note in notes_of(question)]
     return "\n".join(lines)
 
 
@@ -75,7 +73,7 @@ def _served_by(question: Question) -> str:
     return ", ".join(words) or "bare kernels"
 
 
-def _notes(question: Question) -> list[str]:
+def notes_of(question: Question) -> list[str]:
     """What a reader of the figures should know about the hardware that was asked for."""
     precision, found = question.setting.precision.experts, []
     narrow = [pool.chip.name for pool in question.pools if _wider(pool.chip, precision)]
@@ -132,7 +130,7 @@ def _counts(counts: Sequence[int]) -> str:
     return " or ".join(map(str, counts))
 
 
-def _beyond(question: Question, best: Plan) -> list[str]:
+def beyond_of(question: Question, best: Plan) -> list[str]:
     """What a calibration says nothing of: its interval is that of sizes that were measured."""
     requests, context = question.setting.curves.most
     asked = question.setting.workload.context_mean
@@ -301,83 +299,3 @@ def _sensitivity(changes: dict[str, float | None]) -> str:
         for name, change in changes.items()
     }
     return ", ".join(f"{name} {words}" for name, words in said.items())
-
-
-def as_values(
-    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None]
-) -> dict[str, object]:
-    """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
-    plans = [_values(plan) for plan in found.plans]
-    return {
-        "model": question.setting.shape.name,
-        "objective": question.objective,
-        "best": plans[0],
-        "alternatives": plans[1:],
-        "sensitivity_10_percent": {
-            name: None if change is None else round(change, 4) + 0.0 for name, change in changes.items()
-        },
-        "verdict": verdict,
-        "probability_afd_better": chance(question, found),
-        "engines": {kind: _engine(engine) for kind, engine in question.engines},
-        "notes": _notes(question) + _beyond(question, found.plans[0]),
-        "layouts_tried": found.tried,
-    }
-
-
-def chance(question: Question, found: RankedPlans) -> float | None:
-    """The probability that AFD is better; none where only one kind has a plan."""
-    afd, colocated = found.best("afd"), found.best("colocated")
-    if afd is None or colocated is None:
-        return None
-    return round(probability(question, afd, colocated), 3)
-
-
-def _engine(engine: Engine) -> dict[str, object]:
-    return {"name": engine.name, "about": engine.about, "fit": dict(engine.fit)}
-
-
-def _values(plan: Plan) -> dict[str, object]:
-    times = plan.stages
-    return {
-        "kind": plan.kind,
-        "attention": _side(plan.attention),
-        "experts": _side(plan.experts),
-        "prefill": None if plan.prefill is None else _side(plan.prefill),
-        "prompt_parts": plan.prompt_parts,
-        "ttft_one_part_ms": None if plan.decode_only else round(plan.prompt_alone * 1e3, 1),
-        "micro_batches": plan.micro_batches,
-        "batch": plan.batch,
-        "ranks": plan.ranks,
-        "tpot_ms": _rounded(plan.tpot * 1e3, 3),
-        "ttft_ms": None if plan.decode_only else round(plan.ttft * 1e3, 1),
-        "tok_s": _rounded(plan.tok_s, 1),
-        "tok_s_per_device": _rounded(plan.tok_s_per_device, 2),
-        "tokens_per_joule": round(plan.tokens_per_joule, 4),
-        "usd_per_mtok": _rounded(plan.usd_per_mtok, 5),
-        "usd_per_hour": _rounded(plan.usd_per_hour, 2),
-        "bound_by": "memory" if plan.limited_by == "memory" else plan.bound_by,
-        "limited_by": plan.limited_by,
-        "busiest": plan.busiest,
-        "engine": plan.engine,
-        "error": round(plan.error, 3),
-        "tpot_interval_80_ms": [_rounded(seconds * 1e3, 3) for seconds in plan.interval],
-        "stages_us": {
-            name: round(getattr(times, name) * 1e6, 2)
-            for name in ("attention", "dispatch", "experts", "combine", "outside")
-        },
-        "layers": plan.layers,
-    }
-
-
-def _rounded(value: float, digits: int) -> float:
-    """So many digits behind the point; where nothing would be left, the first three that are no 0."""
-    return round(value, digits) or float(f"{value:.3g}")
-
-
-def _side(side: Side) -> dict[str, object]:
-    return {
-        "hardware": side.hardware,
-        "devices": side.devices,
-        "nodes": side.nodes,
-        "tensor_parallel": side.tensor_parallel,
-    }

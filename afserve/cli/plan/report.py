@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from afserve.cli.plan.asked import command_line
 from afserve.cli.plan.measure import PER_DEVICE, Measure, measures, optimised
-from afserve.cli.plan.printed import as_values, chance
 from afserve.cli.plan.report_assumed import Assumed, assumed
+from afserve.cli.plan.values import as_values, chance
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, pareto

@@ -2,6 +2,11 @@
 
 A file that is on its way is called `.part`. It gets its digest for a name once all its bytes have that digest, so what
 lies in the cache is whole, whenever the process ends.
+
+It is made by hand although huggingface_hub is installed with tokenizers: that (2.4) compares a file's length with what
+the hub lists, not its digest, so bytes that were altered on the way would be served. It would take the place of
+`_listing` and `_go_on`, some 35 lines; which files a role reads, room on the disk, digests, and refusals in words that
+say what to do would stay. Mirrors (HF_ENDPOINT), tokens and the cache are those of its tools (`cache.py`).
 """
 
 import json
