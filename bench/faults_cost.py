@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.faults_nodes import NODES, Row
-from bench.live_load import Heard, steady
+from bench.live_load import Answers, steady
 from bench.served import served
 
 PROMPTS = ["import os\n", "def main():\n", "class Stack:\n", "for i in range(3):\n"]
@@ -35,7 +35,7 @@ class CostCase:
 
 
 def measure(case: CostCase) -> Row:
-    turns: dict[str, list[tuple[Heard, float]]] = {"recover": [], "end": []}
+    turns: dict[str, list[tuple[Answers, float]]] = {"recover": [], "end": []}
     for start in range(case.starts):
         order = list(FLAGS) if start % 2 == 0 else list(FLAGS)[::-1]
         with served(*NODES, *FLAGS[order[0]]) as one, served(*NODES, *FLAGS[order[1]]) as other:
@@ -48,14 +48,14 @@ def measure(case: CostCase) -> Row:
     return row(case, turns["recover"], turns["end"])
 
 
-async def _turn(url: str, case: CostCase) -> tuple[Heard, float]:
+async def _turn(url: str, case: CostCase) -> tuple[Answers, float]:
     """What was heard, and the seconds until the last stream had ended."""
-    heard, began = Heard(), time.monotonic()
+    heard, began = Answers(), time.monotonic()
     await steady(url, PROMPTS, case.seconds, case.streams, case.tokens, heard)
     return heard, time.monotonic() - began
 
 
-def row(case: CostCase, recover: list[tuple[Heard, float]], end: list[tuple[Heard, float]]) -> Row:
+def row(case: CostCase, recover: list[tuple[Answers, float]], end: list[tuple[Answers, float]]) -> Row:
     rates = [(mine.tokens / a) / (theirs.tokens / b) for (mine, a), (theirs, b) in zip(recover, end)]
     pairs = [(np.array(mine.gaps), np.array(theirs.gaps)) for (mine, _), (theirs, _) in zip(recover, end)]
     low, high = interval(pairs)

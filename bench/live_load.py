@@ -5,16 +5,18 @@ and no cluster.
 """
 
 import ast
-import asyncio
 import itertools
 import json
 import sysconfig
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+
+from afserve.cli.load.asks import COMPLETIONS, Ask, Form
+from afserve.cli.load.connection import ConnectionPool, Server
+from afserve.cli.load.heard import COMPLETED, Heard
+from afserve.cli.load.loops import LoadPlan, run
 
 MODULES = ("argparse", "ast", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fractions", "heapq",
            "inspect", "ipaddress", "pathlib", "pprint", "random", "shlex", "statistics", "tarfile", "textwrap",
@@ -24,13 +26,21 @@ LONGEST = 160  # characters of a prompt
 
 
 @dataclass(slots=True)
-class Heard:
+class Answers:
     """What clients of one run saw. `gaps`: seconds between two tokens of a stream; `texts`: prompt -> all answers."""
 
     gaps: list[float] = field(default_factory=list)
     texts: dict[str, set[str]] = field(default_factory=dict)
     failed: int = 0
     tokens: int = 0
+
+    def add(self, prompt: str, heard: Heard) -> None:
+        self.gaps += heard.gaps
+        self.tokens += heard.tokens
+        if heard.outcome == COMPLETED and isinstance(heard, Read):
+            self.texts.setdefault(prompt, set()).add(heard.text)
+        else:
+            self.failed += 1
 
     def percentile(self, share: float) -> float:
         ordered = sorted(self.gaps)
@@ -55,48 +65,31 @@ def _spread(found: list[str]) -> list[str]:
     return found[:: max(1, len(found) // POOL)][:POOL]
 
 
+class Read(Heard):
+    """With what was said."""
+
+    text = ""
+
+    def event(self, data: bytes, now: float) -> bool:
+        over = super().event(data, now)
+        if not over:
+            self.text += "".join(choice["text"] for choice in json.loads(data)["choices"])
+        return over
+
+
 async def steady(
-    url: str, prompts: list[str], seconds: float, streams: int, tokens: int, heard: Heard
+    url: str, prompts: list[str], seconds: float, streams: int, tokens: int, found: Answers
 ) -> None:
     """`streams` at a time, each asking again when it is answered; none is begun after `seconds`."""
-    until, order = time.monotonic() + seconds, itertools.cycle(prompts)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)
-    ) as client:
-        await asyncio.gather(*(_stream(client, order, until, tokens, heard) for _ in range(streams)))
-
-
-async def _stream(
-    client: httpx.AsyncClient, order: Iterator[str], until: float, tokens: int, heard: Heard
-) -> None:
-    while time.monotonic() < until:
-        prompt = next(order)
-        try:
-            text = await _answer(client, prompt, tokens, heard)
-        except (httpx.HTTPError, ValueError, KeyError):
-            heard.failed += 1
-        else:
-            heard.texts.setdefault(prompt, set()).add(text)
-
-
-async def _answer(client: httpx.AsyncClient, prompt: str, tokens: int, heard: Heard) -> str:
-    """Raises what went wrong, an error inside the stream included."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    parts, before, ended = [], 0.0, False
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            now = time.monotonic()
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                ended = True
-                break
-            parts.append(json.loads(line[6:])["choices"][0]["text"])
-            if before:
-                heard.gaps.append(now - before)
-            before = now
-            heard.tokens += 1
-    if not ended:
-        raise ValueError("the stream broke off")
-    return "".join(parts)
+    connections = ConnectionPool(Server.of(url, None))
+    async with httpx.AsyncClient(timeout=120) as client:
+        listed = (await client.get(f"{url}/v1/models")).raise_for_status().json()
+    form = Form(COMPLETIONS, listed["data"][0]["id"])
+    asks = (Ask({"prompt": prompt}, tokens) for prompt in itertools.cycle(prompts))
+    plan = LoadPlan(form, asks, streams, seconds=seconds, timeout=120, hears=Read)
+    try:
+        ran = await run(plan, connections)
+    finally:
+        connections.close()
+    for prompt, heard in zip(itertools.cycle(prompts), ran.heard, strict=False):
+        found.add(prompt, heard)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from afserve.placement.rebalance.rebalancer import RebalanceRules
-from bench.live_load import Heard, domains, steady
+from bench.live_load import Answers, domains, steady
 from bench.origin import ROOT, origin
 from bench.placement import table_of
 from bench.served import Served, served
@@ -44,7 +44,7 @@ class Case:
 class Played:
     """One run. `balance`: (seconds since the switch, mean over layers of max / mean)."""
 
-    heard: Heard = field(default_factory=Heard)
+    heard: Answers = field(default_factory=Answers)
     balance: list[tuple[float, float]] = field(default_factory=list)
     seconds: float = 0.0
     epochs: int = 0
@@ -75,7 +75,7 @@ class Played:
 async def play(here: Served, case: Case, pools: dict[str, list[str]]) -> Played:
     """Some seconds that do not count, then one domain, then the other."""
     played, (first, second), url = Played(), pools.values(), here.url
-    await steady(url, first[:8], case.phase_s / 4, case.streams, case.tokens, Heard())
+    await steady(url, first[:8], case.phase_s / 4, case.streams, case.tokens, Answers())
     start = time.monotonic()
     watching = asyncio.create_task(_watch(here, start + case.phase_s, played))
     for prompts in (first, second):

@@ -1,11 +1,13 @@
 """`afserve bench serve` against a scripted server on a socket: counts are exact, delays are never understated."""
 
+import asyncio
 import json
 
 import pytest
 from click.testing import CliRunner
 
 from afserve.cli.bench.serve import serve
+from bench.live_load import Answers, steady
 from bench.scripted_server import Script, serving
 
 LONGEST = 30_000  # ms: a machine may stall
@@ -131,3 +133,12 @@ def test_nothing_answered_is_an_error_and_options_that_do_not_go_together_are_re
     ):
         done = CliRunner().invoke(serve, ["--model", "m", *flags])
         assert flags[0] in done.exception.message or flags[2] in done.exception.message
+
+
+def test_a_steady_load_keeps_what_was_said_and_counts_what_broke_off():
+    found = Answers()
+    with serving(Script(gap=0.002, errors={1: "break"})) as url:
+        asyncio.run(steady(url, ["a", "b"], 0.3, 1, 4, found))
+    assert found.failed == 1 and found.texts.keys() == {"a", "b"}
+    assert all(len(said) == 1 for said in found.texts.values())
+    assert len(found.gaps) >= 3 and found.percentile(0.5) > 0 and found.tokens > 4

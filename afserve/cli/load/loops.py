@@ -21,7 +21,8 @@ _TICK = 0.02  # seconds
 class LoadPlan:
     """What is run. `times` None: closed, with `streams` open at once. `most` None: until `seconds` have gone by.
 
-    In both, no new request goes out after `seconds`; those that are open come to their end.
+    In both, no new request goes out after `seconds`; those that are open come to their end. `hears`: what keeps of an
+    answer what the caller wants of it.
     """
 
     form: Form
@@ -31,6 +32,7 @@ class LoadPlan:
     most: int | None = None
     seconds: float | None = None
     timeout: float = 600.0
+    hears: type[Heard] = Heard
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ async def _open(
 
 
 async def _one(plan: LoadPlan, connections: ConnectionPool, ran: Ran, ask: Ask, due: float) -> None:
-    heard = Heard(due, ask.output)
+    heard = plan.hears(due, ask.output)
     ran.heard.append(heard)
     await connections.ask(PATHS[plan.form.endpoint], plan.form.body(ask), heard, plan.timeout)
 
