@@ -28,6 +28,7 @@ from afserve import __version__
 from afserve.clock import AwakeClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.controller import Controller
+from afserve.control.controller_wiring import Wiring
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.node.heartbeat import heartbeat_seconds
@@ -103,8 +104,8 @@ async def controller_part(attention: int, experts: int, silence: float) -> None:
         AwakeClock(),
         BalanceRules(),
         Rules(on_loss=OnLoss.RECOVER, silence=silence, register=READY_S, stall=READY_S, patience=60.0),
+        Wiring(tell_failure=lambda error: print(json.dumps({"failed": str(error)}), flush=True)),
     )
-    controller.on_failure = lambda error: print(json.dumps({"failed": str(error)}), flush=True)
     address = await controller.start()
     print(json.dumps({"address": address}), flush=True)
     ready = asyncio.create_task(controller.wait_ready())

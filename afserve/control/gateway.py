@@ -60,10 +60,11 @@ class Gateway:
         index: int = 0,
         generation: int = 0,
         clock: Clock | None = None,
+        report_unheard: Callable[[Unheard], None] = lambda said: None,
     ) -> None:
-        """`on_unheard` is told, while that lasts, of nodes that have requests and say nothing."""
+        """`report_unheard` is told, while that lasts, of nodes that have requests and say nothing."""
         rules = rules or HomeRules()
-        self.on_unheard: Callable[[Unheard], None] = lambda said: None
+        self._report_unheard = report_unheard
         self.requests = Requests(index, generation)
         # A pause of this process makes a node half as late as one that is to be reported.
         self._homes = Homes(self.requests, rules, clock or AwakeClock(rules.silence / 2))
@@ -217,5 +218,5 @@ class Gateway:
         self._timer = None
         self._homes.tick()
         for said in self._homes.unheard():
-            self.on_unheard(said)
+            self._report_unheard(said)
         self._keep_time()

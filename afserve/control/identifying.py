@@ -70,13 +70,14 @@ class OwnCopy:
     said something else.
     """
 
-    def __init__(self, read: Read, expect: Tell, clock: Clock) -> None:
+    def __init__(self, read: Read, expect: Tell, clock: Clock, show_progress: Progress) -> None:
+        """`show_progress` is called from the thread that reads."""
         self._read = read
         self._expect = expect
         self._clock = clock
         self._begun: set[bool] = set()
         self._under_way: dict[bool, float] = {}  # all bytes or not -> when something of it was read last
-        self.on_progress: Progress = lambda done: None  # called from the thread that reads
+        self._show_progress = show_progress
 
     @property
     def busy(self) -> bool:
@@ -92,7 +93,7 @@ class OwnCopy:
 
         def progress(done: float) -> None:
             self._under_way[full] = self._clock.now()
-            self.on_progress(done)
+            self._show_progress(done)
 
         self._begun.add(full)
         self._under_way[full] = self._clock.now()

@@ -71,7 +71,7 @@ class OwnQueries:
 
     async def view(self) -> ClusterView:
         now, balancing = self._clock.now(), self._controller.balancing
-        incidents = self._controller.incidents
+        incidents = self._controller.chronicle.incidents
         nodes = tuple(
             NodeView(
                 str(m.node),
@@ -89,7 +89,7 @@ class OwnQueries:
             self._controller.placement.epoch,
             nodes,
             self._picked,
-            self._controller.imbalance(),
+            self._controller.rebalancing.imbalance(),
             tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
             balancing.moves,
             balancing.routed(),
@@ -122,7 +122,7 @@ class OwnQueries:
         return self._changing.change(change)
 
     async def recordings(self) -> tuple[bytes, ...]:
-        return await self._controller.record()
+        return await self._controller.chronicle.record()
 
     async def answer(self, query: Query) -> QueryAnswer:
         """To a gateway elsewhere. What went wrong is the answer's error."""
@@ -170,6 +170,10 @@ class DistantQueries:
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def end(self, failure: AfserveError | None) -> None:
+        """The run is over; with what ended it, if that was no wish."""
+        self.failure = failure
 
     def broken(self) -> None:
         """The controller has gone, and another may come: what it was asked is not answered any more."""

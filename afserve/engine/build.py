@@ -85,11 +85,13 @@ def build_attention_node(
     trace: Trace | None = None,
     weights: str = "",
     groups: Sequence[KvGroup] = (),
+    expert_error: float | None = None,
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
     those that it reads itself, by samples. `groups` are those of the layers' KV; without them there is one.
+    `expert_error`: relative, of expert weights that were rounded for this node.
     """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
@@ -111,7 +113,7 @@ def build_attention_node(
     node = AttentionNode(
         model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides, groups=groups
     )
-    node.dense_error = model.rounding_error
+    node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, Checkpoint):
         node.unread = told_unread(tensors, spec.layers, naming)
     return node

@@ -58,17 +58,22 @@ class ExpertNode:
         step_rows: Callable[[AttentionPhase], int] | None = None,
         prompt_share: float = 1 / 16,
         device: Device | None = None,
+        trace: Trace | None = None,
+        expert_error: float | None = None,
     ) -> None:
         """`phases` has the attention nodes that do not do both, by index; `step_rows` what a message of a phase has at
         most. `prompt_share` of the time goes to prompts that wait, at least. `device`: what the bank launches on, where
-        its calls are not over when they return."""
-        self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
+        its calls are not over when they return. `expert_error`: relative, of the bank's weights that were rounded at
+        load."""
+        self.expert_error = expert_error
         self._port = port
         self._bank = bank
         self._at_once = port.answering(bank)
         self._clock = MonotonicClock() if clock is None else clock
         self._watch = watch
         self._trace: Trace | None = None
+        if trace is not None:
+            self.trace = trace
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}

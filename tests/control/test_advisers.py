@@ -12,6 +12,7 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.split import SplitMember
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
+from afserve.control.controller_wiring import Wiring
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Happening, Incident, Left, Replan, Said, Start, Ticked
@@ -108,9 +109,15 @@ def test_what_it_answers_by_raising_passes_and_ends_no_series():
 # ---- the controller's
 
 
+def controller_with(**wiring):
+    return Controller(
+        RUN, TOKEN, FakeClock(), BalanceRules(act=True), Rules(OnLoss.RECOVER), Wiring(**wiring)
+    )
+
+
 @pytest.fixture
 def controller():
-    return Controller(RUN, TOKEN, FakeClock(), BalanceRules(act=True), Rules(OnLoss.RECOVER))
+    return controller_with()
 
 
 MEMBER = SimpleNamespace(node=attention_node(0), generation=0)
@@ -128,23 +135,23 @@ ROWS = RoutedRows.__new__(RoutedRows)
 )
 def test_what_nodes_tell_for_the_record_costs_no_node(controller, where, name, value, monkeypatch, caplog):
     if where == "_traces":
-        controller._traces = SimpleNamespace(keep=broken)
+        controller.chronicle._traces = SimpleNamespace(keep=broken)
         monkeypatch.setattr(controller.members, "get", lambda member: SimpleNamespace(host="h"))
     else:
-        monkeypatch.setattr(getattr(controller, where), name, broken)
+        part = controller if where == "balancing" else controller.chronicle
+        monkeypatch.setattr(getattr(part, where), name, broken)
     for _ in range(3):
         controller._hear(MEMBER, value)
     controller.check()
     assert len(told(caplog)) == 1
 
 
-def test_stories_for_people_cost_no_node(controller, monkeypatch, caplog):
-    monkeypatch.setattr(controller.incidents, "heard", broken)
-    monkeypatch.setattr(controller.incidents, "note", broken)
-    controller.on_progress = broken
+def test_stories_for_people_cost_no_node(monkeypatch, caplog):
+    controller = controller_with(show_progress=broken, show_incident=broken)
+    monkeypatch.setattr(controller.chronicle.incidents, "heard", broken)
+    monkeypatch.setattr(controller.chronicle.incidents, "note", broken)
     monkeypatch.setattr(controller.members, "get", lambda member: None)
     controller._follow(MEMBER, Heartbeat(1, AttentionStats()))
-    controller.on_incident = broken
     controller._carry_out(Incident(Happening.LOST, attention_node(0), "why"))
     loading = SimpleNamespace(node=attention_node(0), serving=False)
     monkeypatch.setattr(controller.members, "get", lambda member: loading)
@@ -165,13 +172,13 @@ def test_balance_that_cannot_be_thought_out_ends_nothing(controller, where, monk
 
     async def script():
         for now in range(10):
-            await controller._balance(float(now))
+            await controller.rebalancing.rebalance(float(now))
 
     asyncio.run(script())
     controller.check()
     assert len(told(caplog)) == 1 and len(asked) in (0, 4), "at 0, 1, 3 and 7 s"
     monkeypatch.setattr(controller.balancing, "imbalance", broken)
-    assert controller.imbalance() == (), "the view of the cluster lacks one number"
+    assert controller.rebalancing.imbalance() == (), "the view of the cluster lacks one number"
 
 
 @pytest.mark.parametrize("lost", [frozenset(), frozenset({1})], ids=["over", "without"])
@@ -189,16 +196,15 @@ def test_places_for_experts_are_looked_for_again(controller, lost, monkeypatch, 
 
     for name in ("over", "without"):
         monkeypatch.setattr(controller.balancing, name, third_time)
-    monkeypatch.setattr("afserve.control.controller.asyncio.sleep", sleep)
-    asyncio.run(controller._replan(Replan(frozenset({0}), lost)))
+    monkeypatch.setattr("afserve.control.rebalance_loop.asyncio.sleep", sleep)
+    asyncio.run(controller.rebalancing.replan_places(Replan(frozenset({0}), lost)))
     controller.check()
     assert len(tries) == 3 and slept == [1.0, 2.0] and len(told(caplog)) == 1
 
 
-def test_a_question_that_fails_is_answered_so(controller, monkeypatch, caplog):
-    heard = []
+def test_a_question_that_fails_is_answered_so(monkeypatch, caplog):
+    heard, controller = [], controller_with(answer_query=broken)
     monkeypatch.setattr(controller, "_tell", lambda member, value: heard.append(value))
-    controller.on_query = broken
     asyncio.run(controller._answer(MEMBER, Query(7, "view")))
     controller.check()
     assert heard[0].number == 7 and "its log says why" in str(heard[0].error)

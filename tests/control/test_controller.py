@@ -14,9 +14,9 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
 from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
+from afserve.control.controller_wiring import Wiring
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
-from afserve.control.identifying import OwnCopy
 from afserve.control.membership import recovery
 from afserve.control.membership.events import Place
 from afserve.control.membership.losses import Losses
@@ -142,10 +142,11 @@ class Nodes(list):
 async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=None, **changes):
     """A controller, its frontend and scripted nodes that are on their way."""
     gateway, clock = Gateway(TOKEN), clock or MonotonicClock()
-    controller = Controller(RUN, TOKEN, clock, rules=rules)
-    controller.on_failure = gateway.fail
-    controller.on_attention = gateway.told
-    asked = own(controller, clock) if own else []
+    asked = []
+    wiring = Wiring(
+        tell_failure=gateway.fail, tell_attention=gateway.told, read_own=own(asked) if own else None
+    )
+    controller = Controller(RUN, TOKEN, clock, rules=rules, wiring=wiring)
     frontend = Frontend(
         OwnQueries(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
     )
@@ -288,16 +289,14 @@ AGREEING = {
 }
 
 
-def own_copy(controller, clock, found=OWN):
+def own_copy(asked):
     """The controller's own copy, read when the test says so: `asked` is [(all bytes, progress, future), ...]."""
-    asked = []
 
     def read(full, progress):
         asked.append((full, progress, Future()))
         return asked[-1][2]
 
-    controller.own = OwnCopy(read, controller.known, clock)
-    return asked
+    return read
 
 
 def test_nobody_is_ready_before_the_own_copy_has_been_compared():
@@ -553,8 +552,8 @@ def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_
             known = {member.id for member in first.members}
             await first._streams._server.stop(0)  # as a killed process: nobody is told to go
             gateway = Gateway(TOKEN, generation=256)
-            second = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER, life=1)
-            second.on_attention = gateway.told
+            wiring = Wiring(tell_attention=gateway.told)
+            second = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER, wiring=wiring, life=1)
             await second.start(port=port, also=[gateway.handler], shares_port=True)
             await asyncio.wait_for(second.wait_ready(), SECONDS)
             assert {member.id for member in second.members} == known
@@ -601,7 +600,7 @@ def test_a_placement_that_was_thought_out_for_a_node_that_has_gone_is_dropped(mo
         monkeypatch.setattr(controller.balancing, "think", lambda stats, now: None)
         monkeypatch.setattr(controller.balancing, "decided", lambda decision: late)
         with caplog.at_level("INFO", logger="afserve.control"):
-            await controller._balance(0.0)
+            await controller.rebalancing.rebalance(0.0)
         controller.check()
         assert "the experts stay where they are" in caplog.text
 

@@ -11,6 +11,7 @@ from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
+from afserve.control.controller_wiring import Wiring
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.queries import OwnQueries
@@ -57,8 +58,8 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
 
     async def scenario() -> list[subprocess.Popen[str]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
-        controller = Controller(run_of_nano(), channel.read_token(token), clock)
-        controller.on_attention = gateway.told
+        wiring = Wiring(tell_attention=gateway.told)
+        controller = Controller(run_of_nano(), channel.read_token(token), clock, wiring=wiring)
         frontend = Frontend(OwnQueries(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])
         nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]

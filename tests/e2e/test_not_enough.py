@@ -16,7 +16,7 @@ def test_new_requests_get_503_with_the_reason_and_running_ones_go_on_when_the_no
     async def scenario():
         async with serving(attention=1) as (run, client):
             undisturbed = await Stream(client, ASKED[0]).read()
-            started, run.controller.on_start = run.controller.on_start, lambda node: None
+            spawn, run.processes.spawn = run.processes.spawn, lambda *_, **__: None
             stream = Stream(client, ASKED[0])
             reading = asyncio.create_task(stream.read())
             await until(lambda: stream.pieces > 3)
@@ -28,7 +28,8 @@ def test_new_requests_get_503_with_the_reason_and_running_ones_go_on_when_the_no
             assert "expert 0 of MoE layer 0" in message and "stood only on expert-0 (" in message
             status = (await client.get("/status")).json()
             assert status["absent"][0].startswith("expert-0 is gone") and status["refusing"] in message
-            started(expert_node(0))
+            run.processes.spawn = spawn
+            run._start(expert_node(0))
             await reading
             assert stream.answer() == undisturbed.answer()
             await until(lambda: not run._gateway.refusing)

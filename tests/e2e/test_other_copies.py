@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from afserve.clock import MonotonicClock
 from afserve.config import FULL, ModelSource
 from afserve.control.controller import Controller
-from afserve.control.identifying import OwnCopy, reading
+from afserve.control.controller_wiring import Wiring
+from afserve.control.identifying import reading
 from afserve.control.wire import channel
 from afserve.errors import RendezvousError
 from afserve.families.table import load_spec
@@ -96,13 +97,12 @@ def joined(original, hosts, tmp_path, monkeypatch, *more, own=True):
 
     async def scenario():
         clock = MonotonicClock()
-        controller = Controller(run, channel.read_token(token), clock)
-        if own:
 
-            def read(full, progress):
-                return reading(run.source, MODEL_ROLES, full=full, progress=progress)
+        def read(full, progress):
+            return reading(run.source, MODEL_ROLES, full=full, progress=progress)
 
-            controller.own = OwnCopy(read, controller.known, clock)
+        wiring = Wiring(read_own=read if own else None)
+        controller = Controller(run, channel.read_token(token), clock, wiring=wiring)
         address = await controller.start()
         nodes = [
             start(host, role, address, token, *(more if host != original else ())) for role, host in hosts

@@ -11,6 +11,7 @@ from afserve.clock import MonotonicClock
 from afserve.config import EngineSettings, ModelSource
 from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
+from afserve.control.controller_wiring import Wiring
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.membership.recovery import OnLoss, Rules
@@ -52,8 +53,8 @@ def tokens_of(folder: Path, kernels: dict[str, tuple[str, ...]], expert_dtype: s
     async def scenario() -> tuple[list[int], list["subprocess.Popen[str]"]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
         rules = Rules(OnLoss.END, patience=SECONDS, deadline=SECONDS)
-        controller = Controller(run, channel.read_token(token), clock, rules=rules)
-        controller.on_attention = gateway.told
+        wiring = Wiring(tell_attention=gateway.told)
+        controller = Controller(run, channel.read_token(token), clock, rules=rules, wiring=wiring)
         frontend = Frontend(OwnQueries(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])
         nodes = [start(command, role, address, token) for role, command in kernels.items()]

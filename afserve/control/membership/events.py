@@ -165,6 +165,7 @@ class DrainAll:
     """Take nothing new, finish what runs."""
 
 
+Wish = Scale | DrainNode | RestartNodes | ChangeRole | ChangePhase | Place
 Event = (
     Begun
     | TakenOver
@@ -175,14 +176,9 @@ Event = (
     | Left
     | Exited
     | Ticked
-    | Scale
-    | DrainNode
-    | RestartNodes
-    | ChangeRole
-    | ChangePhase
+    | Wish
     | Broken
     | Waited
-    | Place
     | Known
     | DrainAll
 )

@@ -8,37 +8,11 @@ says is dropped here.
 from collections.abc import Callable
 
 from afserve.adviser import Adviser
+from afserve.control.membership import events
 from afserve.control.membership.announcing import Announcer
 from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.departures import Departures
 from afserve.control.membership.draining import Draining
-from afserve.control.membership.events import (
-    Begun,
-    Broken,
-    ChangePhase,
-    ChangeRole,
-    DrainAll,
-    DrainNode,
-    Effect,
-    EndRun,
-    Event,
-    Exited,
-    Happening,
-    Incident,
-    Joined,
-    Known,
-    Left,
-    Place,
-    Rejoined,
-    RestartNodes,
-    Said,
-    Scale,
-    Start,
-    TakenOver,
-    Ticked,
-    Waited,
-    Withdrawn,
-)
 from afserve.control.membership.joining import Assign, Joining, same_everywhere
 from afserve.control.membership.losses import Losses
 from afserve.control.membership.members import Members, first_generation
@@ -50,24 +24,8 @@ from afserve.control.membership.roster import Member, State
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.watching import Watch
 from afserve.control.membership.wishes import Wishes
+from afserve.control.wire import values
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.values import (
-    Adopted,
-    AttentionNodes,
-    Endpoint,
-    Failed,
-    Filled,
-    FromNode,
-    Heartbeat,
-    Identity,
-    Progress,
-    Ready,
-    Register,
-    Stuck,
-    Unfilled,
-    Unheard,
-)
-from afserve.control.wire.values import Drained as NodeDrained
 from afserve.errors import (
     ConfigError,
     PeerLost,
@@ -77,12 +35,12 @@ from afserve.errors import (
 from afserve.member import NodeId
 
 
-def _reloaded(member: Member, filled: Filled) -> Incident:
+def _reloaded(member: Member, filled: values.Filled) -> events.Incident:
     rate = filled.bytes / max(filled.seconds, 1e-6) / 1e9
     what = (
         f"{filled.experts} experts for epoch {filled.epoch}, {filled.bytes / 1e6:,.1f} MB at {rate:.1f} GB/s"
     )
-    return Incident(Happening.RELOADED, member.node, what, filled.seconds, bytes=filled.bytes)
+    return events.Incident(events.Happening.RELOADED, member.node, what, filled.seconds, bytes=filled.bytes)
 
 
 class Membership:
@@ -135,11 +93,11 @@ class Membership:
     def settled(self) -> bool:
         return self.state.settled
 
-    def attention_nodes(self) -> AttentionNodes:
+    def attention_nodes(self) -> values.AttentionNodes:
         """For gateways: who attends, and why new requests are refused, where they are."""
         return self._announcer.attention_nodes(self._shortage.refusing)
 
-    def on(self, event: Event, now: float) -> list[Effect]:
+    def on(self, event: events.Event, now: float) -> list[events.Effect]:
         """What is to be done now. Raises ConfigError, and changes nothing, for what was asked and cannot be."""
         if self.ended:
             return []
@@ -147,7 +105,7 @@ class Membership:
             effects = self._obey(event, now)
         except RendezvousError as error:
             effects = self.losses.dismiss_stranger(event, error, now)
-        if not effects and isinstance(event, Said) and isinstance(event.value, Heartbeat):
+        if not effects and isinstance(event, events.Said) and isinstance(event.value, values.Heartbeat):
             return []  # most events are these, and only stats have changed; ticks look at all the rest
         if not self.ended and not self._returning.under_way:
             effects += self._reconcile(now)
@@ -155,7 +113,7 @@ class Membership:
             self._look_at_shortage(now)
         return self._until_end(effects)
 
-    def _reconcile(self, now: float) -> list[Effect]:
+    def _reconcile(self, now: float) -> list[events.Effect]:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
         effects = self._joining.admit_waiting(self._placing.unreadable.of, now)
         effects += self._departures.step(now)
@@ -171,114 +129,119 @@ class Membership:
             now, lambda: self._shortage.look(self.members, placement, failing, now, planned=planned), None
         )
 
-    def _obey(self, event: Event, now: float) -> list[Effect]:
+    def _obey(self, event: events.Event, now: float) -> list[events.Effect]:
         match event:
-            case Begun():
+            case events.Begun():
                 self.losses.await_members(self.members.missing(), now)
-                return [Start(node) for node in self.members.missing()]
-            case TakenOver():
+                return [events.Start(node) for node in self.members.missing()]
+            case events.TakenOver():
                 self._returning.begin(now)
                 return []
-            case Rejoined():
+            case events.Rejoined():
                 return self._returning.rejoin(event, now)
-            case Joined() if self._returning.under_way:
+            case events.Joined() if self._returning.under_way:
                 self._returning.postpone_join(event)
                 return []
-            case Joined():
+            case events.Joined():
                 return self._joining.join(event, now)
-            case Withdrawn(connection):
+            case events.Withdrawn(connection):
                 self._joining.withdraw(connection)
                 self._returning.withdraw(connection)
                 return []
-            case Said(member, value):
+            case events.Said(member, value):
                 found = self.members.get(member)
                 return [] if found is None else self._hear(found, value, now)
-            case Left(member, reason):
+            case events.Left(member, reason):
                 found = self.members.get(member)
                 return [] if found is None else self.losses.lose(found, reason, now)
-            case Exited():
+            case events.Exited():
                 return self.losses.report_exit(event, now, taking_over=self._returning.under_way)
-            case Ticked(load):
+            case events.Ticked(load):
                 self._watch.look(load, now)
                 if self._returning.under_way:
                     return self._returning.check_wait(now)
                 return self.losses.check_time(self._joining.awaited(), now)
-            case Waited() if self._returning.under_way:
+            case events.Waited() if self._returning.under_way:
                 return []
-            case Waited(said):
+            case events.Waited(said):
                 return self.losses.report_unheard("the gateway", said, now)
-            case Scale() | DrainNode() | RestartNodes() | ChangeRole() | ChangePhase() | Place() if (
-                self._returning.under_way
-            ):
+            case (
+                events.Scale()
+                | events.DrainNode()
+                | events.RestartNodes()
+                | events.ChangeRole()
+                | events.ChangePhase()
+                | events.Place()
+            ) if self._returning.under_way:
                 raise ConfigError("the controller was started again and still looks who is there; try again")
-            case Scale(role, count, phase):
+            case events.Scale(role, count, phase):
                 return self.wishes.scale(role, count, phase, now)
-            case DrainNode(node):
+            case events.DrainNode(node):
                 return self.wishes.drain_node(node)
-            case RestartNodes(nodes):
+            case events.RestartNodes(nodes):
                 return self.wishes.restart_nodes(nodes, now)
-            case ChangeRole(node, role):
+            case events.ChangeRole(node, role):
                 return self.wishes.change_role(node, role)
-            case ChangePhase(node, phase):
+            case events.ChangePhase(node, phase):
                 return self.wishes.change_phase(node, phase)
-            case Broken(node):
+            case events.Broken(node):
                 self._recovery.pardon(node)
                 return []
-            case Place():
+            case events.Place():
                 return self._placing.place(event, now)
-            case Known(things):
+            case events.Known(things):
                 self.members.expect(things)
                 for known in self.members:
                     if known.state is not State.LOADING:
                         self.members.check_identified(known)
                 return []
-            case DrainAll():
+            case events.DrainAll():
                 return self._draining.drain_all()
 
-    def _hear(self, member: Member, value: FromNode, now: float) -> list[Effect]:
-        if isinstance(value, Heartbeat):
+    def _hear(self, member: Member, value: values.FromNode, now: float) -> list[events.Effect]:
+        if isinstance(value, values.Heartbeat):
             self._watch.hear(member, now)
         member.seen_at = now
         match value:
-            case Heartbeat(resident, stats):
+            case values.Heartbeat(resident, stats):
                 member.resident_bytes, member.stats, member.beats = resident, stats, True
                 return self.losses.judge_pace(member, now)
-            case Progress():
+            case values.Progress():
                 member.progress, member.progress_at = value, now
-            case Endpoint():
+            case values.Endpoint():
                 self.members.agree(member, value)
                 return self._announcer.introduce(member)
-            case Identity(things):
+            case values.Identity(things):
                 self.members.identify(member, things)
-            case Ready(resident, expert_error, dense_error):
+            case values.Ready(resident, expert_error, dense_error):
                 self.members.check_identified(member)
-                member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
+                member.resident_bytes, member.progress = resident, values.Progress(1.0, "ready")
                 member.expert_error, member.dense_error = expert_error, dense_error
                 return self._joining.catch_up(member, now) if member.state is State.LOADING else []
-            case Filled(epoch):
+            case values.Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)
                 if self.migration.adopting:
                     self._placing.unreadable.read()
                 return [*effects, _reloaded(member, value)] if value.experts else effects
-            case Unfilled():
+            case values.Unfilled():
                 return self._unfilled(member, value, now)
-            case Adopted(epoch):
+            case values.Adopted(epoch):
                 return self._answered(member, self.migration.adopted, epoch, now)
-            case NodeDrained():
+            case values.Drained():
                 self._draining.report_drained(member)
-            case Failed(error):
+            case values.Failed(error):
                 return self.losses.report_failure(member, error, now)
-            case Stuck():
+            case values.Stuck():
                 return self.losses.report_stuck(member, value, now)
-            case Unheard():
+            case values.Unheard():
                 return self.losses.report_unheard(str(member.node), value, now)
-            case Register():
+            case values.Register():
                 return self.losses.give_up(member, PeerLost(member.node, "it registered twice"), now)
         return []
 
     def _answered(
         self, member: Member, take: Callable[[NodeId, int, float], list[Outgoing]], epoch: int, now: float
-    ) -> list[Effect]:
+    ) -> list[events.Effect]:
         """An answer that was not asked for comes from no correct node: it is as good as gone."""
         if member.state is State.LOADING and epoch == member.asked:
             member.epoch = epoch
@@ -292,16 +255,16 @@ class Membership:
         member.epoch = epoch
         return effects
 
-    def _unfilled(self, member: Member, said: Unfilled, now: float) -> list[Effect]:
+    def _unfilled(self, member: Member, said: values.Unfilled, now: float) -> list[events.Effect]:
         try:
             return self._placing.report_unfilled(member, said, now)
         except ProtocolError as error:
             return self.losses.give_up(member, error, now)
 
-    def _until_end(self, effects: list[Effect]) -> list[Effect]:
+    def _until_end(self, effects: list[events.Effect]) -> list[events.Effect]:
         """The first reason for an end counts, and nothing comes after it."""
         for number, effect in enumerate(effects):
-            if isinstance(effect, EndRun):
+            if isinstance(effect, events.EndRun):
                 self.ended = True
                 return effects[: number + 1]
         return effects

@@ -6,27 +6,7 @@ given, so whatever lies between is said as asked and not as done.
 
 from dataclasses import replace
 
-from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
-    Assigned,
-    Drain,
-    Drained,
-    Endpoint,
-    Filled,
-    FillSlots,
-    FromNode,
-    Gateways,
-    Identity,
-    NodeStage,
-    Ready,
-    Register,
-    Retire,
-    Shutdown,
-    Standing,
-    ToNode,
-    Unfilled,
-)
+from afserve.control.wire import values
 from afserve.member import MODEL_ROLES, Role
 from afserve.placement.placement import Placement
 
@@ -35,10 +15,10 @@ class Account:
     """Not locked: its stream feeds and asks it under one lock."""
 
     def __init__(self) -> None:
-        self._register: Register | None = None
-        self._assigned: Assigned | None = None
-        self._endpoint: Endpoint | None = None
-        self._identity: Identity | None = None
+        self._register: values.Register | None = None
+        self._assigned: values.Assigned | None = None
+        self._endpoint: values.Endpoint | None = None
+        self._identity: values.Identity | None = None
         self._resident = 0
         self._loaded = self._serves = self._draining = self._drained = self._leaving = False
         self._held: dict[int, Placement] = {}
@@ -51,52 +31,52 @@ class Account:
         assigned = self._assigned
         return 0.0 if assigned is None or self._leaving else assigned.deployment.engine.orphan_grace
 
-    def said(self, value: FromNode) -> None:
+    def said(self, value: values.FromNode) -> None:
         match value:
-            case Register():
+            case values.Register():
                 self._register = value
-            case Endpoint():
+            case values.Endpoint():
                 self._endpoint = value
-            case Identity(things):
+            case values.Identity(things):
                 before = {} if self._identity is None else self._identity.things
-                self._identity = Identity({**before, **things})
-            case Ready(resident):
+                self._identity = values.Identity({**before, **things})
+            case values.Ready(resident):
                 self._loaded, self._resident = True, resident
-            case Filled(epoch):
+            case values.Filled(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held[epoch] = placement
-            case Unfilled(epoch):
+            case values.Unfilled(epoch):
                 self._asked.pop(epoch, None)
-            case Adopted(epoch):
+            case values.Adopted(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held = {epoch: placement}
-            case Drained():
+            case values.Drained():
                 self._drained = True
 
-    def told(self, value: ToNode) -> None:
+    def told(self, value: values.ToNode) -> None:
         match value:
-            case Assigned():
+            case values.Assigned():
                 self._assigned = value
                 if value.node.role in MODEL_ROLES:
                     self._held = {value.deployment.placement.epoch: value.deployment.placement}
                     self._newest = value.deployment.placement.epoch
-            case FillSlots(placement) | Adopt(placement):
+            case values.FillSlots(placement) | values.Adopt(placement):
                 self._asked[placement.epoch] = placement
                 self._newest = max(self._newest, placement.epoch)
-            case Retire(epoch):
+            case values.Retire(epoch):
                 self._held.pop(epoch, None)
                 self._asked.pop(epoch, None)
-            case Gateways():
+            case values.Gateways():
                 self._serves = True
-            case Drain():
+            case values.Drain():
                 self._draining = True
-            case Shutdown():
+            case values.Shutdown():
                 self._leaving = True
 
-    def register(self) -> Register:
+    def register(self) -> values.Register:
         """What a new stream begins with."""
         assert self._register is not None and self._assigned is not None, "it has a place"
-        standing = Standing(
+        standing = values.Standing(
             self._assigned.life.generation,
             self._stage(),
             self._resident,
@@ -108,13 +88,13 @@ class Account:
         )
         return replace(self._register, index=self._assigned.node.index, standing=standing)
 
-    def _stage(self) -> NodeStage:
+    def _stage(self) -> values.NodeStage:
         if self._drained:
-            return NodeStage.DRAINED
+            return values.NodeStage.DRAINED
         if self._draining:
-            return NodeStage.DRAINING
+            return values.NodeStage.DRAINING
         if not self._loaded:
-            return NodeStage.LOADING
+            return values.NodeStage.LOADING
         assert self._assigned is not None
         serves = self._serves if self._assigned.node.role is Role.ATTENTION else False
-        return NodeStage.SERVING if serves else NodeStage.LOADED
+        return values.NodeStage.SERVING if serves else values.NodeStage.LOADED

@@ -24,6 +24,7 @@ from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
+from afserve.control.wire import values
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -34,21 +35,6 @@ from afserve.control.wire.request_values import (
     Submit,
     ToAttention,
     Tokens,
-)
-from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
-    Assigned,
-    AttentionNodes,
-    Drain,
-    Drained,
-    Gateways,
-    Noted,
-    Peers,
-    Ready,
-    Record,
-    Shutdown,
-    ToNode,
 )
 from afserve.credentials import Credentials
 from afserve.engine.kv.moving.side import KvSide, NoKv
@@ -95,7 +81,7 @@ class AttentionEngine(Protocol):
     def settled(self) -> bool: ...
 
 
-def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat: HeartbeatThread) -> None:
     from afserve.control.node.wiring import build_attention, kv_place
     from afserve.engine.kv.moving.open import open_kv
 
@@ -128,8 +114,8 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
     )
     if node.unread and assigned.node.index == 0:  # the others have read the same
-        stream.send(Noted(node.unread, warning=True))
-    stream.send(Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
+        stream.send(values.Noted(node.unread, warning=True))
+    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
     try:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
@@ -231,12 +217,12 @@ class AttentionLoop:
     def _tell_controller(self) -> None:
         """What it waits for."""
         if self._adopting is not None and self._node.settled:
-            self._stream.send(Adopted(self._adopting))
+            self._stream.send(values.Adopted(self._adopting))
             self._adopting = None
         if self._draining and not (self._node.busy or self._kept.wanted or self._kv.holding):
             self._draining = False
             self._report(at_once=True)
-            self._stream.send(Drained())
+            self._stream.send(values.Drained())
 
     def _look_after_requests(self) -> None:
         """Those whose gateway is gone, and those whose KV has come."""
@@ -293,33 +279,33 @@ class AttentionLoop:
             self._unsent.clear()
             self._sent = self._clock.now()
 
-    def _obey(self, command: ToNode | FromGateway | Reached) -> None:
+    def _obey(self, command: values.ToNode | FromGateway | Reached) -> None:
         match command:
             case FromGateway():
                 if self._gateways.is_of_now(command):
                     self._serve(command.gateway, command.value)
-            case Gateways():
+            case values.Gateways():
                 for gateway in self._gateways.update(command):
                     self._left(gateway)
-            case Peers():
+            case values.Peers():
                 self._experts.update(command)
             case Reached():
                 self._experts.reached(command)
-            case Adopt(placement):
+            case values.Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
-            case Record():
+            case values.Record():
                 self._recorder.begin(command)
-            case Drain():
+            case values.Drain():
                 self._draining = True
-            case AttentionNodes(nodes):
+            case values.AttentionNodes(nodes):
                 self._kv.copy_to(keepers_of(nodes, self._index, self._copies))
                 for node in nodes:
                     if node.life.index == self._index:
                         self._node.in_phase(node.phase)
             case Moved():
                 return  # it has only woken the node
-            case Shutdown():
+            case values.Shutdown():
                 self._running = False
             case _:
                 raise ProtocolError(f"an attention node does not take {type(command).__name__} now")

@@ -14,21 +14,7 @@ from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
 from afserve.control.node.work_spans import WorkSpans
-from afserve.control.wire.values import (
-    Assigned,
-    AttentionNodes,
-    Drain,
-    Drained,
-    Endpoint,
-    Filled,
-    FillSlots,
-    Ready,
-    Record,
-    Retire,
-    Shutdown,
-    ToNode,
-    Unfilled,
-)
+from afserve.control.wire import values
 from afserve.credentials import Credentials
 from afserve.engine.filler import Filler
 from afserve.errors import PeerLost, ProtocolError
@@ -55,11 +41,11 @@ class ExpertEngine(Protocol):
     def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None: ...
 
 
-def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+def serve_expert(stream: ControlStream, assigned: values.Assigned, heartbeat: HeartbeatThread) -> None:
     from afserve.control.node.wiring import build_expert
 
     def announce(address: str, agreed: dict[str, str]) -> None:
-        stream.send(Endpoint(address, agreed))
+        stream.send(values.Endpoint(address, agreed))
 
     progress, tell = stream.progress("expert weights"), identify(stream)
     credentials = Credentials(stream.token, stream.certificates, assigned.life.generation)
@@ -68,7 +54,7 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     work = spans and WorkSpans(str(assigned.node), node.stats, spans.put, assigned.deployment.fingerprint)
     report = Reporter(heartbeat, stream, work.stats if work else node.stats)
     freeze_heap()
-    stream.send(Ready(heartbeat.resident_bytes(), node.expert_error))
+    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error))
     placement = assigned.deployment.placement
     try:
         with sent(node.trace, stream.send, assigned.deployment):
@@ -121,19 +107,19 @@ class ExpertLoop:
                 self._node.wait(_PARKED_BUSY if self._filling or self._recorder.active else _PARKED)
                 self._node.poll()  # what came is computed before anything else is looked at
 
-    def _obey(self, command: ToNode) -> None:
+    def _obey(self, command: values.ToNode) -> None:
         match command:
-            case Shutdown():
+            case values.Shutdown():
                 self._running = False
-            case Record():
+            case values.Record():
                 self._recorder.begin(command)
-            case Drain():
-                self._stream.send(Drained())
-            case AttentionNodes(nodes):
+            case values.Drain():
+                self._stream.send(values.Drained())
+            case values.AttentionNodes(nodes):
                 self._node.in_phases({node.life.index: node.phase for node in nodes})
-            case FillSlots(placement, urgent):
+            case values.FillSlots(placement, urgent):
                 self._fill(placement, urgent)
-            case Retire(epoch):
+            case values.Retire(epoch):
                 self._filling.discard(epoch)
                 self._slots.forget(self._filler.abandon(epoch))
                 self._slots.retire(epoch)
@@ -156,7 +142,7 @@ class ExpertLoop:
             if loaded.unread:
                 self._slots.retire(loaded.epoch)
                 experts = tuple((fill.layer, fill.expert) for fill in loaded.unread)
-                self._stream.send(Unfilled(loaded.epoch, experts, loaded.why))
+                self._stream.send(values.Unfilled(loaded.epoch, experts, loaded.why))
                 continue
             self._node.accept(loaded.epoch)
-            self._stream.send(Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))
+            self._stream.send(values.Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))

@@ -154,8 +154,10 @@ def _colocated(
         ops=ops,
     )
     link = LocalBankLink(bank)
-    node = build_attention_node(deployment.source, deployment.engine, link, later, ops=ops, trace=trace)
-    node.expert_error = bank.rounding_error
+    rounded = bank.rounding_error
+    node = build_attention_node(
+        deployment.source, deployment.engine, link, later, ops=ops, trace=trace, expert_error=rounded
+    )
     identity.result()
     return node, _closing(link.close, trace, deployment)
 
@@ -212,9 +214,9 @@ def build_expert(
         step_rows=deployment.engine.step_rows,
         prompt_share=deployment.engine.prompt_share,
         device=queues_of(ops.device),
+        trace=trace,
+        expert_error=bank.rounding_error,
     )
-    node.trace = trace
-    node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)
 
 

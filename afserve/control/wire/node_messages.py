@@ -8,41 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from afserve.control.wire import values
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
 from afserve.control.wire.placements import SaidLast, SaidPlacement
-from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
-    Assigned,
-    AttentionNodes,
-    Drain,
-    Drained,
-    Endpoint,
-    Failed,
-    Filled,
-    FillSlots,
-    Gateways,
-    Heartbeat,
-    Identity,
-    Noted,
-    Peers,
-    Progress,
-    Query,
-    QueryAnswer,
-    Ready,
-    Record,
-    Recorded,
-    Register,
-    Retire,
-    Routed,
-    Serve,
-    Shutdown,
-    Stuck,
-    Traced,
-    Unfilled,
-    Unheard,
-)
 from afserve.errors import ProtocolError
 from afserve.member import Life, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
@@ -52,7 +21,7 @@ from afserve.placement.rebalance.stats import RoutedRows
 PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]
 
 
-def _put_routed(value: Routed, proto: Proto) -> None:
+def _put_routed(value: values.Routed, proto: Proto) -> None:
     """In the narrowest unsigned integers that hold the largest count: one byte each for most seconds of decoding."""
     rows = value.rows
     largest = max(int(rows.prefill_LE.max()), int(rows.decode_LE.max()))
@@ -63,11 +32,11 @@ def _put_routed(value: Routed, proto: Proto) -> None:
         setattr(proto, name, counts_LE.astype(f"<u{width}").tobytes() if counts_LE.any() else b"")
 
 
-def _take_routed(proto: Proto) -> Routed:
+def _take_routed(proto: Proto) -> values.Routed:
     if proto.width not in _WIDTHS:
         raise ValueError(f"counts of {proto.width} bytes")
     shape = proto.layers, proto.experts
-    return Routed(
+    return values.Routed(
         RoutedRows(_counts(proto.prefill, proto.width, shape), _counts(proto.decode, proto.width, shape))
     )
 
@@ -89,7 +58,7 @@ _WIDTHS = (1, 2, 4, 8)
 _MOST_COUNTS = 64 << 20
 
 
-def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
+def _put_assigned(value: values.Assigned, proto: Proto, last: SaidLast) -> None:
     deployment = value.deployment
     life = value.life
     proto.role, proto.index, proto.generation = life.node.role, life.index, life.generation
@@ -97,18 +66,18 @@ def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
     put_fields(deployment, proto, leave=("placement",))
 
 
-def _take_assigned(proto: Proto, last: SaidLast) -> Assigned:
+def _take_assigned(proto: Proto, last: SaidLast) -> values.Assigned:
     deployment = take_fields(Deployment, proto, placement=_take_said(proto, last))
-    return Assigned(Life(NodeId(Role(proto.role), proto.index), proto.generation), deployment)
+    return values.Assigned(Life(NodeId(Role(proto.role), proto.index), proto.generation), deployment)
 
 
-def _put_gateways(value: Gateways, proto: Proto) -> None:
+def _put_gateways(value: values.Gateways, proto: Proto) -> None:
     for index, address in value.gateways:
         proto.gateways.add(index=index, address=address)
 
 
-def _take_gateways(proto: Proto) -> Gateways:
-    return Gateways(tuple((gateway.index, gateway.address) for gateway in proto.gateways))
+def _take_gateways(proto: Proto) -> values.Gateways:
+    return values.Gateways(tuple((gateway.index, gateway.address) for gateway in proto.gateways))
 
 
 def _put_said(placement: Placement, proto: Proto, last: SaidLast) -> None:
@@ -123,68 +92,68 @@ def _take_said(proto: Proto, last: SaidLast) -> Placement:
     return last.hear(SaidPlacement(said.data, said.base if said.HasField("base") else None))
 
 
-def _put_adopt(value: Adopt, proto: Proto, last: SaidLast) -> None:
+def _put_adopt(value: values.Adopt, proto: Proto, last: SaidLast) -> None:
     _put_said(value.placement, proto, last)
 
 
-def _take_adopt(proto: Proto, last: SaidLast) -> Adopt:
-    return Adopt(_take_said(proto, last))
+def _take_adopt(proto: Proto, last: SaidLast) -> values.Adopt:
+    return values.Adopt(_take_said(proto, last))
 
 
-def _put_fill(value: FillSlots, proto: Proto, last: SaidLast) -> None:
+def _put_fill(value: values.FillSlots, proto: Proto, last: SaidLast) -> None:
     _put_said(value.placement, proto, last)
     proto.urgent = value.urgent
 
 
-def _take_fill(proto: Proto, last: SaidLast) -> FillSlots:
-    return FillSlots(_take_said(proto, last), proto.urgent)
+def _take_fill(proto: Proto, last: SaidLast) -> values.FillSlots:
+    return values.FillSlots(_take_said(proto, last), proto.urgent)
 
 
-def _put_unfilled(value: Unfilled, proto: Proto) -> None:
+def _put_unfilled(value: values.Unfilled, proto: Proto) -> None:
     proto.epoch, proto.why = value.epoch, value.why
     proto.layer.extend(layer for layer, _ in value.experts)
     proto.expert.extend(expert for _, expert in value.experts)
 
 
-def _take_unfilled(proto: Proto) -> Unfilled:
+def _take_unfilled(proto: Proto) -> values.Unfilled:
     if len(proto.layer) != len(proto.expert):
         raise ProtocolError(f"{len(proto.layer)} layers for {len(proto.expert)} experts that cannot be read")
-    return Unfilled(proto.epoch, tuple(zip(proto.layer, proto.expert, strict=True)), proto.why)
+    return values.Unfilled(proto.epoch, tuple(zip(proto.layer, proto.expert, strict=True)), proto.why)
 
 
 FROM_NODE: dict[type, Codec] = {
-    Routed: ("routed", _put_routed, _take_routed),
-    Heartbeat: codec("heartbeat", Heartbeat),
-    Progress: codec("progress", Progress),
-    Register: codec("register", Register),
-    Endpoint: codec("endpoint", Endpoint),
-    Identity: codec("identity", Identity),
-    Ready: codec("ready", Ready),
-    Drained: codec("drained", Drained),
-    Filled: codec("filled", Filled),
-    Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
-    Adopted: codec("adopted", Adopted),
-    Failed: codec("failed", Failed),
-    Query: codec("query", Query),
-    Stuck: codec("stuck", Stuck),
-    Unheard: codec("unheard", Unheard),
-    Noted: codec("noted", Noted),
-    Recorded: codec("recorded", Recorded),
-    Traced: codec("traced", Traced),
+    values.Routed: ("routed", _put_routed, _take_routed),
+    values.Heartbeat: codec("heartbeat", values.Heartbeat),
+    values.Progress: codec("progress", values.Progress),
+    values.Register: codec("register", values.Register),
+    values.Endpoint: codec("endpoint", values.Endpoint),
+    values.Identity: codec("identity", values.Identity),
+    values.Ready: codec("ready", values.Ready),
+    values.Drained: codec("drained", values.Drained),
+    values.Filled: codec("filled", values.Filled),
+    values.Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
+    values.Adopted: codec("adopted", values.Adopted),
+    values.Failed: codec("failed", values.Failed),
+    values.Query: codec("query", values.Query),
+    values.Stuck: codec("stuck", values.Stuck),
+    values.Unheard: codec("unheard", values.Unheard),
+    values.Noted: codec("noted", values.Noted),
+    values.Recorded: codec("recorded", values.Recorded),
+    values.Traced: codec("traced", values.Traced),
 }
 TO_NODE: dict[type, Codec] = {
-    Peers: codec("peers", Peers),
-    Drain: codec("drain", Drain),
-    Shutdown: codec("shutdown", Shutdown),
-    Retire: codec("retire", Retire),
-    Serve: codec("serve", Serve),
-    Record: codec("record", Record),
-    Gateways: ("gateways", _put_gateways, _take_gateways),
-    AttentionNodes: codec("attention_nodes", AttentionNodes),
-    QueryAnswer: codec("query_answer", QueryAnswer),
+    values.Peers: codec("peers", values.Peers),
+    values.Drain: codec("drain", values.Drain),
+    values.Shutdown: codec("shutdown", values.Shutdown),
+    values.Retire: codec("retire", values.Retire),
+    values.Serve: codec("serve", values.Serve),
+    values.Record: codec("record", values.Record),
+    values.Gateways: ("gateways", _put_gateways, _take_gateways),
+    values.AttentionNodes: codec("attention_nodes", values.AttentionNodes),
+    values.QueryAnswer: codec("query_answer", values.QueryAnswer),
 }
 PLACED: dict[type, PlacedCodec] = {
-    Assigned: ("assigned", _put_assigned, _take_assigned),
-    FillSlots: ("fill_slots", _put_fill, _take_fill),
-    Adopt: ("adopt", _put_adopt, _take_adopt),
+    values.Assigned: ("assigned", _put_assigned, _take_assigned),
+    values.FillSlots: ("fill_slots", _put_fill, _take_fill),
+    values.Adopt: ("adopt", _put_adopt, _take_adopt),
 }

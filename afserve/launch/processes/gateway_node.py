@@ -122,8 +122,8 @@ class _GatewayNode:
             home_rules(deployment),
             self._assigned.node.index,
             self._assigned.life.generation,
+            report_unheard=self._stream.send,
         )
-        gateway.on_unheard = self._stream.send
         queries = DistantQueries(self._stream.send)
         self._tell_broken(queries)
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
@@ -218,7 +218,7 @@ class _GatewayNode:
 
     def _over(self, queries: DistantQueries, gateway: Gateway, error: AfserveError | None) -> None:
         """Open requests are answered with the reason, if there is one; else they had their time to end."""
-        queries.failure = error
+        queries.end(error)
         if error is not None:
             gateway.fail(error)
         self._stop.set()

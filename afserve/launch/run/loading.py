@@ -10,11 +10,12 @@ from afserve.control.membership.roster import Member, State
 
 
 class LoadingBars:
-    """`update` is the controller's progress callback. `with` shows and clears."""
+    """`update` is the controller's progress callback. `with` shows and clears; what comes before is not shown."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = console.is_terminal
+        self._begun = False
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.fields[name]:12}"),
@@ -27,6 +28,7 @@ class LoadingBars:
         )
 
     def __enter__(self) -> "LoadingBars":
+        self._begun = True
         self._bars.start()
         return self
 
@@ -37,6 +39,8 @@ class LoadingBars:
 
     def update(self, member: Member, model: str = "") -> None:
         """`model` where several load."""
+        if not self._begun:
+            return
         name = f"{model} {_named(member)}" if model else _named(member)
         if not self._live:
             if member.state is State.READY:
@@ -46,7 +50,7 @@ class LoadingBars:
 
     def verify(self, done: float, model: str = "") -> None:
         """How much of the controller's own copy has been read; called from another thread."""
-        if self._live:
+        if self._live and self._begun:
             self._show(f"{model} own copy".strip(), done, "all bytes")
 
     def _show(self, name: str, done: float, what: str) -> None:

@@ -20,12 +20,13 @@ from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
 from afserve.control.changing import Changing, not_from_here
 from afserve.control.controller import TICK, Controller
+from afserve.control.controller_wiring import Wiring, nobody
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.homes import home_rules
 from afserve.control.host_watch import HostWatch
 from afserve.control.hosts import CarriedHosts, Served
-from afserve.control.identifying import OwnCopy, reading
+from afserve.control.identifying import reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Incident
 from afserve.control.membership.members import first_generation
@@ -34,16 +35,16 @@ from afserve.control.membership.roster import Member
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.change_values import FaultKind
 from afserve.control.wire.desired import Deployment
-from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
+from afserve.control.wire.values import Query, QueryAnswer, Unheard
+from afserve.errors import AfserveError, DeadlineError, PeerLost
 from afserve.families.table import load_spec
-from afserve.launch.plan.footprint import gib, usable
 from afserve.launch.plan.hosts import TOGETHER_SECONDS, HostAssignment
-from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import FoundModel
 from afserve.launch.plan.topology import Topology
 from afserve.launch.processes.gateway_options import GatewayOptions
 from afserve.launch.processes.supervisor import Term, Wanted
 from afserve.launch.run.chaos import Chaos
+from afserve.launch.run.room import Room
 from afserve.launch.sites.site import Site
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -61,6 +62,17 @@ class GatewayProcesses:
 
     options: GatewayOptions
     listening: socket.socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOwner:
+    """Who started a run, and is told how far it is. `show_own_progress` comes from the thread that reads this host's
+    copy of the checkpoint: how much of all its bytes. `end_run` is called where somebody asks for the end over HTTP.
+    """
+
+    show_progress: Callable[[Member], None] = nobody
+    show_own_progress: Progress = nobody
+    end_run: Callable[[], None] = not_from_here
 
 
 class LocalRun:
@@ -82,79 +94,74 @@ class LocalRun:
         term: Term | None = None,
         certs: Path | None = None,
         aliases: tuple[str, ...] = (),
+        owner: RunOwner | None = None,
     ) -> None:
         """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies.
 
         `certs` is this host's folder of certificates, for nodes beyond loopback.
         """
-        self._certs = certs
-        clock = (
-            AwakeClock()
-        )  # the controller polls it twice a second: a pause of this process makes nobody late
-        token = processes.token
-        number = 0 if term is None else term.number
-        self._term = term
-        self._gateway = Gateway(token, home_rules(topology.deployment), generation=first_generation(number))
-        self.topology = topology
-        self.processes = processes
-        self.assignment = assignment
-        self._gateways = gateways
+        self.topology, self.processes, self.assignment = topology, processes, assignment
+        self._gateways, self._term, self._certs = gateways, term, certs
+        deployment, owner = topology.deployment, owner or RunOwner()
+        token, number = processes.token, 0 if term is None else term.number
+        clock = AwakeClock()  # the controller polls it: a pause of this process makes nobody late
+        self._trace = Trace("gateway") if deployment.trace_folder else None
+        self._faults = Chaos(processes)
+        self._gateway = Gateway(
+            token,
+            home_rules(deployment),
+            generation=first_generation(number),
+            report_unheard=self._report_unheard,
+        )
+        wanted = None if term is None else term.wanted.get(name)
         self.controller = Controller(
-            _wanted(topology.deployment, None if term is None else term.wanted.get(name)),
+            _wanted(deployment, wanted),
             token,
             clock,
             balance,
-            Rules(
-                OnLoss(on_loss),
-                register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
-                silence=topology.deployment.silence,
-                deadline=topology.deployment.engine.loss_deadline,
-            ),
-            self._on_its_device,
+            _rules(deployment, on_loss, assignment),
+            self._wiring(name, owner),
             number,
-            HostWatch(TICK),
         )
-        if term is not None:
-            self.controller.on_wanted = partial(term.reports.wanted, name)
         self.hosts = CarriedHosts(
             token,
             assignment.places,
-            _served(topology.deployment),
+            _served(deployment),
             self._is_there,
             self.controller.report_exit,
             self._host_failed,
         )
-        self.controller.on_start = self._start
-        self.controller.on_instead = self._take_place
-        self.controller.on_failure = self._gateway.fail
-        self.controller.on_attention = self._gateway.told
-        self._gateway.on_unheard = self.controller.waited
-        self._own = OwnCopy(self._read_own, self.controller.known, clock)
-        self.controller.own = self._own
+        room = Room(topology, elsewhere=assignment.managed or assignment.awaited)
+        changing = Changing(
+            self.controller, room.check_more, self._can_start, self._break, room.check_change, owner.end_run
+        )
+        self._queries = OwnQueries(self.controller, topology.picked, clock, changing)
         served = ServedModel(
             name=name,
             path=str(model.tokenizer),
-            max_model_len=topology.deployment.engine.max_model_len,
+            max_model_len=deployment.engine.max_model_len,
             vocab_size=topology.spec.vocab_size,
             created=int(time.time()),
             aliases=aliases,
         )
-        self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        self.controller.on_incident = self._draw
-        self._faults = Chaos(processes)
-        self.on_end: Callable[[], None] = not_from_here
-        changing = Changing(
-            self.controller,
-            self._check_room,
-            self._can_start,
-            self._break,
-            self._check_role,
-            self._end,
-        )
-        queries = OwnQueries(self.controller, topology.picked, clock, changing)
-        self.controller.on_query = queries.answer
-        self.frontend = Frontend(queries, self._gateway, served, self._trace)
+        self.frontend = Frontend(self._queries, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None
+
+    def _wiring(self, name: str, owner: RunOwner) -> Wiring:
+        return Wiring(
+            start_node=self._start,
+            clear_place=self._take_place,
+            assign=self._on_its_device,
+            host_load=HostWatch(TICK),
+            read_own=self._read_own,
+            answer_query=self._answer,
+            tell_failure=self._gateway.fail,
+            tell_attention=self._gateway.told,
+            keep_wanted=nobody if self._term is None else partial(self._term.reports.wanted, name),
+            show_incident=self._draw,
+            show_progress=owner.show_progress,
+            show_own_progress=owner.show_own_progress,
+        )
 
     async def __aenter__(self) -> "LocalRun":
         await self.start()
@@ -164,11 +171,6 @@ class LocalRun:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-    def show_progress(self, loading: Callable[[Member], None], verifying: Progress) -> None:
-        """`verifying` is told, from another thread, how much of all bytes of this host's copy has been read."""
-        self.controller.on_progress = loading
-        self._own.on_progress = verifying
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
@@ -183,8 +185,11 @@ class LocalRun:
         certs = f" --certs {shlex.quote(str(self._certs.absolute()))}" if self._certs else ""
         log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)
 
-    def _end(self) -> None:
-        self.on_end()
+    def _report_unheard(self, said: Unheard) -> None:
+        self.controller.waited(said)
+
+    async def _answer(self, query: Query) -> QueryAnswer:
+        return await self._queries.answer(query)
 
     def _draw(self, incident: Incident) -> None:
         if self._trace is not None:
@@ -231,40 +236,6 @@ class LocalRun:
         if member is not None and member.alive and self._can_start(node):
             self.processes.inherit(node, member.pid)
         return self._faults.begin(node, kind, seconds)
-
-    def _check_room(self, role: Role, more: int) -> None:
-        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role.
-
-        A cluster's engine says itself what it has no room for.
-        """
-        need = self.topology.expert if role is Role.EXPERT else self.topology.attention
-        if (
-            more <= 0
-            or role is Role.GATEWAY
-            or need is None
-            or self.assignment.managed
-            or self.assignment.awaited
-            or self.topology.deployment.engine.device != "cpu"
-        ):
-            return
-        free = usable(this_machine())
-        if more * need.total > free:
-            raise DoesNotFitError(
-                f"scale: {more} more {role} node{'s' * (more > 1)} need {gib(more * need.total)}, this machine has "
-                f"{gib(free)} free"
-            )
-
-    def _check_role(self, old: Role, new: Role) -> None:
-        """Raises DoesNotFitError where free memory and a node's of the old role do not hold one of the new."""
-        needs = {Role.ATTENTION: self.topology.attention, Role.EXPERT: self.topology.expert}
-        gone, comes = needs[old], needs[new]
-        if gone is None or comes is None or self.topology.deployment.engine.device != "cpu":
-            return
-        free = usable(this_machine()) + gone.total
-        if comes.total > free:
-            raise DoesNotFitError(
-                f"role: an {new} node needs {gib(comes.total)}, this machine has {gib(free)} free without the other"
-            )
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
         device = self.assignment.devices.get(node, deployment.engine.device)
@@ -346,3 +317,12 @@ def _wanted(deployment: Deployment, by_now: Wanted | None) -> Deployment:
     if by_now is None:
         return deployment
     return replace(deployment, counts={**deployment.counts, **by_now.counts}, phases=by_now.phases)
+
+
+def _rules(deployment: Deployment, on_loss: str, assignment: HostAssignment) -> Rules:
+    return Rules(
+        OnLoss(on_loss),
+        register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
+        silence=deployment.silence,
+        deadline=deployment.engine.loss_deadline,
+    )

@@ -30,7 +30,7 @@ from afserve.launch.processes.supervisor import (
 )
 from afserve.launch.run.banner import StartedModel, banner
 from afserve.launch.run.loading import LoadingBars
-from afserve.launch.run.local_run import GatewayProcesses, LocalRun
+from afserve.launch.run.local_run import GatewayProcesses, LocalRun, RunOwner
 from afserve.launch.run.model_run import ModelRun
 from afserve.launch.run.planned_run import PlannedRun
 from afserve.server.http.settings import ServerSettings
@@ -54,12 +54,14 @@ class Serving:
         self._settings, self._sock, self._term = settings, sock, term
         self._started = started if not term.number else time.monotonic()
         self._console = Console(stderr=True)
+        self._bars = LoadingBars(self._console)
         self._stop = asyncio.Event()
         self._insisted = False
         self._served = term.number > 0  # some time: from then on the models do not end one another
         flags = planned[0].flags
         self._record = flags.run.record_routing
         self._scheme = "https" if settings.certfile else "http"
+        self._several = len(planned) > 1
         self._models = [ModelRun(each, term, self._run_of) for each in planned]
         self._http: Http
         if flags.wishes.gateways:
@@ -73,7 +75,7 @@ class Serving:
 
     def _run_of(self, each: PlannedRun, term: Term) -> LocalRun:
         options = options_of(each.names, str(each.found.tokenizer), self._settings)
-        run = LocalRun(
+        return LocalRun(
             each.topology,
             each.found,
             each.names[0],
@@ -85,9 +87,19 @@ class Serving:
             term,
             each.flags.run.certs,
             each.names[1:],
+            self._owner(each.names[0]),
         )
-        run.on_end = self._end
-        return run
+
+    def _owner(self, name: str) -> RunOwner:
+        """Bars show a first start only."""
+        if self._served:
+            return RunOwner(end_run=self._end)
+        name = name if self._several else ""
+        return RunOwner(
+            show_progress=partial(self._bars.update, model=name),
+            show_own_progress=partial(self._bars.verify, model=name),
+            end_run=self._end,
+        )
 
     async def run(self) -> None:
         if self._record is not None:
@@ -191,10 +203,7 @@ class Serving:
         for model in self._models:
             run = model.run
             await model.planned.site.invite(run.assignment, run.controller, run.hosts, self._say)
-        with LoadingBars(self._console) as bars:
-            for model in self._models:
-                name = model.name if len(self._models) > 1 else ""
-                model.run.show_progress(partial(bars.update, model=name), partial(bars.verify, model=name))
+        with self._bars:
             self._has_served(await asyncio.gather(*(model.run.wait_ready() for model in self._models)))
         seconds = time.monotonic() - self._started
         models = [_started(model) for model in self._models]
