@@ -29,7 +29,7 @@ from afserve.errors import AfserveError, ProtocolError, RendezvousError
 from afserve.tls import Certificates
 
 log = logging.getLogger("afserve.kv")
-PROTOCOL = 8
+PROTOCOL = 9
 _PURPOSE = f"kv {PROTOCOL}"
 _DIAL_SECONDS = 1.5  # for a connection and its greeting
 _REFUSED = "refused"

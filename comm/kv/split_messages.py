@@ -9,23 +9,13 @@ checked here.
 import struct
 from dataclasses import dataclass
 
-from afserve.comm.kv.messages import (
-    HEAD_BYTES,
-    Among,
-    Name,
-    Payload,
-    Prefill,
-    decode,
-    decode_head,
-    encode,
-    seeded_checksum,
-)
+from afserve.comm.kv.forms import HEAD_BYTES, decode, decode_head, encode
+from afserve.comm.kv.messages import Among, Name, Payload, Prefill, seeded_checksum
 from afserve.comm.kv.split import MOST_PARTS, Split, SplitMember
 from afserve.errors import ProtocolError
 
 _SPLIT = struct.Struct("<IIIHHI")  # tokens, start, chunk, parts, mine, bytes of the members
 _MOST_WHY = 512
-_KIND_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +104,16 @@ def wrap(message: SplitMessage) -> Among:
         case Go(group):
             return Among(group, what)
         case Slice(group, chunk, layer, first, count, checksum, payload):
-            return Among(group, what | chunk << _KIND_BITS, layer, first, count, checksum, payload)
+            return Among(group, what, layer, first, count, checksum, payload, chunk)
         case Leave(group, why):
             return Among(group, what, body=why.encode()[:_MOST_WHY])
 
 
 def unwrap(among: Among, block_bytes: int) -> SplitMessage:
     """Raises ProtocolError for what no correct peer sends."""
-    number, chunk = among.what & ((1 << _KIND_BITS) - 1), among.what >> _KIND_BITS
-    if number >= len(_KINDS):
-        raise ProtocolError(f"KV blocks: an Among of the kind {number}; there are {len(_KINDS)}")
-    kind = _KINDS[number]
+    if among.what >= len(_KINDS):
+        raise ProtocolError(f"KV blocks: an Among of the kind {among.what}; there are {len(_KINDS)}")
+    kind = _KINDS[among.what]
     try:
         if kind is Helped:
             return Helped(among.transfer, _members(bytes(among.body)))
@@ -134,7 +123,7 @@ def unwrap(among: Among, block_bytes: int) -> SplitMessage:
         raise ProtocolError(f"KV blocks: a {kind.__name__} that cannot be read: {error}") from None
     if kind is Slice:
         place = among.layer, among.first, among.count
-        return Slice(among.transfer, chunk, *place, among.checksum, among.body)
+        return Slice(among.transfer, among.chunk, *place, among.checksum, among.body)
     if kind is Leave:
         return Leave(among.transfer, bytes(among.body[:_MOST_WHY]).decode(errors="replace"))
     if kind is Joined:

@@ -12,19 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from afserve.comm.kv.aside import this_core
-from afserve.comm.kv.messages import (
-    HEAD_BYTES,
-    Ack,
-    Fetched,
-    Head,
-    Message,
-    Payload,
-    Piece,
-    Placed,
-    decode,
-    decode_head,
-    encode,
-)
+from afserve.comm.kv.forms import HEAD_BYTES, Head, decode, decode_head, encode
+from afserve.comm.kv.messages import Ack, Fetched, Message, Payload, Piece, Placed
 from afserve.comm.kv.rooms import NOWHERE, Buffers, OwnSlots, PeerSlots, Room, Rooms
 from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.errors import ProtocolError

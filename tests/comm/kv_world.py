@@ -11,7 +11,8 @@ from collections import Counter, deque
 from afserve.clock import FakeClock
 from afserve.comm.disk.record import checksum_of as block_checksum
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import Offer, Want, checksum_of, decode, decode_head, encode
+from afserve.comm.kv.forms import decode, decode_head, encode
+from afserve.comm.kv.messages import Offer, Want, checksum_of
 from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.wires import Closed, Said

@@ -15,7 +15,8 @@ from afserve.comm.kv.carriers.carried import OF_A_PEER, SLOTS, CarriedWires, mem
 from afserve.comm.kv.carriers.carrier import Ended, Memory, OneSided
 from afserve.comm.kv.carriers.table import CARRIERS, lacking, open_carrier
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import PIECE_BYTES, Fetched, Piece, Placed, Told, decode, decode_head, encode
+from afserve.comm.kv.forms import decode, decode_head, encode
+from afserve.comm.kv.messages import PIECE_BYTES, Fetched, Piece, Placed, Told
 from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.config import KV_TRANSPORTS, SOCKETS

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.comm.kv import rooms
-from afserve.comm.kv.messages import Ack, Piece, Placed, encode
+from afserve.comm.kv.forms import encode
+from afserve.comm.kv.messages import Ack, Piece, Placed
 from afserve.comm.kv.rooms import BUFFERS, NOWHERE, SLOTS, Buffers, OwnSlots, PeerSlots, share, slot_bytes
 from afserve.comm.kv.stream import PeerStream
 from afserve.errors import ProtocolError, RendezvousError

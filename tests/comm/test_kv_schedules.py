@@ -6,7 +6,7 @@ import pytest
 
 from tests.comm.kv_world import BLOCK, World
 
-IN_CI, ALL, STEPS = 300, 10_000, 300
+IN_CI, ALL, STEPS = 330, 10_000, 300
 
 
 @pytest.fixture(autouse=True)

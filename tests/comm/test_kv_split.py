@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import Among, Prefill, decode, decode_head, encode
+from afserve.comm.kv.forms import decode, decode_head, encode
+from afserve.comm.kv.messages import Among, Prefill
 from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.sharing import (
     HERE_SECONDS,

@@ -9,21 +9,8 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import (
-    HEAD_BYTES,
-    MOST_ROW,
-    Ack,
-    Coming,
-    End,
-    Offer,
-    Piece,
-    Prefill,
-    Row,
-    Want,
-    decode,
-    decode_head,
-    encode,
-)
+from afserve.comm.kv.forms import HEAD_BYTES, decode, decode_head, encode
+from afserve.comm.kv.messages import MOST_ROW, Ack, Coming, End, Offer, Piece, Prefill, Row, Want
 from afserve.comm.kv.reach import connect, listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.transports.entrance import listen_on
@@ -172,6 +159,9 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         decode_head(head, BLOCK)
     with pytest.raises(ProtocolError, match="begins with"):
         decode_head(bytes(HEAD_BYTES), BLOCK)
+    head, _ = encode(Ack(7, 1, 2))
+    with pytest.raises(ProtocolError, match="Ack of version 2; this node has version 1"):
+        decode_head(head[:5] + b"\2" + head[6:], BLOCK)
 
 
 def test_sockets_listen_where_they_are_told():
