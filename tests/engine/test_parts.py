@@ -71,7 +71,7 @@ def told(*messages):
     """What the node did, when it was told all of these between two steps; its exchange."""
     wires, node = Wires(), Node()
     exchange = Exchange(Store(64), wires, FakeClock(), 1)
-    prefilling = Prefilling(node, exchange, FakeClock(), 2, lambda blocks: 0.0)
+    prefilling = Prefilling(node, exchange, FakeClock(), 2, lambda blocks: 0.0, None)
     asked = Prefill(3, 1, 1, tuple(range(SPLIT.end)))
     for turn in ([Propose(77, SPLIT, MEMBERS, asked)], messages, []):
         wires.events = [Said(5, wrap(message)) for message in turn]

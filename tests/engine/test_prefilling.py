@@ -93,8 +93,9 @@ class Scene:
 
     def __init__(self):
         self.node, self.exchange, self.tiers = Node(), Exchange(), Tiers()
-        self.side = Prefilling(self.node, self.exchange, FakeClock(5.0), BLOCK, lambda blocks: self.limit)
-        self.side.below = self.tiers
+        self.side = Prefilling(
+            self.node, self.exchange, FakeClock(5.0), BLOCK, lambda blocks: self.limit, self.tiers
+        )
 
     def asks(self, here=0, blocks=100):
         """The first `here` blocks are with whoever asks, in life 4 of it."""

@@ -15,8 +15,8 @@ from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
 from afserve.engine.kv.cache import Fingerprint
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
+from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.open import KvPlace, open_tiers
-from afserve.engine.kv.moving.restoring import KvInTiers
 from afserve.engine.kv.tiers import Restored
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
@@ -25,45 +25,29 @@ from afserve.launch.plan.checkup_disk import disk
 from afserve.member import attention_life
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted, hits
+from tests.engine.test_kv_moves import SOURCE, Exchange
+from tests.engine.test_kv_moves import Node as MovingNode
 
 BLOCK, BYTES = 16, 1000
 
 
-class Node:
-    busy, prefill_rate = False, 0.0
+class Node(MovingNode):
+    """As in the tests of moves; it computes no prompt for others."""
 
-    def usable_names(self, request):
-        return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // BLOCK)]
+    chunk_tokens, row_bytes = 512, 8
 
-    def draw(self, row, what, since):
+    def draw_arrow(self, row, identity, step):
         return
 
 
-class Moves:
-    busy = holding = False
+class Wire(Exchange):
+    """As in the tests of moves; it also carries prompts, and no node has said how busy it is."""
 
-    def __init__(self):
-        self.pulled, self.cancelled, self.ready, self.went_on = [], [], [], []
+    def pull(self, address, names, limit, *, request, generation, prompt=None, members=()):
+        return super().pull(address, names, limit, request=request, generation=generation)
 
-    def over(self, below):
-        self.below = below
-
-    def restored(self, request):
-        self.went_on.append(request.handle)
-
-    def pull(self, request, source):
-        self.pulled.append(request.handle)
-        return True
-
-    def cancel(self, number):
-        self.cancelled.append(number)
-
-    def turn(self):
-        ready, self.ready = self.ready, []
-        return ready
-
-    def stats(self):
-        return KvStats(pulls=3)
+    def load(self, address):
+        return None
 
     def close(self):
         self.closed = True
@@ -105,10 +89,19 @@ class Tiers:
 
 
 class Scene:
-    def __init__(self):
-        self.moves, self.tiers, self.node, self.said = Moves(), Tiers(), Node(), []
+    def __init__(self, waiting=1024):
+        self.tiers, self.node, self.exchange, self.said = Tiers(), Node(), Wire(), []
         self.clock = FakeClock(5.0)
-        self.side = KvInTiers(self.moves, self.tiers, self.node, self.clock, BLOCK, BYTES, self.said.append)
+        self.side = KvMoves(
+            self.node,
+            self.exchange,
+            self.clock,
+            BLOCK,
+            BYTES,
+            waiting=waiting,
+            tiers=self.tiers,
+            warn=self.said.append,
+        )
 
 
 @pytest.fixture
@@ -156,7 +149,7 @@ def test_it_is_read_where_that_is_faster_and_a_slow_disk_gets_another_chance(sce
 def test_a_cancelled_request_waits_no_more(scene):
     scene.side.restore(request(1))
     scene.side.cancel(1)
-    assert scene.tiers.cancelled == [1] and scene.moves.cancelled == [1]
+    assert scene.tiers.cancelled == [1]
     scene.tiers.ends(1, 10, 0.1)
     assert scene.side.turn() == []
 
@@ -176,17 +169,16 @@ def test_requests_that_begin_alike_wait_for_one_restoration(scene):
     scene.tiers.ends(7, 10, 0.1)
     assert scene.side.turn() == [request(4)]  # the other one waits for what comes behind that
     scene.side.cancel(5)
-    assert scene.tiers.cancelled == [7] and not scene.side._restores
+    assert scene.tiers.cancelled == [7] and not scene.side._restores._jobs
 
 
 def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
-    assert scene.side.pull(
-        request(1), KvSource(attention_life(1, 0), 7, "unix:there")
-    ) and scene.moves.pulled == [1]
-    scene.moves.ready = [request(1), request(2, blocks=0)]
-    assert scene.side.turn() == [request(2, blocks=0)]
+    assert scene.side.pull(request(1), SOURCE) and scene.side.turn() == []
+    assert [pull[3] for pull in scene.exchange.pulls] == [77] and not scene.tiers.limits
+    scene.exchange.ends(1, 4, 0.1, "it broke")
+    assert scene.side.turn() == [] and len(scene.tiers.limits) == 1
     scene.tiers.ends(1, 10, 0.1)
-    assert scene.side.turn() == [request(1)]
+    assert scene.side.turn() == [replace(request(1), from_peer=4 * BLOCK)]
 
 
 def test_a_busy_node_gives_the_disk_a_tenth_of_its_time(scene):
@@ -199,10 +191,10 @@ def test_a_busy_node_gives_the_disk_a_tenth_of_its_time(scene):
     assert scene.tiers.turns == [0.02, pytest.approx(0.005), 0.01]
 
 
-def test_it_stands_around_the_exchange(scene):
-    assert scene.side.stats() == KvStats(pulls=3) and scene.side.tiers() == TierStats(blocks=1)
+def test_it_says_what_tiers_have_and_ends_them(scene):
+    assert scene.side.stats() == KvStats() and scene.side.tiers() == TierStats(blocks=1)
     scene.side.close()
-    assert scene.moves.closed and scene.tiers.closed
+    assert scene.exchange.closed and scene.tiers.closed
 
 
 def test_settings_are_checked():
@@ -314,8 +306,8 @@ def test_metrics_and_status_say_where_prompts_were_found():
 
 
 def opened(**settings):
-    """(what stands around the exchange, the exchange, what was said: (text, whether it warns))"""
-    moves, said = Moves(), []
+    """(the tiers below, if any, what was said: (text, whether it warns))"""
+    said = []
     kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
     blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES, memory=lambda blocks: None)
     place = KvPlace(
@@ -329,47 +321,47 @@ def opened(**settings):
         wake=lambda: None,
         sleep_in=lambda wires: None,
     )
-    return open_tiers(moves, SimpleNamespace(kv=kv, blocks=blocks), place), moves, said
+    return open_tiers(SimpleNamespace(kv=kv, blocks=blocks), place), said
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
-    kv, moves, said = opened()
-    assert kv is moves and not said
+    kv, said = opened()
+    assert kv is None and not said
     (tmp_path / "file").write_text("")
-    kv, moves, said = opened(kv_ssd=str(tmp_path / "file"))
-    assert kv is moves
+    kv, said = opened(kv_ssd=str(tmp_path / "file"))
+    assert kv is None
     ((line, warns),) = said
     assert warns and line.startswith(f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno ")
     assert line.endswith("give a folder that it may write to")
 
 
 def test_host_memory_that_cannot_be_had_is_said_and_the_node_serves_without():
-    kv, moves, said = opened(kv_host="1000TiB")
+    kv, said = opened(kv_host="1000TiB")
     ((line, warns),) = said
-    assert kv is moves and warns
+    assert kv is None and warns
     assert line.startswith("KV is not kept in host memory: --kv-host 1000TiB: 1,099,")
     assert line.endswith("; ask for another size")
-    kv, _, said = opened(kv_host="2MiB")
+    kv, said = opened(kv_host="2MiB")
     assert said == [("KV in host memory: at most 2,097 blocks of 16 tokens (1,000 bytes)", False)]
-    assert [tier.name for tier in kv._tiers._tiers] == ["host"]
+    assert [tier.name for tier in kv._tiers] == ["host"]
 
 
 def test_host_memory_comes_before_the_disk(tmp_path):
-    kv, _, said = opened(kv_host="2MiB", kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
+    kv, said = opened(kv_host="2MiB", kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
     assert len(said) == 2
-    host, disk = kv._tiers._tiers
+    host, disk = kv._tiers
     assert (host.name, disk.name) == ("host", "disk") and host._below is disk
     disk._disk.close()
 
 
 def test_a_folder_is_read_as_it_was_measured(tmp_path):
     save(tmp_path, Measured(Way(direct=False, readers=1), 1e9))
-    kv, _, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
+    kv, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
     ((line, warns),) = said
     assert not warns and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line
-    names = [thread.name for thread in kv._tiers._tiers[0]._disk._threads]
+    names = [thread.name for thread in kv._tiers[0]._disk._threads]
     assert names == ["disk-read-0", "disk-check", "disk-write"]
-    kv._tiers._tiers[0]._disk.close()
+    kv._tiers[0]._disk.close()
 
 
 def test_a_prompt_too_short_for_any_disk_teaches_nothing(scene):
@@ -393,37 +385,38 @@ def test_a_disk_that_gives_nothing_is_not_asked_by_all_who_wait(scene):
     assert not scene.side.restore(request(4)), "it is known to be slow now"
 
 
-def test_as_many_wait_as_the_scheduler_would_take(scene):
-    scene.side = KvInTiers(
-        scene.moves, scene.tiers, scene.node, scene.clock, BLOCK, BYTES, scene.said.append, 2
-    )
+def test_as_many_wait_as_the_scheduler_would_take():
+    scene = Scene(waiting=2)
     assert [scene.side.restore(request(handle)) for handle in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_prompt_that_is_computed_for_another_node_is_looked_for_too(scene):
-    assert scene.moves.below is scene.side
+    went_on = []
+    scene.side._prefilling.go_on = went_on.append
     theirs = replace(request(-1), purpose=Purpose.PROMPT, params=SamplingParams(max_tokens=1))
     assert scene.side.restore(theirs) and scene.side.restore(request(1))
     scene.tiers.ends(1, 10, 0.1)
     scene.tiers.ends(2, 10, 0.1)
     assert scene.side.turn() == [request(1)], "the gateway knows no other"
-    assert scene.moves.went_on == [-1]
+    assert went_on == [theirs]
 
 
 def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):
+    scene.node.most_room = 10
     prefills = KvSource(attention_life(1, 0), 7, "unix:there", prefills=True)
-    assert scene.side.pull(request(1), prefills) and scene.moves.pulled == []
+    assert scene.side.pull(request(1), prefills) and scene.side.turn() == [] and not scene.exchange.pulls
     scene.tiers.ends(1, 6, 0.1)
-    assert scene.side.turn() == [] and scene.moves.pulled == [1]
-    scene.tiers.there, scene.moves.ready = [], [request(1)]
-    assert scene.side.turn() == [request(1)]
+    assert scene.side.turn() == [] and scene.side.turn() == [] and len(scene.exchange.pulls) == 1
+    scene.tiers.there = []
+    scene.exchange.ends(1, 10, 0.1)
+    assert [one.handle for one in scene.side.turn()] == [1]
 
 
 def test_files_of_other_experts_are_not_read(tmp_path):
     """They outlive the run: how the experts below a layer are rounded is part of what its keys are."""
     folders = set()
     for settings in ({}, {"expert_dtype": "int4"}, {"dense_dtype": "int4"}, {"wire_dtype": "fp8"}):
-        side, _, said = opened(kv_ssd=str(tmp_path), **settings)
+        kv, said = opened(kv_ssd=str(tmp_path), **settings)
         folders.add(said[0][0].partition(" has ")[0].rpartition("/")[0])
-        side._tiers._tiers[0]._disk.close()
+        kv._tiers[0]._disk.close()
     assert len(folders) == 4

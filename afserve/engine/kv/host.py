@@ -9,7 +9,6 @@ import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from afserve.clock import Clock
 from afserve.comm.disk.passes import Passes
 from afserve.comm.disk.record import checksum_of
 from afserve.engine.kv.blocks import Hash
+from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host_slots import HostSlots, Placed
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import HOST, Named, RestoredPiece
@@ -98,13 +98,6 @@ class _Pinned:
         torch.cuda.cudart().cudaHostUnregister(self._address)
 
 
-class Below(Protocol):
-    """Where blocks go that make room for others."""
-
-    def wanted(self, names: Sequence[Hash]) -> list[Hash]: ...
-    def keep(self, names: Sequence[Hash], payload: bytes) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Fresh:
     """Blocks without a checksum, since they are still being copied."""
@@ -123,12 +116,12 @@ class _Piece:
 
 
 class HostTier:
-    """A `Tier` over an arena, which it takes over."""
+    """A `Tier` over an arena, which it takes over. Blocks that make room for others go to the one `below`."""
 
     name = HOST
 
     def __init__(
-        self, blocks: PooledBlocks, arena: HostArena, clock: Clock, below: Below | None = None
+        self, blocks: PooledBlocks, arena: HostArena, clock: Clock, below: DiskTier | None = None
     ) -> None:
         self._blocks, self._arena, self._clock, self._below = blocks, arena, clock, below
         self._slots, self._passes = HostSlots(arena.slots), Passes.open(blocks.block_bytes)

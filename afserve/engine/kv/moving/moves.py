@@ -16,8 +16,10 @@ from afserve.comm.kv.split import SplitMember
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
 from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
-from afserve.engine.kv.moving.prefilling import Prefilling, TiersBelow
+from afserve.engine.kv.moving.prefilling import Prefilling
+from afserve.engine.kv.moving.restoring import Restore, Restores
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
+from afserve.engine.kv.tiers import KvTiers
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats, smoothed
 from afserve.trace import KV_BLOCKS
@@ -36,7 +38,7 @@ class _Pull(Job):
 class KvMoves:
     """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
     are not handed over where they are predicted to be computed here sooner, and at most `waiting` requests wait for
-    room."""
+    room, or for `tiers` below the cache. `warn` takes lines too."""
 
     def __init__(
         self,
@@ -49,11 +51,14 @@ class KvMoves:
         tell: Callable[[str], None] = lambda line: None,
         straight: int = 0,
         waiting: int = 1024,
+        tiers: KvTiers | None = None,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
-        self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit)
+        self._restores = Restores(tiers, node, clock, block_size, block_bytes, warn, waiting)
+        self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit, self._restores)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._pulls = Jobs[_Pull](exchange.cancel)
         self._rate = 0.0  # bytes per second of the pulls so far
@@ -63,7 +68,7 @@ class KvMoves:
 
     @property
     def busy(self) -> bool:
-        return bool(self._pulls or self._handing.busy or self._exchange.busy)
+        return bool(self._pulls or self._handing.busy or self._exchange.busy or self._restores.busy)
 
     @property
     def eager(self) -> bool:
@@ -74,6 +79,10 @@ class KvMoves:
         return self._exchange.lending
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        """Where another node is to compute the prompt, it is asked for what the tiers have not."""
+        return (source.prefills and self._restores.restore(request, source)) or self._ask(request, source)
+
+    def _ask(self, request: GenerationRequest, source: KvSource) -> bool:
         if source.prefills:
             return self._handing.ask(request, source, lambda blocks: self._predict(blocks)[0])
         names = self._node.usable_names(request)
@@ -93,7 +102,7 @@ class KvMoves:
         return limit > 0
 
     def restore(self, request: GenerationRequest) -> bool:
-        return False
+        return self._restores.restore(request)
 
     def _predict(self, blocks: int) -> tuple[float, float]:
         """Seconds to move so many blocks and to compute them; 0 for what was not measured yet."""
@@ -107,14 +116,6 @@ class KvMoves:
         worth = not (transfer and again) or transfer < again
         return limit_of(again) if worth else 0.0
 
-    def over(self, below: TiersBelow) -> None:
-        """From now on prompts that this node computes for others are looked for there too."""
-        self._prefilling.below = below
-
-    def restored(self, request: GenerationRequest) -> None:
-        """One that is computed for another node waits for tiers no more."""
-        self._prefilling.go_on(request)
-
     def part(self, number: int) -> None:
         self._exchange.part(number, self._node.written_names_of(number))
 
@@ -124,6 +125,7 @@ class KvMoves:
     def cancel(self, number: int) -> None:
         self._handing.cancel(number)
         self._pulls.forget_request(number)
+        self._restores.cancel(number)
 
     def copy_to(self, peers: Iterable[SplitMember]) -> None:
         if self._copier is not None:
@@ -137,7 +139,8 @@ class KvMoves:
         ready = self._start_pulls(now) if self._pulls.queue else []
         ready += self._handing.start()
         busy = self._node.busy
-        self._exchange.turn(self._time.seconds(now, busy=busy), lingers=not busy)
+        seconds = self._time.seconds(now, busy=busy)
+        self._exchange.turn(seconds, lingers=not busy)
         self._prefilling.take()
         for pulled in self._exchange.ended:
             if pulls := self._pulls.take_waiting(pulled.transfer):
@@ -152,7 +155,19 @@ class KvMoves:
             if self._copier is not None:
                 self._copier.settled(offer, kept)
         self._exchange.settled.clear()
+        # What was pulled from another node may go on here: its beginning may be in a tier.
+        ready = [request for request in ready if not self._restores.restore(request)]
+        for job in self._restores.turn(seconds):
+            ready += self._go_on(job)
         return ready
+
+    def _go_on(self, job: Restore) -> list[GenerationRequest]:
+        """The request, where it waits for nothing more."""
+        if job.request.wants_row:
+            self._prefilling.go_on(job.request)
+            return []
+        waits = job.source is not None and self._ask(job.request, job.source)
+        return [] if waits else [job.request]
 
     def _start_pulls(self, now: float) -> list[GenerationRequest]:
         """Those that have waited too long for their turn are computed."""
@@ -215,11 +230,11 @@ class KvMoves:
         )
 
     def tiers(self) -> TierStats:
-        """There are none."""
-        return TierStats()
+        return self._restores.stats()
 
     def close(self) -> None:
         self._exchange.close()
+        self._restores.close()
 
 
 def _told(seconds: float) -> str:

@@ -25,7 +25,6 @@ from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.moves import KvMoves
-from afserve.engine.kv.moving.restoring import KvInTiers
 from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.errors import CheckpointError
 from afserve.models.identity import identify, weights_of
@@ -53,13 +52,8 @@ class KvPlace:
     sleep_in: Callable[[SocketWires], None]
 
 
-def open_kv(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves | KvInTiers:
+def open_kv(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
     """It takes the socket over. Raises ConfigError where the library that is to carry payloads cannot be used."""
-    return open_tiers(open_moves(node, listener, place), node, place)
-
-
-def open_moves(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
-    """As `open_kv`, without tiers below the cache."""
     clock, kv, engine, shown = AwakeClock(most=_GAP), node.kv, place.engine, place.credentials
     terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
     terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes), "transport": engine.kv_transport}
@@ -91,21 +85,18 @@ def open_moves(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
         place.tell,
         engine.straight_tokens,
         engine.max_waiting,
+        open_tiers(node, place),
+        place.warn,
     )
 
 
-def open_tiers(moves: KvMoves, node: Node, place: KvPlace) -> KvMoves | KvInTiers:
-    """What stands around `moves` with --kv-host or --kv-ssd; `moves` itself without, or where neither can be had."""
+def open_tiers(node: Node, place: KvPlace) -> KvTiers | None:
+    """What --kv-host and --kv-ssd ask for; None without, or where neither can be had."""
     engine, kv, clock = place.engine, node.kv, AwakeClock(most=_GAP)
     disk = _disk(node, place, clock) if engine.kv_ssd else None
     host = _host(node, place, clock, disk) if engine.kv_host else None
     tiers: list[Tier] = [tier for tier in (host, disk) if tier is not None]
-    if not tiers:
-        return moves
-    chain = KvTiers(kv, node.blocks, tiers, clock)
-    return KvInTiers(
-        moves, chain, node, clock, engine.block_size, kv.block_bytes, place.warn, engine.max_waiting
-    )
+    return KvTiers(kv, node.blocks, tiers, clock) if tiers else None
 
 
 def _host(node: Node, place: KvPlace, clock: Clock, below: DiskTier | None) -> HostTier | None:

@@ -8,7 +8,6 @@ a part of one (`parts.py`). It knows no sockets and no gateways.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.comm.kv.lender import Key
@@ -18,6 +17,7 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember
 from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.parts import Begun, Parts
+from afserve.engine.kv.moving.restoring import Restores
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
@@ -27,26 +27,6 @@ _ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 FETCHED_TOKENS = 256  # at least: whoever has them looks at what it is asked between two of its steps only
 Limit = Callable[[int], float]
 """Seconds that so many blocks may take to come; 0 where they are computed sooner."""
-
-
-class TiersBelow(Protocol):
-    """Tiers below the cache."""
-
-    def restore(self, request: GenerationRequest) -> bool:
-        """Whether the request waits for them; `Prefilling.go_on` is called when it does no more."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """May be said of any request."""
-        ...
-
-
-class NoneBelow:
-    def restore(self, request: GenerationRequest) -> bool:
-        return False
-
-    def cancel(self, number: int) -> None:
-        """Nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +40,12 @@ class _Asked:
 class Prefilling:
     """Numbers of its own go down from -1: gateways give out no such ones. `prompts` counts those that were computed."""
 
-    below: TiersBelow
-
-    def __init__(self, node: KvEngine, exchange: KvWire, clock: Clock, block_size: int, limit: Limit) -> None:
+    def __init__(
+        self, node: KvEngine, exchange: KvWire, clock: Clock, block_size: int, limit: Limit, below: Restores
+    ) -> None:
+        """What is not here is looked for `below` the cache."""
         self._node, self._exchange, self._clock = node, exchange, clock
-        self._block_size, self._limit = block_size, limit
-        self.below = NoneBelow()
+        self._block_size, self._limit, self._below = block_size, limit, below
         self._asked: dict[int, _Asked] = {}  # by handle
         self._fetching = Jobs[Job](exchange.cancel)
         self._last = 0
@@ -87,7 +67,7 @@ class Prefilling:
                 self._node.cancel(handle)
                 self.parts.cancel(handle)
                 self._fetching.forget_request(handle)
-                self.below.cancel(handle)
+                self._below.cancel(handle)
                 self._over(handle)
         begun = self.parts.take()
         for request, shared in begun:
@@ -98,7 +78,7 @@ class Prefilling:
     def fetched(self, pulled: Pulled) -> bool:
         """Whether these blocks are for a prompt that this node computes, or for a part of one."""
         if fetched := self._fetching.take_waiting(pulled.transfer):
-            if not self.below.restore(fetched[0].request):
+            if not self._below.restore(fetched[0].request):
                 self.go_on(fetched[0].request)
             return True
         begun: Begun | None = self.parts.fetched(pulled)
@@ -124,7 +104,7 @@ class Prefilling:
             return
         asked = self._asked[request.handle] = _Asked(key, prefill, members, self._clock.now())
         self._node.draw_arrow(KV_BLOCKS, f"prompt {prefill.request}", "s")
-        if not (self._fetch(request, asked) or self.below.restore(request)):
+        if not (self._fetch(request, asked) or self._below.restore(request)):
             self._start(request, asked)
 
     def _fetch(self, request: GenerationRequest, asked: _Asked) -> bool:
