@@ -83,7 +83,7 @@ def test_of_those_who_wait_none_is_ahead_of_another_by_more_than_a_step(events):
         else:
             asked.submit(*event)
         counts = [made._shares.given(name) for name in waits(made)]
-        assert not counts or max(counts) - min(counts) <= BUDGET
+        assert not counts or max(counts) - min(counts) <= BUDGET + 1e-9, "but for the rounding of thirds"
 
 
 @settings(max_examples=60, deadline=None)
