@@ -57,8 +57,8 @@ async def measure(way: str, file: Path, secret: str, folder: str, requests: int)
     for _ in range(requests):
         await one()
     spent = time.process_time() - began
-    await accounts.close()
-    await database.close()
+    await accounts.stop_telling()
+    await database.close_file()
     return spent / requests * 1e6
 
 

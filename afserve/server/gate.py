@@ -92,7 +92,7 @@ class Gate:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id = request_id_of(headers.get("x-request-id"))
-        span = state[SPAN] = self._spans.begin(headers.get("traceparent"))
+        span = state[SPAN] = self._spans.begin_span(headers.get("traceparent"))
         began = time.time()
         seen = Seen(self._metrics.clock, self._metrics.clock.now(), self._log_prompts)
         limits: dict[str, str] = {}
@@ -106,12 +106,12 @@ class Gate:
                 if self._connections.leaving:
                     answered["connection"] = "close"
                 self._count(scope, message["status"])
-            seen.said(message)
+            seen.note_message(message)
             await send(message)
 
         async with AsyncExitStack() as counted:
             try:
-                account = self._accounts.of(self._check(scope, headers))
+                account = self._accounts.account_for(self._check(scope, headers))
                 if scope["method"] == "POST":
                     standing = await counted.enter_async_context(self._accounts.one_more(account))
                     limits.update(standing.headers())
@@ -119,7 +119,7 @@ class Gate:
                 if isinstance(error, RateLimitedError):
                     limits.update(error.standing.headers())
                 await refusal(error, scope["path"])(scope, receive, stamped)
-                seen.write(scope, "")
+                seen.write_line(scope, "")
                 return
             state[STATE] = account
             try:
@@ -135,8 +135,8 @@ class Gate:
                     self._count(scope, seen.status)
                 raise
             finally:
-                seen.write(scope, account.owner)
-                span.end(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
+                seen.write_line(scope, account.owner)
+                span.end_span(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
 
     def _count(self, scope: Scope, status: int) -> None:
         self._metrics.responses.add(1, getattr(scope.get("route"), "path", "none"), str(status))

@@ -84,12 +84,12 @@ async def serve(
             renewing.cancel()
         server.should_exit = True
         await serving
-        await service.resumables.close()
+        await service.resumables.end_all()
         sock.close()
-        await service.text.close()
-        await service.accounts.close()
-        await service.spans.close()
-        await service.database.close()
+        await service.text.end_processes()
+        await service.accounts.stop_telling()
+        await service.spans.send_rest()
+        await service.database.close_file()
 
 
 async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:
@@ -108,7 +108,7 @@ async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> 
     while len(service.connections) and loop.time() < until and not stop.is_set():
         service.connections.close_quiet(settings.drain_seconds)
         await asyncio.sleep(LOOK_SECONDS)
-    service.resumables.leave()
+    service.resumables.leave_all()
 
 
 def _return_freed_memory() -> None:

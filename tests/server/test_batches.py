@@ -146,21 +146,21 @@ def test_files_are_bounded_and_their_owners(tmp_path, shared):
     async def check():
         clock, database = FakeClock(), Database(str(tmp_path) if shared else "")
         store = FileStore(database, clock, most_bytes=10 + FILE_BYTES, seconds=5)
-        kept = await store.put("me", "a\ud800", "batch", b"x" * 8)
+        kept = await store.put_file("me", "a\ud800", "batch", b"x" * 8)
         assert await store.content("me", kept.id) == b"x" * 8
-        assert await store.all("you") == []
+        assert await store.list_files("you") == []
         for owner, file_id in (("you", kept.id), ("me", "\ud800")):
             with pytest.raises(NotFoundError):
-                await store.get(owner, file_id)
+                await store.get_file(owner, file_id)
             with pytest.raises(NotFoundError):
-                await store.delete(owner, file_id)
+                await store.delete_file(owner, file_id)
         with pytest.raises(CapacityError):
-            await store.put("me", "b", "batch", b"")
+            await store.put_file("me", "b", "batch", b"")
         clock.advance(6)
-        assert await store.put("me", "b", "batch", b"x" * 3)
+        assert await store.put_file("me", "b", "batch", b"x" * 3)
         with pytest.raises(NotFoundError):
-            await store.get("me", kept.id)
-        await database.close()
+            await store.get_file("me", kept.id)
+        await database.close_file()
 
     asyncio.run(check())
 

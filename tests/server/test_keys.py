@@ -24,7 +24,7 @@ from afserve.server.access.key_file import (
     revoke_key,
 )
 from afserve.server.access.keyring import LOOK_SECONDS, Keyring
-from afserve.server.access.rates import Bucket
+from afserve.server.access.ledger import Bucket
 from afserve.server.http.settings import Listening, ServerSettings
 
 ASK = {"prompt": "x", "max_tokens": 2}
@@ -102,17 +102,21 @@ def test_a_file_is_read_again_at_most_once_a_second(file, caplog):
     clock, secret = FakeClock(), add_key(file, "alice", KeyRole.USER, KeyLimits())
     ring = Keyring(path=str(file), clock=clock)
     revoke_key(file, "alice")
-    assert ring.find(secret) is not None, "not looked at yet"
+    assert ring.find_key(secret) is not None, "not looked at yet"
     clock.advance(LOOK_SECONDS)
-    assert ring.find(secret) is None
+    assert ring.find_key(secret) is None
     other = add_key(file, "bob", KeyRole.USER, KeyLimits())
     good = file.read_text()
     file.write_text("[broken")
     clock.advance(LOOK_SECONDS)
-    assert ring.find(other) is None and "stay in force" in caplog.text
+    assert ring.find_key(other) is None and "stay in force" in caplog.text
     file.write_text(good)
     clock.advance(LOOK_SECONDS)
-    assert ring.find(other) is not None and ring.named("bob") is not None and ring.named("alice") is None
+    assert (
+        ring.find_key(other) is not None
+        and ring.key_named("bob") is not None
+        and ring.key_named("alice") is None
+    )
 
 
 CHANGES = {
@@ -132,8 +136,8 @@ def test_a_file_that_cannot_be_used_any_more_is_logged_once(file, caplog, change
     change(file)
     for _ in range(5):
         clock.advance(LOOK_SECONDS)
-        ring.look()
-    assert ring.find(secret) is not None
+        ring.read_changes()
+    assert ring.find_key(secret) is not None
     assert caplog.text.count("the keys that were read before stay in force") == 1
 
 
@@ -143,8 +147,8 @@ def test_a_file_that_is_private_again_is_read_again(file, caplog):
     for mode in (0o644, 0o600, 0o640, 0o600):
         file.chmod(mode)
         clock.advance(LOOK_SECONDS)
-        ring.look()
-    assert ring.find(secret) is not None
+        ring.read_changes()
+    assert ring.find_key(secret) is not None
     assert caplog.text.count("stay in force") == caplog.text.count("read again") == 2
 
 
@@ -352,7 +356,7 @@ def test_a_key_pays_at_the_next_gateway_for_what_none_has_charged(make_backend, 
         server.backend.nodes_kept.unheard = 3
         assert httpx.get(f"{url}/answer", headers=bearer(secret), timeout=60).status_code == 200
         accounts = server.app.state.service.accounts
-        assert accounts.of(accounts.ring.find(secret)).spent == 40 - (9 - 3)
+        assert accounts.account_for(accounts.ring.find_key(secret)).spent == 40 - (9 - 3)
 
 
 def test_the_earliest_turn(make_backend, run_server, file):

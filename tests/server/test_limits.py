@@ -131,7 +131,7 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
             or descriptors() > before + 2
         ):
             for one in list(service.resumables._kept.values()):
-                loop.call_soon_threadsafe(service.resumables.forget, one)
+                loop.call_soon_threadsafe(service.resumables.forget_kept, one)
             assert time.monotonic() < until, (
                 len(service.answering),
                 asyncio.all_tasks(loop),

@@ -232,10 +232,10 @@ def test_recent_is_what_came_in_the_last_seconds_and_the_last_answer_stays():
     histogram = Histogram(BOUNDS)
     histogram.observe(0.3)
     recent = Recent(histogram)
-    assert recent.take(100.0)["p99"] > 0.2
+    assert recent.read_quantiles(100.0)["p99"] > 0.2
     histogram.observe(0.05)
-    assert recent.take(101.0)["p50"] <= 0.1, "what was there at the first look is over"
-    assert recent.take(101.0 + WINDOW_SECONDS) is None
+    assert recent.read_quantiles(101.0)["p50"] <= 0.1, "what was there at the first look is over"
+    assert recent.read_quantiles(101.0 + WINDOW_SECONDS) is None
     assert recent.last["p50"] <= 0.1
 
 

@@ -24,8 +24,8 @@ def stats(generated, prompt=0, used=0):
 
 def test_rates_are_those_since_the_moment_before():
     history = History()
-    history.note(100.0, [view("attention-0", stats(10, 5)), view("expert-0", ExpertStats())], LATENCY)
-    history.note(102.0, [view("attention-0", stats(30, 9, used=5))], LATENCY)
+    history.add_sample(100.0, [view("attention-0", stats(10, 5)), view("expert-0", ExpertStats())], LATENCY)
+    history.add_sample(102.0, [view("attention-0", stats(30, 9, used=5))], LATENCY)
     assert history.columns() == {
         "at": [102.0], "generated": [10.0], "prompt": [2.0], "kv": {"attention-0": [0.5]},
         "first_token": [LATENCY["first_token"]], "inter_token": [None],
@@ -34,8 +34,8 @@ def test_rates_are_those_since_the_moment_before():
 
 def test_a_node_that_is_new_or_started_anew_is_no_burst():
     history = History()
-    history.note(0.0, [view("attention-0", stats(1000))], LATENCY)
-    history.note(2.0, [view("attention-0", stats(4)), view("attention-1", stats(900))], LATENCY)
+    history.add_sample(0.0, [view("attention-0", stats(1000))], LATENCY)
+    history.add_sample(2.0, [view("attention-0", stats(4)), view("attention-1", stats(900))], LATENCY)
     assert history.columns()["generated"] == [0.0]
     assert history.columns()["kv"].keys() == {"attention-0", "attention-1"}
 
@@ -45,7 +45,7 @@ def test_columns_are_of_one_length_and_no_older_than_is_kept(steps):
     history, at, made = History(), 1e9, 0
     for step, grown, node in steps:
         at, made = at + step, made + grown
-        history.note(at, [view(f"attention-{node}", stats(made))], LATENCY)
+        history.add_sample(at, [view(f"attention-{node}", stats(made))], LATENCY)
     columns = history.columns()
     times = columns["at"]
     assert all(len(column) == len(times) for column in (columns["generated"], *columns["kv"].values()))

@@ -76,7 +76,7 @@ def test_a_bug_is_a_line_a_count_and_a_failed_span(make_backend, run_server, tmp
         whole = backend.view
         monkeypatch.setattr(backend, "view", broken)
         put = []
-        monkeypatch.setattr(server.app.state.service.spans, "put", put.append)
+        monkeypatch.setattr(server.app.state.service.spans, "hold_span", put.append)
         assert httpx.get(f"{server.url}/status", timeout=60).status_code == 500
         monkeypatch.setattr(backend, "view", whole)
         counted = httpx.get(f"{server.url}/metrics", timeout=60).text

@@ -79,7 +79,7 @@ def test_times_of_a_request():
     for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
         clock.advance(seconds)
         timer.saw(TokenEvent(1, (5,) * tokens, cached_tokens=3, queued=0.01))
-    timer.ended("stop")
+    timer.end_timing("stop")
     seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
     assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)
     assert seen["_bucket0.002"] == 4 and seen["_bucket0.004"] == 5
@@ -101,7 +101,7 @@ def sequence(metrics, first, *rest, **times):
     for seconds in rest:
         metrics.clock.advance(seconds)
         timer.saw(TokenEvent(1, (5,)))
-    timer.ended("length")
+    timer.end_timing("length")
 
 
 def test_goodput_by_phase():
@@ -120,7 +120,7 @@ def test_goodput_by_phase():
     }
     timer = metrics.timer(metrics.clock.now(), 100, 64)
     metrics.clock.advance(9.0)
-    timer.ended("abort")
+    timer.end_timing("abort")
     assert metrics.goodput.figures()["prefill"]["late"] == 2, "it never came"
     assert drawn == {
         "prefill, sequences by time": {"on_time": 3, "late": 2},
@@ -138,7 +138,7 @@ def test_a_client_that_leaves_in_time_is_not_late():
     metrics = ServerMetrics(FakeClock(), Times(ttft=0.5))
     timer = metrics.timer(metrics.clock.now(), 100, 64)
     metrics.clock.advance(0.1)
-    timer.ended("abort")
+    timer.end_timing("abort")
     assert metrics.goodput.figures() == {}
 
 

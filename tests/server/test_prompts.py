@@ -11,7 +11,7 @@ from afserve.errors import RequestError
 from afserve.server.bodies.cut_arguments import object_of
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.messages import messages_of
-from afserve.server.bodies.roles import Roles
+from afserve.server.text.conversation import Roles
 from afserve.tokens.chat_template import ChatTemplate
 from tests.server.test_https import wait_until
 

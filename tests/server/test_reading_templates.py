@@ -143,7 +143,7 @@ def test_ids_have_the_models_shape_when_they_are_sent_back(family, tokenizer):
         answer = turn_of("", calls)
         asked, prompt, text = written(conversation, [*messages, answer])
         told = ReadChoice(conversation.reading(asked, prompt), f"n{turn}")
-        parts = told.parts(TextPiece(text.removesuffix(end), 1, (), "stop"))
+        parts = told.read_piece(TextPiece(text.removesuffix(end), 1, (), "stop"))
         ids = [told.call_id(part.index) for part in parts if isinstance(part, Called)]
         if family == "kimi-k2":
             assert ids == [f"functions.f:{2 * turn}", f"functions.get.time-2:{2 * turn + 1}"]

@@ -163,18 +163,18 @@ def test_the_store_is_bounded():
         clock, database = FakeClock(), Database()
         store = ResponseStore(database, clock, most=2, most_bytes=100, seconds=10)
         for name in "abc":
-            await store.put("me", name, StoredResponse(b"x" * 10, b"", b""))
-        assert await store.count() == 2
+            await store.put_response("me", name, StoredResponse(b"x" * 10, b"", b""))
+        assert await store.count_responses() == 2
         for owner, name in (("me", "a"), ("you", "c"), ("me", "\ud800")):
             with pytest.raises(NotFoundError):
-                await store.get(owner, name)
-        await store.put("me", "d", StoredResponse(b"x" * 95, b"", b""))
-        assert await store.count() == 1 and await store.get("me", "d")
+                await store.get_response(owner, name)
+        await store.put_response("me", "d", StoredResponse(b"x" * 95, b"", b""))
+        assert await store.count_responses() == 1 and await store.get_response("me", "d")
         clock.advance(11)
         with pytest.raises(NotFoundError):
-            await store.get("me", "d")
-        await store.put("me", "e", StoredResponse(b"x" * 101, b"", b""))
-        assert await store.count() == 0
-        await database.close()
+            await store.get_response("me", "d")
+        await store.put_response("me", "e", StoredResponse(b"x" * 101, b"", b""))
+        assert await store.count_responses() == 0
+        await database.close_file()
 
     asyncio.run(check())

@@ -117,14 +117,14 @@ def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
         for at in range(0, len(ids), step):
             last = "stop" if at + step >= len(ids) else None
             event = TokenEvent(0, tuple(ids[at : at + step]), finish_reason=last)
-            record.add(0, event, feed.feed(event))
+            record.record_piece(0, event, feed.feed(event))
         reply, counted = one.reply(tokenizer), Usage(2)
         async for index, piece in record.follow(decoder, since):
-            counted.add(piece)
+            counted.count_piece(piece)
             reply.plain(index, piece, "")
         return reply.usage(counted)
 
-    expected = asyncio.run(usage(1, Position.start(1)))
+    expected = asyncio.run(usage(1, Position.at_start(1)))
     thought = expected["completion_tokens_details"]["reasoning_tokens"]
     assert 0 < thought < len(ids)
     for at in (0, 1, 9, len(ids) - 1):

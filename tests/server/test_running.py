@@ -88,7 +88,7 @@ def test_an_end_that_comes_when_all_is_computed_is_no_fault():
         one = Watched("x", "", 0, "tiny", 1, stream=False)
         async with within(None, watched=one):
             one.saw(0, 1, "stop")
-        one.cancel()
+        one.cancel_request()
         return one.cancelled
 
     assert asyncio.run(scene())
@@ -97,7 +97,7 @@ def test_an_end_that_comes_when_all_is_computed_is_no_fault():
 def test_an_end_that_comes_before_anything_is_computed_is_told():
     async def scene():
         one = Watched("x", "", 0, "tiny", 1, stream=False)
-        one.cancel()
+        one.cancel_request()
         async with within(None, watched=one):
             await asyncio.sleep(60)
 

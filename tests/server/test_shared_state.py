@@ -26,27 +26,27 @@ def test_a_batch_of_a_gateway_that_was_killed(tmp_path):
         clock = FakeClock()
         first, second = Database(str(tmp_path)), Database(str(tmp_path))
         one, two = of(first, clock, "one"), of(second, clock, "two")
-        file = await one.files.put("me", "asked", "batch", b"a\nb\n")
+        file = await one.files.put_file("me", "asked", "batch", b"a\nb\n")
         row = await one.create("me", "/v1/completions", file.id, 2, {})
-        await one.answered(row.id, 0, b"first", fine=True)
+        await one.keep_answer(row.id, 0, b"first", fine=True)
         clock.advance(HELD_SECONDS - 1)
-        assert await two.take() == []
+        assert await two.claim_unheld() == []
         clock.advance(2)
-        (taken,) = await two.take()
+        (taken,) = await two.claim_unheld()
         assert (taken.id, taken.completed, taken.total) == (row.id, 1, 2)
         assert (await two.input(taken))[1] == {0}
         assert await two.hold(row.id) and not await one.hold(row.id)
-        await one.answered(row.id, 0, b"another", fine=True)  # it was stopped only, and comes late
-        await one.end(row.id, "completed")
-        assert (await one.get("me", row.id)).status == "in_progress", "it is not its any more"
-        await two.answered(row.id, 1, b"no", fine=False)
-        assert await two.end(row.id, "completed") == ""
-        done = await one.get("me", row.id)
+        await one.keep_answer(row.id, 0, b"another", fine=True)  # it was stopped only, and comes late
+        await one.end_batch(row.id, "completed")
+        assert (await one.get_batch("me", row.id)).status == "in_progress", "it is not its any more"
+        await two.keep_answer(row.id, 1, b"no", fine=False)
+        assert await two.end_batch(row.id, "completed") == ""
+        done = await one.get_batch("me", row.id)
         assert (done.status, done.completed, done.failed) == ("completed", 1, 1)
         assert await one.files.content("me", done.about["output_file_id"]) == b"first\n"
-        assert await one.take() == []
-        await first.close()
-        await second.close()
+        assert await one.claim_unheld() == []
+        await first.close_file()
+        await second.close_file()
 
     asyncio.run(check())
 
@@ -56,17 +56,19 @@ def test_answers_without_room_are_told(tmp_path):
         clock, database = FakeClock(), Database()
         table = BatchTable(database, FileStore(database, clock, 10 + FILE_BYTES, 1000.0), clock, "one")
         row = await table.create("me", "/v1/completions", "file-1", 2, {})
-        await table.answered(row.id, 0, b"x" * 20, fine=True)
-        await table.answered(row.id, 1, b"no", fine=False)
-        assert "at most 1034 are kept" in await table.end(row.id, "completed")
-        done = (await table.get("me", row.id)).body()
+        await table.keep_answer(row.id, 0, b"x" * 20, fine=True)
+        await table.keep_answer(row.id, 1, b"no", fine=False)
+        assert "at most 1034 are kept" in await table.end_batch(row.id, "completed")
+        done = (await table.get_batch("me", row.id)).body()
         assert done["status"] == "failed" and done["errors"]["data"][0]["code"] == "no_room"
         assert await table.files.content("me", done["error_file_id"]) == b"no\n", (
             "the second file is tried too"
         )
-        left = await database.run(lambda db: db.execute("SELECT said FROM answers ORDER BY line").fetchall())
+        left = await database.transact(
+            lambda db: db.execute("SELECT said FROM answers ORDER BY line").fetchall()
+        )
         assert left == [(b"x" * 20,), (b"",)], "only what a file has is blanked"
-        await database.close()
+        await database.close_file()
 
     asyncio.run(check())
 
@@ -78,7 +80,7 @@ def test_a_key_at_two_gateways():
         clock, database = FakeClock(), Database()
 
         def at(holder):
-            return lambda here, spent=0: database.run(
+            return lambda here, spent=0: database.transact(
                 lambda db: Ledger(db, holder, clock.now()).enter(key, here, spent)
             )
 
@@ -90,13 +92,13 @@ def test_a_key_at_two_gateways():
         clock.advance(RUNS_SECONDS + 1)  # the other gateway was killed: what it said to run counts no more
         standing = await one(1, spent=50)
         assert standing.tokens.remaining == 10
-        await database.run(lambda db: Ledger(db, "one", clock.now()).book(key, 0, 40))
+        await database.transact(lambda db: Ledger(db, "one", clock.now()).book(key, 0, 40))
         with pytest.raises(RateLimitedError, match="tokens_per_minute") as refused:
             await two(0)
         assert refused.value.retry_after == pytest.approx(31)
         clock.advance(31)
         assert (await two(0)).headers()["x-ratelimit-remaining-tokens"] == "1"
-        await database.close()
+        await database.close_file()
 
     asyncio.run(check())
 
@@ -108,7 +110,7 @@ def test_who_is_refused_does_not_stay_counted():
     async def check():
         database = Database()
         accounts = Accounts(Keyring(), database, FakeClock())
-        account = accounts.of(key)
+        account = accounts.account_for(key)
         first = accounts.one_more(account)
         await first.__aenter__()
         second = asyncio.create_task(accounts.one_more(account).__aenter__())
@@ -116,9 +118,9 @@ def test_who_is_refused_does_not_stay_counted():
         await first.__aexit__(None, None, None)
         with pytest.raises(RateLimitedError):
             await second
-        assert await database.run(lambda db: db.execute("SELECT * FROM running").fetchall()) == []
-        await accounts.close()
-        await database.close()
+        assert await database.transact(lambda db: db.execute("SELECT * FROM running").fetchall()) == []
+        await accounts.stop_telling()
+        await database.close_file()
 
     asyncio.run(check())
 
@@ -133,18 +135,18 @@ def test_the_end_of_a_batch_that_is_cancelled_twice_is_told():
             (await worker.table.create("", "/v1/completions", "file", 1, {})).id for _ in range(AT_ONCE + 1)
         ]
         for batch_id in ids:
-            worker.begin(await worker.table.get("", batch_id))
+            worker.begin_batch(await worker.table.get_batch("", batch_id))
         await asyncio.sleep(0)
         for batch_id in ids:
-            await worker.table.cancel("", batch_id)
+            await worker.table.ask_to_cancel("", batch_id)
             task = worker._running[batch_id]
-            ended = asyncio.create_task(worker.cancel(batch_id))
+            ended = asyncio.create_task(worker.cancel_batch(batch_id))
             while not task.done():
                 task.cancel()
                 await asyncio.sleep(0)
             await ended
-            assert (await worker.table.get("", batch_id)).status == "cancelled"
+            assert (await worker.table.get_batch("", batch_id)).status == "cancelled"
         assert not worker._running
-        await database.close()
+        await database.close_file()
 
     asyncio.run(check())

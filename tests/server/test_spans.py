@@ -99,9 +99,9 @@ def test_what_waits_is_bounded(monkeypatch):
     async def fill():
         held = Spans("http://none", httpx.MockTransport(lambda request: httpx.Response(200)))
         for _ in range(8):
-            held.begin(None).end("x", 0.0, {}, failed=True)
+            held.begin_span(None).end_span("x", 0.0, {}, failed=True)
         assert held.dropped == 3
-        await held.close()
+        await held.send_rest()
         assert held.dropped == 3 and not held._held
 
     asyncio.run(fill())
@@ -119,11 +119,11 @@ def test_close_sends_what_waits_and_what_is_on_its_way(monkeypatch):
     async def play():
         held = Spans("http://none", httpx.MockTransport(slowly))
         for _ in range(spans.MOST_SENT + 1):
-            held.begin(None).end("x", 0.0, {}, failed=False)
+            held.begin_span(None).end_span("x", 0.0, {}, failed=False)
         await asyncio.sleep(0)
-        await held.close()
+        await held.send_rest()
         assert held.dropped == 0 and len(came) == spans.MOST_SENT + 1
-        held.begin(None).end("late", 0.0, {}, failed=False)
+        held.begin_span(None).end_span("late", 0.0, {}, failed=False)
         assert held.dropped == 1
 
     asyncio.run(play())
@@ -137,8 +137,8 @@ def test_close_waits_for_no_collector_that_does_not_answer(monkeypatch):
 
     async def play():
         held = Spans("http://none", httpx.MockTransport(never))
-        held.begin(None).end("x", 0.0, {}, failed=False)
-        await asyncio.wait_for(held.close(), 60)
+        held.begin_span(None).end_span("x", 0.0, {}, failed=False)
+        await asyncio.wait_for(held.send_rest(), 60)
         assert held.dropped == 1
 
     asyncio.run(play())
@@ -146,9 +146,9 @@ def test_close_waits_for_no_collector_that_does_not_answer(monkeypatch):
 
 def test_who_is_recorded():
     held = Spans("http://none")
-    assert Spans().begin(PARENT) is NOWHERE and held.begin(PARENT[:-2] + "00") is NOWHERE
+    assert Spans().begin_span(PARENT) is NOWHERE and held.begin_span(PARENT[:-2] + "00") is NOWHERE
     for odd in (None, "x", PARENT.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)):
-        assert held.begin(odd).parent == ""
-    assert held.begin(PARENT).parent == "b7ad6b7169203331"
+        assert held.begin_span(odd).parent == ""
+    assert held.begin_span(PARENT).parent == "b7ad6b7169203331"
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
         settings_for(Listening(), ServerSettings(otlp_endpoint="127.0.0.1:4318"))

@@ -136,7 +136,7 @@ def test_lines_keep_to_the_limits_of_their_key(make_backend, run_server, tmp_pat
 
 def state_of(service, batch_id):
     async def ask():
-        return await service.database.run(
+        return await service.database.transact(
             lambda db: db.execute("SELECT status FROM batches WHERE id=?", (batch_id,)).fetchone()[0]
         )
 

@@ -26,7 +26,7 @@ SALTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
 def salt(key, asked="", **settings):
-    account = Accounts(Keyring(), Database(), FakeClock(), **settings).of(key)
+    account = Accounts(Keyring(), Database(), FakeClock(), **settings).account_for(key)
     return account.scheduled(Scheduling(cache_salt=asked)).cache_salt
 
 
@@ -74,17 +74,17 @@ def test_a_flood_of_responses_throws_out_its_own(limits, run_async):
         database = Database()
         store = ResponseStore(database, FakeClock(), seconds=1000, **limits)
         for number in range(5):
-            await store.put("alice", f"a{number}", StoredResponse(b"x" * 10, b"", b""))
+            await store.put_response("alice", f"a{number}", StoredResponse(b"x" * 10, b"", b""))
         for number in range(100):
-            await store.put("bob", f"b{number}", StoredResponse(b"x" * 10, b"", b""))
+            await store.put_response("bob", f"b{number}", StoredResponse(b"x" * 10, b"", b""))
         for number in range(5):
-            assert await store.get("alice", f"a{number}")
-        assert await store.get("bob", "b99") and await store.count() == 20
+            assert await store.get_response("alice", f"a{number}")
+        assert await store.get_response("bob", "b99") and await store.count_responses() == 20
         with pytest.raises(NotFoundError):
-            await store.get("bob", "b0")
-        await store.put("bob", "large", StoredResponse(b"x" * 1000, b"", b""))
-        assert await store.get("alice", "a0")
-        await database.close()
+            await store.get_response("bob", "b0")
+        await store.put_response("bob", "large", StoredResponse(b"x" * 1000, b"", b""))
+        assert await store.get_response("alice", "a0")
+        await database.close_file()
 
     run_async(check())
 
@@ -95,17 +95,17 @@ def test_a_flood_of_files_leaves_room_for_others(run_async):
         store = FileStore(database, FakeClock(), 100 * (size + FILE_BYTES), 1000.0, fair=True)
         with pytest.raises(CapacityError, match="files of this key hold"):
             for _ in range(100):
-                await store.put("bob", "x", "batch", b"x" * size)
-        assert len(await store.all("bob")) == 50
+                await store.put_file("bob", "x", "batch", b"x" * size)
+        assert len(await store.list_files("bob")) == 50
         for _ in range(25):
-            await store.put("alice", "x", "batch", b"x" * size)
+            await store.put_file("alice", "x", "batch", b"x" * size)
         with pytest.raises(CapacityError, match="as much as it leaves free"):
-            await store.put("alice", "x", "batch", b"x" * size)
-        assert await store.put("carol", "x", "batch", b"x" * size)
-        for file in (await store.all("bob"))[:3]:
-            await store.delete("bob", file.id)
-        assert await store.put("alice", "x", "batch", b"x" * size)
-        await database.close()
+            await store.put_file("alice", "x", "batch", b"x" * size)
+        assert await store.put_file("carol", "x", "batch", b"x" * size)
+        for file in (await store.list_files("bob"))[:3]:
+            await store.delete_file("bob", file.id)
+        assert await store.put_file("alice", "x", "batch", b"x" * size)
+        await database.close_file()
 
     run_async(check())
 
@@ -119,18 +119,18 @@ def test_a_flood_of_batches_keeps_nobody_out(run_async):
             return await table.create(owner, "/v1/completions", "file-1", 1, {})
 
         early = await create("alice")
-        await table.end(early.id, "completed")
+        await table.end_batch(early.id, "completed")
         with pytest.raises(CapacityError, match="batches of this key are running"):
             for _ in range(MAX_BATCHES):
                 await create("bob")
-        assert len(await table.all("bob")) == MAX_BATCHES // 2
-        for row in await table.all("bob"):
-            await table.end(row.id, "completed")
+        assert len(await table.list_batches("bob")) == MAX_BATCHES // 2
+        for row in await table.list_batches("bob"):
+            await table.end_batch(row.id, "completed")
         for _ in range(MAX_BATCHES // 2 + 20):
-            await table.end((await create("bob")).id, "completed")
-        assert [row.id for row in await table.all("alice")] == [early.id], "those of bob made room"
+            await table.end_batch((await create("bob")).id, "completed")
+        assert [row.id for row in await table.list_batches("alice")] == [early.id], "those of bob made room"
         assert await create("alice")
-        await database.close()
+        await database.close_file()
 
     run_async(check())
 

@@ -73,7 +73,7 @@ async def pool(folder, tokenizer, **settings):
     try:
         yield made
     finally:
-        await made.close()
+        await made.end_processes()
 
 
 BOMBS = [r"(a+)+$|(x*x*x*)*y", r"(\w+\s?)*$"]
@@ -181,7 +181,7 @@ def test_a_template_costs_its_own_request_only(folder_with, tokenizer, bomb, rea
 
     async def ask():
         async with pool(folder, tokenizer, text_seconds=0.3, text_mib=256, text_processes=1) as there:
-            await there.check()
+            await there.start_ahead()
             for _ in range(2):
                 with pytest.raises(RequestError, match=reason):
                     await there.prepare(BodyKind.CHAT, chat("bomb"))
@@ -195,7 +195,7 @@ def test_a_template_without_end_is_found_at_the_start(folder_with, tokenizer, bo
     async def start():
         async with pool(folder_with(bomb), tokenizer, text_seconds=0.5, text_mib=256) as there:
             with pytest.raises(CheckpointError, match=f"chat template: .* more than {reason}"):
-                await there.check()
+                await there.start_ahead()
 
     asyncio.run(start())
 
@@ -203,7 +203,7 @@ def test_a_template_without_end_is_found_at_the_start(folder_with, tokenizer, bo
 def test_a_template_that_only_refuses_is_served(folder_with, tokenizer):
     async def start():
         async with pool(folder_with("{{ raise_exception('no') }}"), tokenizer) as there:
-            await there.check()
+            await there.start_ahead()
             with pytest.raises(RequestError, match="does not accept them: no"):
                 await there.prepare(BodyKind.CHAT, chat("x"))
 
@@ -214,7 +214,7 @@ def test_a_template_that_cannot_be_compiled(folder_with, tokenizer):
     async def start():
         async with pool(folder_with("{% for %}"), tokenizer) as there:
             with pytest.raises(CheckpointError, match="chat template, line 1"):
-                await there.check()
+                await there.start_ahead()
 
     asyncio.run(start())
 
@@ -224,7 +224,7 @@ def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
 
     async def ask():
         async with pool(folder, tokenizer, text_seconds=1, text_processes=1, text_waiting=1) as there:
-            await there.check()
+            await there.start_ahead()
             asked = [
                 asyncio.create_task(there.prepare(BodyKind.CHAT, chat(text))) for text in ("bomb", "x", "y")
             ]
@@ -247,8 +247,8 @@ def test_processes_that_wait_and_are_killed_are_replaced(checkpoint, tokenizer, 
     async def ask():
         before = children()
         async with pool(checkpoint, tokenizer, text_processes=2) as there:
-            await there.check()
-            await there.check()
+            await there.start_ahead()
+            await there.start_ahead()
             for mine in children() - before:
                 os.kill(mine, number)
             while seen and children() != before:
@@ -282,7 +282,7 @@ def test_one_who_gives_up_leaves_no_answer_to_the_next(folder_with, tokenizer):
 
     async def ask():
         async with pool(folder, tokenizer, text_processes=1) as there:
-            await there.check()
+            await there.start_ahead()
             slow = asyncio.create_task(there.prepare(BodyKind.CHAT, chat("bomb")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)

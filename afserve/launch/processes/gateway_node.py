@@ -136,7 +136,7 @@ class _GatewayNode:
             reading(deployment.source, (Role.GATEWAY,), full=False, progress=lambda done: None)
         )
         self._stream.send(Identity(found))
-        await service.text.check()
+        await service.text.start_ahead()
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
         attended = asyncio.create_task(self._when_attended(gateway))
         try:

@@ -113,7 +113,7 @@ async def _looking(keys: Keyring) -> AsyncIterator[None]:
     async def look() -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            keys.look()
+            keys.read_changes()
 
     looking = asyncio.create_task(look())
     try:
@@ -148,7 +148,7 @@ class HttpHere:
         self._sock = sock
 
     async def check(self) -> None:
-        await self._service.text.check()
+        await self._service.text.start_ahead()
 
     async def run(self, stop: asyncio.Event) -> None:
         async with _looking(self._service.accounts.ring):

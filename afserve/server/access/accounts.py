@@ -85,7 +85,7 @@ class Accounts:
         self._telling: asyncio.Task[None] | None = None
         self._going_on: set[asyncio.Task[None]] = set()
 
-    def of(self, key: Key | None) -> Account:
+    def account_for(self, key: Key | None) -> Account:
         """The one account of a key here; its limits are those that the key has now."""
         if key is None:
             return Account()
@@ -93,12 +93,12 @@ class Accounts:
         account.key = key
         return account
 
-    def named(self, owner: str) -> Account:
+    def account_named(self, owner: str) -> Account:
         """For a batch that goes on without its connection. Raises AuthError where the key is in force no more."""
-        key = self.ring.named(owner)
+        key = self.ring.key_named(owner)
         if key is None and owner:
             raise AuthError(f"the key {shown(owner)} was revoked, or is none of this server's any more")
-        return self.of(key)
+        return self.account_for(key)
 
     @asynccontextmanager
     async def one_more(self, account: Account) -> AsyncIterator[KeyStanding]:
@@ -149,7 +149,7 @@ class Accounts:
             return Ledger(db, self._holder, self._clock.now()).enter(key, here, spent)
 
         try:
-            standing = await self._database.run(enter)
+            standing = await self._database.transact(enter)
         except BaseException as error:
             account.running -= 1
             account.spent += spent
@@ -171,7 +171,7 @@ class Accounts:
             Ledger(db, self._holder, self._clock.now()).book(key, here, spent)
 
         try:
-            await self._database.run(book)
+            await self._database.transact(book)
         except CapacityError as error:
             account.spent += spent
             log.warning("what key %s has used is told later: %s", key.name, error.message)
@@ -184,7 +184,7 @@ class Accounts:
                 if account.key is not None and account.key.limits.counted:
                     await self._tell(account, account.key)
 
-    async def close(self) -> None:
+    async def stop_telling(self) -> None:
         tasks = [*self._going_on, *filter(None, [self._telling])]
         for task in tasks:
             task.cancel()

@@ -31,7 +31,7 @@ class Door:
 
     def pass_by(self, path: str, headers: Headers) -> Key | None:
         """The key that was sent, None where none is needed. Raises AuthError and ForbiddenError."""
-        self._ring.look()
+        self._ring.read_changes()
         if path.startswith(CHANGING_PREFIX) and not self._ring.has_admins:
             raise AuthError(
                 "this server has no admin key; start it with --admin-key-file, or make one for its --api-keys file "
@@ -40,7 +40,7 @@ class Door:
         allowed = self._allowed(path)
         if not allowed:
             return None
-        key = self._ring.find(_secret(path, headers))
+        key = self._ring.find_key(_secret(path, headers))
         if key is None:
             raise AuthError("the API key is not one of this server's")
         if key.role not in allowed:

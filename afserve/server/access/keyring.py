@@ -44,20 +44,20 @@ class Keyring:
         # A revoked one counts: to revoke a key opens nothing to others.
         self.has_scrapers = any(key.role is KeyRole.SCRAPE for key in keys)
 
-    def find(self, secret: str) -> Key | None:
+    def find_key(self, secret: str) -> Key | None:
         """The key that a client sent. Nobody can choose a digest, so how long it takes to look one up tells nothing of
         the keys that there are."""
-        self.look()
+        self.read_changes()
         digest = digest_of(secret)
         key = self._by_digest.get(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
-    def named(self, name: str) -> Key | None:
+    def key_named(self, name: str) -> Key | None:
         """For work that goes on without a connection, such as a batch; revoked ones are not found."""
-        self.look()
+        self.read_changes()
         return next((key for key in self._by_digest.values() if key.name == name), None)
 
-    def look(self) -> None:
+    def read_changes(self) -> None:
         """Read the file again if it has changed. One that cannot be used changes nothing, and is logged once."""
         now = self._clock.now()
         if not self._path or now - self._looked < LOOK_SECONDS:

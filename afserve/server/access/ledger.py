@@ -1,17 +1,49 @@
 """What keys have used, in the state that gateways of a host share: buckets of requests and tokens, and what runs.
 
-Decides with values of `rates`; the gateway's own view of a key is `accounts`.
+The gateway's own view of a key is `accounts`.
 """
 
+import math
 import sqlite3
 from dataclasses import dataclass
 
 from afserve.errors import OverloadedError
 from afserve.server.access.key_file import Key
-from afserve.server.access.rates import Bucket
 
 HELD_SECONDS = 30.0  # after which what a gateway said to run counts no more, unless it says so again
 REQUESTS, TOKENS = "requests", "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What may be used now: at most `most`, which is also what comes in per minute, steadily. `at` in seconds.
+
+    It may go below zero: tokens are known once they have been used. Nobody gets more until it is above again.
+    """
+
+    most: int
+    level: float
+    at: float
+
+    @classmethod
+    def full(cls, most: int, now: float) -> "Bucket":
+        return cls(most, float(most), now)
+
+    def filled(self, now: float) -> "Bucket":
+        """A clock that was set back adds nothing."""
+        more = max(0.0, now - self.at) * self.most / 60.0
+        return Bucket(self.most, min(float(self.most), self.level + more), now)
+
+    def less(self, amount: float) -> "Bucket":
+        return Bucket(self.most, self.level - amount, self.at)
+
+    def seconds_until(self, wanted: float) -> float:
+        """Until it holds so much, if nobody takes from it."""
+        return max(0.0, (wanted - self.level) * 60.0 / self.most)
+
+    @property
+    def remaining(self) -> int:
+        return max(0, math.floor(self.level + 1e-9))
 
 
 class RateLimitedError(OverloadedError):

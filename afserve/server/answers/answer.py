@@ -55,9 +55,9 @@ class Answer(Response):
             if self._stream:
                 await self._send_stream(receive, writer)
             else:
-                await writer.whole(await until_gone(receive, self._collect()))
+                await writer.write_whole(await until_gone(receive, self._collect()))
         finally:
-            writer.close()
+            writer.stop_timers()
 
     async def _collect(self) -> list[bytes]:
         usage, surface, most = Usage(self._task.prompt_tokens), self._surface, self._limits.max_answer_bytes
@@ -66,7 +66,7 @@ class Answer(Response):
             aclosing(self._pieces(None)) as pieces,
         ):
             async for index, piece in pieces:
-                usage.add(piece)
+                usage.count_piece(piece)
                 await _in_turns(surface.say(index, piece, usage))
                 if surface.size > most:
                     raise RequestError(
@@ -83,15 +83,15 @@ class Answer(Response):
         try:
             await until_gone(receive, self._write_all(writer))
         except AfserveError as error:
-            await writer.fail(surface.failed(error), error)
+            await writer.end_with_failure(surface.failed(error), error)
         except asyncio.CancelledError as error:
             if not self._answering.aborted:
                 raise
-            await writer.fail(surface.failed(DrainingError()), error)
+            await writer.end_with_failure(surface.failed(DrainingError()), error)
         except ClientGone:
             raise
         except Exception as error:
-            await writer.fail(surface.failed(None), error)
+            await writer.end_with_failure(surface.failed(None), error)
             raise
 
     async def _write_all(self, writer: Writer) -> None:
@@ -103,15 +103,15 @@ class Answer(Response):
             aclosing(self._pieces(at_once)) as pieces,
         ):
             async for index, piece in pieces:
-                usage.add(piece)
+                usage.count_piece(piece)
                 opening = b"" if begun else surface.begin(usage)
                 begun = True
                 if data := opening + await _in_turns(surface.say(index, piece, usage)):
-                    await writer.write(data)
+                    await writer.write_part(data)
         end = surface.end(usage)
         if self._keep is not None:
             await self._keep(usage)
-        await writer.end(end)
+        await writer.end_response(end)
 
 
 async def _in_turns(parts: Iterable[bytes]) -> bytes:

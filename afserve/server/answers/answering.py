@@ -41,13 +41,13 @@ class Watched:
         """While it is computed within this."""
         self._until = until
         if self.cancelled:
-            self.cancel()
+            self.cancel_request()
         try:
             yield
         finally:
             self._until = None
 
-    def cancel(self) -> None:
+    def cancel_request(self) -> None:
         """Its owner wants no more of it: what is computed stops, and whoever waits for it is told so."""
         self.cancelled = True
         if self._until is not None and not self._until.expired():
@@ -93,11 +93,11 @@ class Answering:
 
     # ---- each by its id
 
-    def watch(self, one: Watched) -> None:
+    def watch_request(self, one: Watched) -> None:
         """The request that this task has entered with is found by its id from now on, until it is answered."""
         self._tasks[_current()] = self._by_id[one.id] = one
 
-    def count(self, model: str) -> int:
+    def count_of_model(self, model: str) -> int:
         """Of this model."""
         return sum(one.model == model for one in self._by_id.values())
 
@@ -105,7 +105,7 @@ class Answering:
         """Of the model with these names, those that have run longest, at most so many."""
         return list(islice((one for one in self._by_id.values() if one.model in names), most))
 
-    def find(self, id: str, owner: str) -> Watched | None:
+    def find_watched(self, id: str, owner: str) -> Watched | None:
         """None also where it is another owner's: nobody is told which."""
         one = self._by_id.get(id)
         return one if one is not None and one.owner == owner else None

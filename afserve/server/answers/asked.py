@@ -17,11 +17,11 @@ from afserve.errors import ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.generation import Task
+from afserve.server.answers.openai_surface import Reply
 from afserve.server.bodies.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.chat_reply import ChatReply
 from afserve.server.replies.completion_reply import CompletionReply, Echo
-from afserve.server.replies.replies import Reply
 from afserve.server.replies.wording import ChunkHeader
 from afserve.server.text.prepare import BodyKind
 from afserve.tokens.tokenizer import Tokenizer

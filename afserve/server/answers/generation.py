@@ -161,7 +161,7 @@ class SequenceRun:
             raise self._task.named(error) from error
         finally:
             if self._timed:
-                self._timer.ended(reason)
+                self._timer.end_timing(reason)
             if self._task.span is not NOWHERE:
                 self._task.span.sequence(self._timer.phases(), self._timer.attributes(reason))
 

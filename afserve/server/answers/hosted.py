@@ -69,7 +69,7 @@ class Models:
             )
         return self.first if name is None else self.named(name)
 
-    def check(self) -> None:
+    def check_any_serves(self) -> None:
         """Raises the first one's reason where none of them takes requests."""
         reasons: list[AfserveError] = []
         for each in self:

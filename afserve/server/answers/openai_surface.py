@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator
 from afserve.errors import AfserveError
 from afserve.server.answers.writer import COMMENT, EVENTS
 from afserve.server.bodies.openai import StreamOptions
+from afserve.server.replies.chat_reply import ChatDraft, ChatReply
 from afserve.server.replies.choice import TextPiece
-from afserve.server.replies.completion_reply import CompletionReply
+from afserve.server.replies.completion_reply import CompletionDraft, CompletionReply
 from afserve.server.replies.position import DONE as LAST
 from afserve.server.replies.position import USAGE, Position, stamped
 from afserve.server.replies.refusal import error_body, internal_error
-from afserve.server.replies.replies import Reply, usage_chunk, whole
 from afserve.server.replies.wording import DONE, Usage, encode, event
+
+Reply = CompletionReply | ChatReply
 
 
 def surface_of(
@@ -38,7 +40,7 @@ class OpenAIBody:
     def say(self, index: int, piece: TextPiece, usage: Usage) -> Iterator[bytes]:
         draft = self._drafts[index]
         self.size -= draft.size
-        for _ in draft.add(piece):
+        for _ in draft.add_piece(piece):
             yield b""
         self.size += draft.size
 
@@ -49,7 +51,7 @@ class OpenAIBody:
         return b""
 
     def body(self, usage: Usage) -> Iterator[bytes]:
-        return whole(self._reply, self._drafts, usage)
+        return _whole(self._reply, self._drafts, usage)
 
 
 class OpenAIStream:
@@ -86,7 +88,7 @@ class OpenAIStream:
         reply = self._reply
         assert isinstance(reply, CompletionReply)
         draft = reply.draft(index)
-        for _ in draft.add(piece):
+        for _ in draft.add_piece(piece):
             yield b""
         chunk = reply.chunk(draft, self._tail)
         if not piece.old:
@@ -95,7 +97,7 @@ class OpenAIStream:
     def end(self, usage: Usage) -> bytes:
         counts = b""
         if self._options.include_usage and not self._last:
-            counts = self._stamped(usage_chunk(self._reply, usage), USAGE)
+            counts = self._stamped(_usage_chunk(self._reply, usage), USAGE)
         return counts + self._stamped(DONE, LAST)
 
     def failed(self, error: AfserveError | None) -> bytes:
@@ -110,3 +112,16 @@ class OpenAIStream:
             return events
         before, self._said = self._said, id or self._at.id
         return stamped(events, before, self._said)
+
+
+def _usage_chunk(reply: Reply, usage: Usage) -> bytes:
+    return event({**reply.header.fields(reply.streamed), "choices": [], "usage": reply.usage(usage)})
+
+
+def _whole(reply: Reply, choices: Iterable[CompletionDraft | ChatDraft], usage: Usage) -> Iterator[bytes]:
+    """The body of an answer that is no stream, choice by choice."""
+    lead = encode(reply.header.fields(reply.kind))[:-1] + ',"choices":['
+    for choice in choices:
+        yield (lead + "".join(choice.json_parts())).encode()
+        lead = ","
+    yield f'],"usage":{encode(reply.usage(usage))}}}'.encode()

@@ -62,13 +62,15 @@ class Resumables:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def read(self, model: str) -> int:
+    def count_readers(self, model: str) -> int:
         """Readers of this model's answers."""
         return sum(one.readers for one in self._kept.values() if one.asked.prepared.model == model)
 
     # ---- the life of one
 
-    def open(self, asked: Asked, arrived: float, account: Account, origin: Origin = NO_ORIGIN) -> Resumable:
+    def open_kept(
+        self, asked: Asked, arrived: float, account: Account, origin: Origin = NO_ORIGIN
+    ) -> Resumable:
         """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
         self._check(asked)
         keeps = asked.keeps()
@@ -104,7 +106,7 @@ class Resumables:
             if not ended or not has_room(whose, 0, 0, size, self._settings.resume_mib * MIB):
                 raise self._full(whose, own)
             own.remove(ended[0])
-            self.forget(ended.pop(0))
+            self.forget_kept(ended.pop(0))
 
     def _whose(self, owner: str) -> str:
         """Without keys anybody may make up as many owners as there are headers."""
@@ -151,7 +153,7 @@ class Resumables:
         try:
             async with within(deadline, left), aclosing(run.pieces(one_by_one=one_by_one)) as pieces:
                 async for _, event, piece in pieces:
-                    one.record.add(index, event, piece)
+                    one.record.record_piece(index, event, piece)
                     if piece.finish_reason is not None:
                         opened.halt()
         except GivenAwayError:
@@ -167,7 +169,7 @@ class Resumables:
 
     def _fail(self, one: Resumable, opened: Opened, error: Exception) -> None:
         """What ended it stays kept where it is computed, for whoever asks later; its other choices do not."""
-        one.record.fail(error)
+        one.record.record_failure(error)
         for other in one.opened:
             if other is not opened:
                 other.discard()
@@ -175,23 +177,23 @@ class Resumables:
     def _model(self, asked: Asked) -> Hosted:
         return self._models.named(asked.prepared.model)
 
-    def forget(self, one: Resumable) -> None:
+    def forget_kept(self, one: Resumable) -> None:
         """Its time is over, or its client says so: what still runs is cancelled."""
         self._drop(one, NotFoundError("this request was ended by its client"))
         for opened in one.opened:
             opened.discard()
 
-    def leave(self) -> None:
+    def leave_all(self) -> None:
         """This gateway goes; whoever comes next finds all of them where they are computed."""
         for one in list(self._kept.values()):
             self._drop(one, ResumedElsewhere())
             for opened in one.opened:
                 opened.leave()
 
-    async def close(self) -> None:
+    async def end_all(self) -> None:
         """The run ends, or this gateway has left all of them."""
         for one in list(self._kept.values()):
-            self.forget(one)
+            self.forget_kept(one)
         await asyncio.gather(*self._ending, *self._finding.values(), return_exceptions=True)
 
     def _drop(self, one: Resumable, why: Exception) -> None:
@@ -200,7 +202,7 @@ class Resumables:
             self._held -= one.size
         if one.expires is not None:
             one.expires.cancel()
-        one.record.fail(why)
+        one.record.record_failure(why)
         for task in one.tasks:
             if task is not asyncio.current_task() and not task.done():
                 task.cancel()
@@ -224,7 +226,7 @@ class Resumables:
 
     def _wait(self, one: Resumable) -> None:
         loop = asyncio.get_running_loop()
-        one.expires = loop.call_later(one.asked.seconds, self.forget, one)
+        one.expires = loop.call_later(one.asked.seconds, self.forget_kept, one)
 
     def pieces(self, one: Resumable, since: Position) -> AsyncGenerator[Numbered, None]:
         tokenizer = self._model(one.asked).tokenizer
@@ -232,7 +234,7 @@ class Resumables:
 
     # ---- who comes back
 
-    async def find(self, id: str, owner: str, account: Account) -> Resumable:
+    async def find_kept(self, id: str, owner: str, account: Account) -> Resumable:
         """Raises NotFoundError for what is not known or not `owner`'s: nobody is told which.
 
         `account` is the owner's here: it pays for what is computed from now on.

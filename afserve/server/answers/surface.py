@@ -49,10 +49,10 @@ class PieceWriter:
 
     def can_write(self) -> bool:
         """Whether it would write a piece now."""
-        return self._writer.free
+        return self._writer.can_write_now
 
     def write_piece(self, index: int, piece: TextPiece) -> None:
         """One that ends nothing."""
-        self._usage.add(piece)
+        self._usage.count_piece(piece)
         for data in self._surface.say(index, piece, self._usage):
             self._writer.write_now(data)

@@ -69,28 +69,28 @@ class Writer:
     def begun(self) -> bool:
         return self._timer is not None
 
-    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+    async def begin_response(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._timer = self._loop.call_later(self._deadline, self._look)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def whole(self, parts: Sequence[bytes], media: bytes = JSON) -> None:
+    async def write_whole(self, parts: Sequence[bytes], media: bytes = JSON) -> None:
         """An answer that is no stream, in slices: a client that takes none of them for the deadline is ended."""
         size = str(sum(map(len, parts))).encode()
-        await self.begin([(b"content-type", media), (b"content-length", size)])
+        await self.begin_response([(b"content-type", media), (b"content-length", size)])
         slices = [part[at : at + SLICE_BYTES] for part in parts for at in range(0, len(part), SLICE_BYTES)]
         for piece in slices[:-1]:
-            await self.write(piece)
-        await self.end(slices[-1] if slices else b"")
+            await self.write_part(piece)
+        await self.end_response(slices[-1] if slices else b"")
 
-    async def write(self, data: bytes, *, more: bool = True) -> None:
+    async def write_part(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:
             if self._words is not None:
                 self._quiet = self._loop.call_later(QUIET_SECONDS, self._look_quiet)
-            await self.begin(self._headers)
+            await self.begin_response(self._headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     @property
-    def free(self) -> bool:
+    def can_write_now(self) -> bool:
         """Whether `write_now` may be called: the stream has begun, and nothing is being written."""
         return (
             self._direct is not None
@@ -107,18 +107,18 @@ class Writer:
         self._since = self._loop.time()
         self._direct.write(data)
 
-    async def end(self, data: bytes) -> None:
+    async def end_response(self, data: bytes) -> None:
         self._ended = True
-        await self.write(data, more=False)
+        await self.write_part(data, more=False)
 
-    async def fail(self, last: bytes, error: BaseException) -> None:
+    async def end_with_failure(self, last: bytes, error: BaseException) -> None:
         """These last events where the stream has begun; before that the caller's exception is the answer."""
         if not self.begun:
             raise error
         if not self._ended:
-            await self.end(last)
+            await self.end_response(last)
 
-    def close(self) -> None:
+    def stop_timers(self) -> None:
         for pending in (self._timer, self._quiet, self._comment):
             if pending is not None:
                 pending.cancel()
@@ -169,6 +169,6 @@ class Whole(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = Writer(send, self._deadline)
         try:
-            await writer.whole(self._parts, self._media)
+            await writer.write_whole(self._parts, self._media)
         finally:
-            writer.close()
+            writer.stop_timers()

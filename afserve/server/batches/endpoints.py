@@ -33,7 +33,7 @@ class Files:
         )
 
     async def create(self, request: Request) -> Response:
-        with await self.bodies.read(request) as body:
+        with await self.bodies.read_body(request) as body:
             form = fields_of(request.headers.get("content-type", ""), body.data)
         if "file" not in form:
             raise RequestError("file: is missing from the form", param="file")
@@ -46,27 +46,27 @@ class Files:
             raise RequestError(
                 f"file: its name has {len(name)} characters, at most {MAX_NAME} are taken", param="file"
             )
-        stored = await self.store.put(owner_of(request), name, named, data)
+        stored = await self.store.put_file(owner_of(request), name, named, data)
         return json_response(stored.body())
 
-    async def all(self, request: Request) -> Response:
+    async def list_files(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
-        files = [file.body() for file in await self.store.all(owner_of(request))]
+        files = [file.body() for file in await self.store.list_files(owner_of(request))]
         return json_response(
             page_of([file for file in files if purpose in (None, file["purpose"])], request.query_params)
         )
 
-    async def get(self, request: Request) -> Response:
-        stored = await self.store.get(owner_of(request), request.path_params["file_id"])
+    async def show_file(self, request: Request) -> Response:
+        stored = await self.store.get_file(owner_of(request), request.path_params["file_id"])
         return json_response(stored.body())
 
     async def content(self, request: Request) -> Response:
         data = await self.store.content(owner_of(request), request.path_params["file_id"])
         return Whole([data], self._deadline, b"application/octet-stream")
 
-    async def delete(self, request: Request) -> Response:
+    async def delete_file(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
-        await self.store.delete(owner_of(request), file_id)
+        await self.store.delete_file(owner_of(request), file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -77,11 +77,11 @@ class Batches:
         self._files, self._endpoints = files, endpoints
         self._worker = Worker(service, files.store, endpoints)
         self._table = self._worker.table
-        self.start, self.close = self._worker.start, self._worker.close
+        self.start_watching, self.stop_working = self._worker.start_watching, self._worker.stop_working
 
     async def create(self, request: Request) -> Response:
         owner = owner_of(request)
-        with await self._files.bodies.read(request) as body:
+        with await self._files.bodies.read_body(request) as body:
             fields = Fields(parse_object(body.data))
         endpoint, file_id = fields.text("endpoint"), or_else(fields.text("input_file_id"), "")
         if endpoint is None or endpoint not in self._endpoints:
@@ -91,23 +91,23 @@ class Batches:
         about = {"completion_window": _window(fields), "metadata": _metadata(fields)}
         total = await checked(await self._files.store.content(owner, file_id), endpoint)
         row = await self._table.create(owner, endpoint, file_id, total, about)
-        self._worker.begin(row)
+        self._worker.begin_batch(row)
         return json_response(row.body())
 
-    async def all(self, request: Request) -> Response:
-        rows = await self._table.all(owner_of(request))
+    async def list_batches(self, request: Request) -> Response:
+        rows = await self._table.list_batches(owner_of(request))
         return json_response(page_of([row.body() for row in rows], request.query_params))
 
-    async def get(self, request: Request) -> Response:
-        row = await self._table.get(owner_of(request), request.path_params["batch_id"])
+    async def show_batch(self, request: Request) -> Response:
+        row = await self._table.get_batch(owner_of(request), request.path_params["batch_id"])
         return json_response(row.body())
 
-    async def cancel(self, request: Request) -> Response:
+    async def cancel_batch(self, request: Request) -> Response:
         """What is answered by now is kept."""
         owner, batch_id = owner_of(request), request.path_params["batch_id"]
-        await self._table.cancel(owner, batch_id)
-        await self._worker.cancel(batch_id)
-        return json_response((await self._table.get(owner, batch_id)).body())
+        await self._table.ask_to_cancel(owner, batch_id)
+        await self._worker.cancel_batch(batch_id)
+        return json_response((await self._table.get_batch(owner, batch_id)).body())
 
 
 def _window(fields: Fields) -> str:

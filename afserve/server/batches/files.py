@@ -48,11 +48,13 @@ class FileStore:
     seconds: float
     fair: bool = False
 
-    async def put(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+    async def put_file(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
         """Raises CapacityError where there is no room: a file is never lost before its time."""
-        return await self.database.run(lambda db: self.write(db, owner, name, purpose, data))
+        return await self.database.transact(lambda db: self.put_within(db, owner, name, purpose, data))
 
-    def write(self, db: sqlite3.Connection, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+    def put_within(
+        self, db: sqlite3.Connection, owner: str, name: str, purpose: str, data: bytes
+    ) -> StoredFile:
         """`put` within a transaction."""
         now = self.clock.now()
         self._forget_old(db)
@@ -79,26 +81,26 @@ class FileStore:
                 "are free: a key may have as much as it leaves free for others; delete some with DELETE /v1/files/ID"
             )
 
-    async def get(self, owner: str, file_id: str) -> StoredFile:
-        return StoredFile(*await self.database.run(lambda db: self._row(db, owner, file_id, _ABOUT)))
+    async def get_file(self, owner: str, file_id: str) -> StoredFile:
+        return StoredFile(*await self.database.transact(lambda db: self._row(db, owner, file_id, _ABOUT)))
 
     async def content(self, owner: str, file_id: str) -> bytes:
-        return await self.database.run(lambda db: self.read(db, owner, file_id))
+        return await self.database.transact(lambda db: self.content_within(db, owner, file_id))
 
-    def read(self, db: sqlite3.Connection, owner: str, file_id: str) -> bytes:
+    def content_within(self, db: sqlite3.Connection, owner: str, file_id: str) -> bytes:
         """`content` within a transaction."""
         (data,) = self._row(db, owner, file_id, "data")
         assert isinstance(data, bytes)
         return data
 
-    async def delete(self, owner: str, file_id: str) -> None:
+    async def delete_file(self, owner: str, file_id: str) -> None:
         def delete(db: sqlite3.Connection) -> None:
             self._row(db, owner, file_id, "id")
             db.execute("DELETE FROM files WHERE id=?", (file_id,))
 
-        await self.database.run(delete)
+        await self.database.transact(delete)
 
-    async def all(self, owner: str) -> list[StoredFile]:
+    async def list_files(self, owner: str) -> list[StoredFile]:
         """The newest first."""
 
         def all_(db: sqlite3.Connection) -> list[StoredFile]:
@@ -106,7 +108,7 @@ class FileStore:
             rows = db.execute(f"SELECT {_ABOUT} FROM files WHERE owner=? ORDER BY seq DESC", (owner,))  # noqa: S608
             return [StoredFile(*row) for row in rows]
 
-        return await self.database.run(all_)
+        return await self.database.transact(all_)
 
     def _row(self, db: sqlite3.Connection, owner: str, file_id: str, columns: str) -> tuple[Any, ...]:
         """Raises NotFoundError."""

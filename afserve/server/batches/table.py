@@ -76,22 +76,22 @@ class BatchTable:
             )
             return _row(db, owner, batch_id)
 
-        return await self.database.run(create)
+        return await self.database.transact(create)
 
-    async def get(self, owner: str, batch_id: str) -> BatchRow:
+    async def get_batch(self, owner: str, batch_id: str) -> BatchRow:
         """Raises NotFoundError."""
-        return await self.database.run(lambda db: _row(db, owner, batch_id))
+        return await self.database.transact(lambda db: _row(db, owner, batch_id))
 
-    async def all(self, owner: str) -> list[BatchRow]:
+    async def list_batches(self, owner: str) -> list[BatchRow]:
         """The newest first."""
 
         def all_(db: sqlite3.Connection) -> list[BatchRow]:
             rows = db.execute("SELECT id FROM batches WHERE owner=? ORDER BY seq DESC", (owner,)).fetchall()
             return [_row(db, owner, batch_id) for (batch_id,) in rows]
 
-        return await self.database.run(all_)
+        return await self.database.transact(all_)
 
-    async def cancel(self, owner: str, batch_id: str) -> BatchRow:
+    async def ask_to_cancel(self, owner: str, batch_id: str) -> BatchRow:
         """Whoever holds it ends it; what is answered by then is kept."""
 
         def cancel(db: sqlite3.Connection) -> BatchRow:
@@ -99,11 +99,11 @@ class BatchTable:
             db.execute("UPDATE batches SET status=? WHERE id=? AND status=?", (CANCELLING, batch_id, RUNS))
             return _row(db, owner, batch_id)
 
-        return await self.database.run(cancel)
+        return await self.database.transact(cancel)
 
     # ---- for who works on it
 
-    async def take(self) -> list[BatchRow]:
+    async def claim_unheld(self) -> list[BatchRow]:
         """Those that nobody holds are held by this gateway from now on."""
 
         def take(db: sqlite3.Connection) -> list[BatchRow]:
@@ -118,7 +118,7 @@ class BatchTable:
                 )
             return [_row(db, owner, batch_id) for batch_id, owner in rows]
 
-        return await self.database.run(take)
+        return await self.database.transact(take)
 
     async def hold(self, batch_id: str) -> bool:
         """Go on holding it; false where it is to be ended, or another gateway's by now."""
@@ -130,15 +130,15 @@ class BatchTable:
             )
             return held.rowcount == 1
 
-        return await self.database.run(hold)
+        return await self.database.transact(hold)
 
-    async def release(self, batch_id: str) -> None:
+    async def release_batch(self, batch_id: str) -> None:
         """Another gateway, or the next life of this one, may go on with it at once."""
 
         def release(db: sqlite3.Connection) -> None:
             db.execute("UPDATE batches SET held_until=0 WHERE id=? AND holder=?", (batch_id, self.holder))
 
-        await self.database.run(release)
+        await self.database.transact(release)
 
     async def input(self, batch: BatchRow) -> tuple[bytes, frozenset[int], int]:
         """Its file, the numbers of lines that have an answer, and the bytes of these. Raises NotFoundError where the
@@ -146,20 +146,20 @@ class BatchTable:
 
         def read(db: sqlite3.Connection) -> tuple[bytes, frozenset[int], int]:
             done = db.execute("SELECT line, length(said) FROM answers WHERE batch=?", (batch.id,)).fetchall()
-            data = self.files.read(db, batch.owner, batch.file)
+            data = self.files.content_within(db, batch.owner, batch.file)
             return data, frozenset(line for line, _ in done), sum(size for _, size in done)
 
-        return await self.database.run(read)
+        return await self.database.transact(read)
 
-    async def answered(self, batch_id: str, line: int, said: bytes, *, fine: bool) -> None:
+    async def keep_answer(self, batch_id: str, line: int, said: bytes, *, fine: bool) -> None:
         """The first answer of a line counts: a gateway that was stopped for a while may come with another."""
 
         def answered(db: sqlite3.Connection) -> None:
             db.execute("INSERT OR IGNORE INTO answers VALUES(?,?,?,?)", (batch_id, line, fine, said))
 
-        await self.database.run(answered)
+        await self.database.transact(answered)
 
-    async def end(self, batch_id: str, status: str, why: str = "") -> str:
+    async def end_batch(self, batch_id: str, status: str, why: str = "") -> str:
         """Its answers become files; `why` is what a client is told of an early end.
 
         What had no room in the store is told, else nothing: it makes the batch a failed one.
@@ -184,7 +184,7 @@ class BatchTable:
             )
             return "; ".join(lost)
 
-        return await self.database.run(end)
+        return await self.database.transact(end)
 
     def _files(
         self, db: sqlite3.Connection, batch_id: str, owner: str, about: dict[str, object]
@@ -201,7 +201,7 @@ class BatchTable:
             name = f"{batch_id}_{key.partition('_')[0]}.jsonl"
             data = b"".join(said + b"\n" for (said,) in rows)
             try:
-                about[key] = self.files.write(db, owner, name, "batch_output", data).id
+                about[key] = self.files.put_within(db, owner, name, "batch_output", data).id
             except CapacityError as error:
                 self._blank_what_was_lost(db)
                 lost.append(f"{name}: {error.message}")

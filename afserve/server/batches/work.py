@@ -50,12 +50,12 @@ class Worker:
         self._stored = 0  # bytes of the answers of what runs here
         self._most_stored = files.most_bytes
 
-    async def start(self) -> None:
+    async def start_watching(self) -> None:
         """Where gateways share a state: go on with what nobody holds, and with what this one holds."""
         if self._service.database.shared:
             self._watching = asyncio.create_task(self._watch())
 
-    async def close(self) -> None:
+    async def stop_working(self) -> None:
         """What runs is cancelled, or left to another gateway or the next life of this one."""
         self._leaving = self._service.database.shared
         tasks = [*self._running.values(), *filter(None, [self._watching])]
@@ -63,10 +63,10 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def begin(self, row: BatchRow) -> None:
+    def begin_batch(self, row: BatchRow) -> None:
         self._running[row.id] = asyncio.create_task(self._run(row))
 
-    async def cancel(self, batch_id: str) -> None:
+    async def cancel_batch(self, batch_id: str) -> None:
         """Returns once it has ended, where it runs here."""
         task = self._running.get(batch_id)
         if task is not None:
@@ -86,11 +86,11 @@ class Worker:
             if not await self.table.hold(batch_id):
                 task.cancel()
         if any(model.backend.ready() for model in self._service.models):
-            for row in await self.table.take():
+            for row in await self.table.claim_unheld():
                 log.warning(
                     "%s goes on here, with %d of %d lines", row.id, row.completed + row.failed, row.total
                 )
-                self.begin(row)
+                self.begin_batch(row)
 
     async def _run(self, row: BatchRow) -> None:
         try:
@@ -124,8 +124,8 @@ class Worker:
     async def _end(self, row: BatchRow, end: BatchEnd) -> None:
         try:
             if end.status == "cancelled" and self._leaving and not end.why:
-                await self.table.release(row.id)
-            elif lost := await self.table.end(row.id, end.status, end.why):
+                await self.table.release_batch(row.id)
+            elif lost := await self.table.end_batch(row.id, end.status, end.why):
                 log.warning("a file of a batch is lost: %s", lost)
         except CapacityError as error:
             log.warning("%s: its end is told when the state can be written: %s", row.id, error.message)
@@ -149,7 +149,7 @@ class Worker:
             stored += len(said)
             self._stored += len(said)
             await patiently_told(
-                lambda: self.table.answered(row.id, number, said, fine=status == 200), number
+                lambda: self.table.keep_answer(row.id, number, said, fine=status == 200), number
             )
 
         self._stored += stored
@@ -162,7 +162,7 @@ class Worker:
         """One line once its key may have one more; waiting for that is no try."""
         while True:
             try:
-                account = self._service.accounts.named(row.owner)
+                account = self._service.accounts.account_named(row.owner)
             except AuthError as error:
                 raise BatchEnded("cancelled", error.message) from error
             try:
@@ -193,7 +193,7 @@ class Worker:
             raise AssertionError("nobody sets it")
 
         try:
-            await self._endpoints[endpoint](scope, receive, said.take)
+            await self._endpoints[endpoint](scope, receive, said.hear_message)
         except AfserveError as error:
             return _refused(error, endpoint)
         except Exception:
@@ -214,7 +214,7 @@ class _Said:
         self.status = 500
         self.parts: list[bytes] = []
 
-    async def take(self, message: Message) -> None:
+    async def hear_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:

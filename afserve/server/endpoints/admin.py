@@ -29,7 +29,7 @@ class Admin:
     def _model(self, request: Request) -> Hosted:
         return self._service.models.one(request.query_params.get("model"))
 
-    async def placement(self, request: Request) -> Response:
+    async def show_placement(self, request: Request) -> Response:
         """The placement in force, as `afserve place --json` prints it."""
         return Response(await self._model(request).backend.placement(), media_type="application/json")
 
@@ -37,7 +37,7 @@ class Admin:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
         model = self._model(request)
         self._service.check_ready(model)
-        with await self._service.bodies.read(request) as body:
+        with await self._service.bodies.read_body(request) as body:
             text = text_of(bytes(body.data))
         await model.backend.apply_placement(text)
         return json_response({"status": "moving"}, 202)
@@ -58,18 +58,18 @@ class Admin:
 
     async def _fields(self, request: Request, verb: Verb) -> Fields:
         """Parsed here and not in a text process, since it is small."""
-        with await self._service.bodies.read(request) as body:
+        with await self._service.bodies.read_body(request) as body:
             if len(body.data) > MOST_CHANGE_BYTES:
                 raise RequestError(
                     f"the body has {len(body.data)} bytes, /admin/{verb.name} takes at most {MOST_CHANGE_BYTES}"
                 )
             return Fields(parse_object(body.data))
 
-    async def start(self, request: Request) -> Response:
+    async def start_recording(self, request: Request) -> Response:
         await self._model(request).backend.record_routing(True)
         return json_response({"status": "recording"})
 
-    async def stop(self, request: Request) -> Response:
+    async def stop_recording(self, request: Request) -> Response:
         """Ends the recording and returns it."""
         return Response(await self._model(request).backend.record_routing(False), media_type=RECORDING)
 

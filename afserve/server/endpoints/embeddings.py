@@ -40,9 +40,9 @@ class EmbeddingsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        with await service.bodies.read(Request(scope, receive)) as body, service.answering.enter():
+        with await service.bodies.read_body(Request(scope, receive)) as body, service.answering.enter():
             arrived = service.http.clock.now()
-            service.check()
+            service.check_serving()
             asked = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(asked, Prepared)
@@ -51,7 +51,7 @@ class EmbeddingsEndpoint:
             scheduling = account.scheduled(asked.scheduling)
             id, choices = uuid.uuid4().hex, len(asked.prompts)
             watched = Watched(id, account.owner, int(time.time()), asked.model, choices, stream=False)
-            service.admit(model, asked.prompts, scheduling)
+            service.check_objectives(model, asked.prompts, scheduling)
             task = Task(
                 id,
                 asked.prompts,
@@ -62,7 +62,7 @@ class EmbeddingsEndpoint:
                 origin=origin_of(scope),
                 watched=watched,
             )
-            service.answering.watch(watched)
+            service.answering.watch_request(watched)
             vectors = await until_gone(receive, self._vectors(model, task, base64=_is_base64(asked.facts)))
             data = await asyncio.to_thread(self._drawn, asked.model, task, vectors, asked.facts)
             send = service.ignored.naming(send, asked.ignored)

@@ -29,25 +29,25 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, request = self._service, Request(scope, receive)
-        with await service.bodies.read(request) as body, service.answering.enter():
+        with await service.bodies.read_body(request) as body, service.answering.enter():
             arrived = service.http.clock.now()
-            service.check()
+            service.check_serving()
             prepared = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(prepared, Prepared)
             model = service.serving(prepared.model)
             account = account_of(scope)
             prepared = replace(prepared, scheduling=service.scheduled(account, prepared.scheduling))
-            service.admit(model, prepared.prompts, prepared.scheduling)
+            service.check_objectives(model, prepared.prompts, prepared.scheduling)
             send = service.ignored.naming(send, prepared.ignored)
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
                 watched = asked.watched(account.owner)
-                service.answering.watch(watched)
+                service.answering.watch_request(watched)
                 await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
                 return
-            one = service.resumables.open(asked, arrived, account, origin_of(scope))
+            one = service.resumables.open_kept(asked, arrived, account, origin_of(scope))
             model.metrics.prompt_tokens.add(one.task.prompt_tokens)
             account.spend(one.task.prompt_tokens)
             with service.resumables.reading(one):

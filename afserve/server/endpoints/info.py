@@ -50,7 +50,7 @@ class Info:
         return await self._computed(BodyKind.TOKENIZER, asked)
 
     async def _text(self, request: Request, kind: BodyKind) -> Response:
-        with await self._service.bodies.read(request) as body:
+        with await self._service.bodies.read_body(request) as body:
             return await self._computed(kind, body.data)
 
     async def _computed(self, kind: BodyKind, body: bytes) -> Response:
@@ -64,22 +64,23 @@ class Info:
         """This process answers; whether it takes traffic is /ready, of every model or of ?model=NAME."""
         return json_response({"status": "ok"})
 
-    async def ready(self, request: Request) -> Response:
+    async def show_ready(self, request: Request) -> Response:
         models = self._service.models
         name = request.query_params.get("model")
         self._service.check_ready(*(models if name is None else (models.named(name),)))
         return json_response({"status": "ready"})
 
-    async def load(self, request: Request) -> Response:
+    async def show_load(self, request: Request) -> Response:
         """Requests that are being answered by this gateway, in all and by model."""
         service = self._service
         models = {
-            each.name: service.answering.count(each.name) + service.resumables.read(each.name)
+            each.name: service.answering.count_of_model(each.name)
+            + service.resumables.count_readers(each.name)
             for each in service.models
         }
         return json_response({"server_load": len(service.answering), "models": models})
 
-    async def count(self, request: Request) -> Response:
+    async def count_message(self, request: Request) -> Response:
         return await self._text(request, BodyKind.MESSAGE_COUNT)
 
     async def version(self, request: Request) -> Response:

@@ -45,7 +45,7 @@ class OllamaModels:
         )
 
     async def show(self, request: Request) -> Response:
-        with await self._service.bodies.read(request) as body:
+        with await self._service.bodies.read_body(request) as body:
             if body.size > MOST_BYTES:
                 raise RequestError(
                     f"the body has {body.size} bytes, at most {MOST_BYTES} are needed to name a model"

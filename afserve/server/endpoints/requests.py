@@ -28,7 +28,7 @@ def answer_of(
     service: Service, one: Resumable, stream: StreamOptions | None, since: Position | None = None
 ) -> Answer:
     """Reads it from `since` on. A stream without usage options has those that were asked for at first."""
-    since = since or Position.start(one.asked.choices)
+    since = since or Position.at_start(one.asked.choices)
     reply = one.asked.reply(service.models.named(one.asked.prepared.model).tokenizer)
     return Answer(
         lambda _: service.resumables.pieces(one, since),
@@ -46,14 +46,16 @@ class RequestEndpoints:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def find(self, scope: Scope) -> Resumable:
+    async def find_kept(self, scope: Scope) -> Resumable:
         id, account = scope["path_params"]["id"], account_of(scope)
-        return await self._service.resumables.find(id, _owner(scope), account)
+        return await self._service.resumables.find_kept(id, _owner(scope), account)
 
     def _running(self, request: Request) -> Watched | None:
-        return self._service.answering.find(request.path_params["id"], account_of(request.scope).owner)
+        return self._service.answering.find_watched(
+            request.path_params["id"], account_of(request.scope).owner
+        )
 
-    async def status(self, request: Request) -> Response:
+    async def show_request(self, request: Request) -> Response:
         """One that is another gateway's stays there."""
         owner, id = _owner(request.scope), request.path_params["id"]
         if (watched := self._running(request)) is not None:
@@ -67,12 +69,12 @@ class RequestEndpoints:
             _status(asked, "running" if any(not k.ended for k in kept) else "finished", choices)
         )
 
-    async def delete(self, request: Request) -> Response:
+    async def end_request(self, request: Request) -> Response:
         if (watched := self._running(request)) is not None:
-            watched.cancel()
+            watched.cancel_request()
             return json_response({"id": watched.id, "object": "request", "deleted": True})
-        one = await self.find(request.scope)
-        self._service.resumables.forget(one)
+        one = await self.find_kept(request.scope)
+        self._service.resumables.forget_kept(one)
         return json_response({"id": one.asked.id, "object": "request", "deleted": True})
 
 
@@ -86,7 +88,7 @@ class Again:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         with service.answering.enter():
-            one = await self._requests.find(scope)
+            one = await self._requests.find_kept(scope)
             since = options = None
             if self._stream:
                 since = Position.parse(Headers(scope=scope).get("last-event-id", ""), one.asked.choices)

@@ -32,7 +32,7 @@ class ResponseStore:
     most_bytes: int
     seconds: float
 
-    async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+    async def put_response(self, owner: str, response_id: str, stored: StoredResponse) -> None:
         """The oldest make room for it, of whoever has most; what alone is too large is not kept."""
 
         def put(db: sqlite3.Connection) -> None:
@@ -43,25 +43,25 @@ class ResponseStore:
             )
             self._shrink(db)
 
-        await self.database.run(put)
+        await self.database.transact(put)
 
-    async def get(self, owner: str, response_id: str) -> StoredResponse:
+    async def get_response(self, owner: str, response_id: str) -> StoredResponse:
         """Raises NotFoundError for one that is not here any more, or never was."""
-        return await self.database.run(lambda db: self._row(db, owner, response_id))
+        return await self.database.transact(lambda db: self._row(db, owner, response_id))
 
-    async def delete(self, owner: str, response_id: str) -> None:
+    async def delete_response(self, owner: str, response_id: str) -> None:
         def delete(db: sqlite3.Connection) -> None:
             self._row(db, owner, response_id)
             db.execute("DELETE FROM responses WHERE id=?", (response_id,))
 
-        await self.database.run(delete)
+        await self.database.transact(delete)
 
-    async def count(self) -> int:
+    async def count_responses(self) -> int:
         def count(db: sqlite3.Connection) -> int:
             self._shrink(db)
             return int(db.execute("SELECT count(*) FROM responses").fetchone()[0])
 
-        return await self.database.run(count)
+        return await self.database.transact(count)
 
     def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> StoredResponse:
         self._shrink(db)

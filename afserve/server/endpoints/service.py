@@ -52,11 +52,11 @@ class Service:
                     f"{which}not ready: nodes are starting, stopping or lost; try again when /ready answers 200"
                 )
 
-    def check(self) -> None:
+    def check_serving(self) -> None:
         """Raises why no new request is taken, whatever its model."""
         if self.answering.draining:
             raise DrainingError
-        self.models.check()
+        self.models.check_any_serves()
 
     def serving(self, name: str) -> Hosted:
         """The model of a request. Raises why it takes no new ones."""
@@ -69,7 +69,7 @@ class Service:
         scheduling = account.scheduled(asked)
         return replace(scheduling, ttft=scheduling.ttft or self.settings.ttft or None)
 
-    def admit(self, model: Hosted, prompts: Sequence[Sequence[int]], asked: Scheduling) -> None:
+    def check_objectives(self, model: Hosted, prompts: Sequence[Sequence[int]], asked: Scheduling) -> None:
         """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,
         asks for."""
         own = self.settings

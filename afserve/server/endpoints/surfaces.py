@@ -56,9 +56,9 @@ class Spoken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        with await service.bodies.read(Request(scope, receive)) as body, service.answering.enter():
+        with await service.bodies.read_body(Request(scope, receive)) as body, service.answering.enter():
             arrived = service.http.clock.now()
-            service.check()
+            service.check_serving()
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
             body.release()
@@ -68,11 +68,11 @@ class Spoken:
                 return
             model = service.serving(asked.model)
             asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
-            service.admit(model, asked.prompts, asked.scheduling)
+            service.check_objectives(model, asked.prompts, asked.scheduling)
             id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
             stream = asked.stream is not None
             watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
-            service.answering.watch(watched)
+            service.answering.watch_request(watched)
             await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
@@ -143,7 +143,7 @@ class Responses(Spoken):
         text = self._service.text
         asked = await text.prepare(BodyKind.RESPONSE, body.data)
         if isinstance(asked, Computed):
-            before = (await self._store.get(owner, json.loads(asked.body))).items
+            before = (await self._store.get_response(owner, json.loads(asked.body))).items
             asked = await text.prepare(
                 BodyKind.FOLLOWING, b'{"before":' + before + b',"asked":' + body.data + b"}"
             )
@@ -161,7 +161,7 @@ class Responses(Spoken):
             own = encode(surface.items).encode()
             items = asked.kept[:-1] + b"," + own[1:] if surface.items else asked.kept
             try:
-                await self._store.put(
+                await self._store.put_response(
                     owner, surface.id, StoredResponse(b"".join(surface.body(usage)), items, asked.kept)
                 )
             except CapacityError as error:
@@ -169,19 +169,19 @@ class Responses(Spoken):
 
         return keep
 
-    async def get(self, request: Request) -> Response:
+    async def show_response(self, request: Request) -> Response:
         refuse_known(Fields(request.query_params), _WHOLE)
-        stored = await self._store.get(_owner(request), request.path_params["response_id"])
+        stored = await self._store.get_response(_owner(request), request.path_params["response_id"])
         return Whole([stored.body], self._service.settings.write_deadline)
 
-    async def delete(self, request: Request) -> Response:
+    async def delete_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        await self._store.delete(_owner(request), response_id)
+        await self._store.delete_response(_owner(request), response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         refuse_known(Fields(request.query_params), _ALL_ITEMS)
-        stored = await self._store.get(_owner(request), request.path_params["response_id"])
+        stored = await self._store.get_response(_owner(request), request.path_params["response_id"])
         lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
         return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)
 

@@ -44,7 +44,7 @@ class Seen:
     sent: int = 0
     body: bytearray = field(default_factory=bytearray)
 
-    def said(self, message: Message) -> None:
+    def note_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
@@ -67,7 +67,7 @@ class Seen:
         """Of its span."""
         return {"http.response.status_code": self.status, "afserve.request_id": request_id}
 
-    def write(self, scope: Scope, owner: str) -> None:
+    def write_line(self, scope: Scope, owner: str) -> None:
         if not log.isEnabledFor(logging.INFO) or not log.handlers:
             return
         route = route_of(scope)

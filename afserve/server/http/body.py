@@ -78,7 +78,7 @@ class Bodies:
     def held(self) -> int:
         return self._held
 
-    async def read(self, request: Request) -> Body:
+    async def read_body(self, request: Request) -> Body:
         """The whole body; release it, or use it in a `with`."""
         body = Body(self)
         try:

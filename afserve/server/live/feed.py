@@ -52,14 +52,14 @@ class Feeds:
             return Response(headers={"cache-control": "no-cache"}, media_type="text/event-stream")
         return await self._feeds[model.name].events()
 
-    async def start(self) -> None:
+    async def start_feeds(self) -> None:
         """The history is kept from now on, whoever looks."""
         for feed in self._feeds.values():
-            feed.start()
+            feed.start_sampling()
 
-    async def close(self) -> None:
+    async def end_feeds(self) -> None:
         for feed in self._feeds.values():
-            await feed.close()
+            await feed.end_streams()
 
 
 class Feed:
@@ -87,36 +87,36 @@ class Feed:
         self._readers.add(queue)  # before the answer begins, so that those who come at once are counted
         return _Stream(self, queue, self._service.settings.write_deadline)
 
-    def start(self) -> None:
-        self._samples.start()
+    def start_sampling(self) -> None:
+        self._samples.start_repeating()
 
-    async def close(self) -> None:
+    async def end_streams(self) -> None:
         """The server stops: every reader is told the end."""
-        self._samples.cancel()
-        self._frames.cancel()
-        self._timelines.cancel()
+        self._samples.stop_repeating()
+        self._frames.stop_repeating()
+        self._timelines.stop_repeating()
         for reader in list(self._readers):
             _put(reader, None)
 
-    def leave(self, queue: "asyncio.Queue[bytes | None]") -> None:
+    def forget_reader(self, queue: "asyncio.Queue[bytes | None]") -> None:
         self._readers.discard(queue)
 
-    async def read(self, queue: "asyncio.Queue[bytes | None]", writer: Writer) -> None:
+    async def write_frames(self, queue: "asyncio.Queue[bytes | None]", writer: Writer) -> None:
         """Until the client has gone or the server stops."""
-        if self._frames.start():
+        if self._frames.start_repeating():
             self._epoch = None
-        if self._timelines.start():
+        if self._timelines.start_repeating():
             self._timeline = b""
         placed = drawn = b""
-        await writer.write(_event("history", encode(self._history.columns()).encode()))
+        await writer.write_part(_event("history", encode(self._history.columns()).encode()))
         while (frame := await queue.get()) is not None:
             if self._holders != placed:
                 placed = self._holders
-                await writer.write(_event("placement", placed))
-            await writer.write(_event("frame", frame))
+                await writer.write_part(_event("placement", placed))
+            await writer.write_part(_event("frame", frame))
             if self._timeline != drawn:
                 drawn = self._timeline
-                await writer.write(_event("timeline", drawn))
+                await writer.write_part(_event("timeline", drawn))
 
     async def _make(self) -> None:
         frame = await self._frame()
@@ -130,11 +130,11 @@ class Feed:
 
     async def _sample(self) -> None:
         view = await self._model.backend.view()
-        self._history.note(time.time(), view.nodes, self._latency())
+        self._history.add_sample(time.time(), view.nodes, self._latency())
 
     def _latency(self) -> dict[str, Quantiles]:
         now = time.monotonic()
-        return {name: recent.take(now) for name, recent in self._recent.items()}
+        return {name: recent.read_quantiles(now) for name, recent in self._recent.items()}
 
     async def _frame(self) -> bytes:
         status = await status_object(self._service, self._model)
@@ -164,14 +164,14 @@ class Repeated:
         self._seconds, self._make, self._wanted = seconds, make, wanted
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> bool:
+    def start_repeating(self) -> bool:
         """False where it goes on already. It begins when the caller waits for something."""
         if self._task is not None and not self._task.done():
             return False
         self._task = asyncio.create_task(self._run())
         return True
 
-    def cancel(self) -> None:
+    def stop_repeating(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -195,7 +195,7 @@ class Recent:
         self._seen: deque[tuple[float, Sequence[int]]] = deque()
         self.last: Quantiles = None
 
-    def take(self, now: float) -> Quantiles:
+    def read_quantiles(self, now: float) -> Quantiles:
         """Quantiles in seconds; None where nothing was counted. `now` never goes back."""
         counts = self._histogram.counts
         while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_SECONDS:
@@ -217,11 +217,11 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = Writer(send, self._deadline)
         try:
-            await until_gone(receive, self._feed.read(self._queue, writer))
-            await writer.end(b"")
+            await until_gone(receive, self._feed.write_frames(self._queue, writer))
+            await writer.end_response(b"")
         finally:
-            self._feed.leave(self._queue)
-            writer.close()
+            self._feed.forget_reader(self._queue)
+            writer.stop_timers()
 
 
 def _running(one: Watched) -> dict[str, object]:

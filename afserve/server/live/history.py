@@ -34,7 +34,7 @@ class History:
         self._moments: deque[Moment] = deque()
         self._before: tuple[float, Mapping[str, AttentionStats]] | None = None
 
-    def note(self, at: float, nodes: Sequence[NodeView], latency: Mapping[str, Quantiles]) -> None:
+    def add_sample(self, at: float, nodes: Sequence[NodeView], latency: Mapping[str, Quantiles]) -> None:
         """`at` in Unix seconds. A node that was started anew counts from zero."""
         stats: Mapping[str, AttentionStats] = {
             node.name: node.stats for node in nodes if isinstance(node.stats, AttentionStats)

@@ -22,8 +22,7 @@ from afserve.metrics import (
     gauge,
 )
 from afserve.server.metrics.goodput import ANY_TIME, DrawCounts, GoodputMeter, Times
-from afserve.server.metrics.losses import losses
-from afserve.server.metrics.nodes import both, counted
+from afserve.server.metrics.nodes import both, counted, losses
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096
@@ -130,7 +129,7 @@ class RequestTimer:
         """Of its spans."""
         return {"gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reason}
 
-    def ended(self, reason: str) -> None:
+    def end_timing(self, reason: str) -> None:
         metrics = self._metrics
         metrics.finished.add(1, reason)
         metrics.request.observe(metrics.clock.now() - self._start)

@@ -45,7 +45,7 @@ class Spans:
         self._closing = asyncio.Event()
         self._said = False
 
-    def begin(self, traceparent: str | None) -> "Span":
+    def begin_span(self, traceparent: str | None) -> "Span":
         """Of a request. One that the caller does not sample is not recorded."""
         if not self.on:
             return NOWHERE
@@ -56,7 +56,7 @@ class Spans:
             return NOWHERE
         return Span(self, found[1], secrets.token_hex(8), found[2])
 
-    def put(self, span: dict[str, object]) -> None:
+    def hold_span(self, span: dict[str, object]) -> None:
         if len(self._held) >= MOST_HELD or self._closing.is_set():
             self.dropped += 1
             return
@@ -64,7 +64,7 @@ class Spans:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_all())
 
-    async def close(self) -> None:
+    async def send_rest(self) -> None:
         """What is held is sent, if the collector answers within CLOSE_SECONDS; the rest is counted as dropped."""
         self._closing.set()
         if self._sending is not None:
@@ -121,11 +121,11 @@ class Span:
     id: str
     parent: str
 
-    def end(self, name: str, began: float, attributes: Attributes, *, failed: bool) -> None:
+    def end_span(self, name: str, began: float, attributes: Attributes, *, failed: bool) -> None:
         if self.spans is None:
             return
         ids = SpanIds(self.trace_id, self.id, self.parent)
-        self.spans.put(otlp.span(ids, name, began, time.time(), attributes, otlp.SERVER, failed=failed))
+        self.spans.hold_span(otlp.span(ids, name, began, time.time(), attributes, otlp.SERVER, failed=failed))
 
     def sequence(self, phases: Mapping[str, float], attributes: Attributes) -> None:
         """Seconds of each phase, in their order; the last one ends now."""
@@ -134,7 +134,7 @@ class Span:
         at = time.time() - sum(phases.values())
         for name, seconds in phases.items():
             ids = SpanIds(self.trace_id, secrets.token_hex(8), self.id)
-            self.spans.put(otlp.span(ids, name, at, at + seconds, attributes))
+            self.spans.hold_span(otlp.span(ids, name, at, at + seconds, attributes))
             at += seconds
 
     @property

@@ -26,7 +26,7 @@ class ReadChoice:
         self._thinking = self._reading.thinks == "inside"
         self.reasoning_tokens = 0
 
-    def parts(self, piece: TextPiece) -> list[Part]:
+    def read_piece(self, piece: TextPiece) -> list[Part]:
         """What this piece turns out to be, without what nobody wants to be told."""
         parts = self._reader.feed(piece.text) if piece.text else []
         if piece.finish_reason is not None:
@@ -120,8 +120,8 @@ class ChatDraft:
         self.size = 0
         self.reason: str | None = None
 
-    def add(self, piece: TextPiece) -> Iterator[None]:
-        for part in self.told.parts(piece):
+    def add_piece(self, piece: TextPiece) -> Iterator[None]:
+        for part in self.told.read_piece(piece):
             self._take(part)
         if self._scores is not None and piece.logprobs:
             self._scores.append(chat_entries(self._tokenizer, piece.logprobs))
@@ -160,7 +160,7 @@ class ChatDraft:
                 yield from ('"arguments":"', "".join(arguments), '"}}')
             yield "]"
 
-    def parts(self) -> list[str]:
+    def json_parts(self) -> list[str]:
         scores = _content(self._scores)
         return [
             f'{{"index":{self.index},"message":{{"role":"assistant"', *self._message(),
@@ -218,7 +218,7 @@ class ChatReply:
         told = self._told.get(index)
         if told is None:
             told = self._told[index] = ReadChoice(self._reading, self._name(index))
-        parts = told.parts(piece)
+        parts = told.read_piece(piece)
         deltas = [told.joined(parts)] if self._joined and parts else [told.delta(part) for part in parts]
         reason = told.reason(piece.finish_reason)
         if not deltas and reason is None and scores == "null":

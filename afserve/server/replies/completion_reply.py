@@ -47,7 +47,7 @@ class CompletionDraft:
     def size(self) -> int:
         return self._characters + (0 if self.columns is None else self.columns.size)
 
-    def add(self, piece: TextPiece) -> Iterator[None]:
+    def add_piece(self, piece: TextPiece) -> Iterator[None]:
         """Stops now and then while it draws a long prompt, so that others have their turn."""
         reply, echo = self._reply, self._reply.echo
         if echo is not None and reply.first(self.index):
@@ -56,20 +56,22 @@ class CompletionDraft:
             if self.columns is not None:
                 scored = echo.scored(p, piece.prompt_logprobs)
                 while some := list(islice(scored, TURN)):
-                    self.columns.add(reply.tokenizer, some)
+                    self.columns.add_scores(reply.tokenizer, some)
                     yield
         if echo is None or echo.words.generate:
             self._say(piece.text)
             if self.columns is not None:
-                self.columns.add(reply.tokenizer, (reply.scored(self.index, s) for s in piece.logprobs))
+                self.columns.add_scores(
+                    reply.tokenizer, (reply.scored(self.index, s) for s in piece.logprobs)
+                )
         self.reason = piece.finish_reason
 
     def _say(self, text: str) -> None:
         self._text.append(inner(text))
         self._characters += len(self._text[-1])
 
-    def parts(self) -> list[str]:
-        logprobs = ["null"] if self.columns is None else self.columns.parts()
+    def json_parts(self) -> list[str]:
+        logprobs = ["null"] if self.columns is None else self.columns.json_parts()
         return [
             f'{{"index":{self.index},"text":"', "".join(self._text), '","logprobs":', *logprobs,
             f',"finish_reason":{quoted(self.reason)}}}',
@@ -146,7 +148,7 @@ class CompletionReply:
     def chunk(self, draft: CompletionDraft, tail: str) -> bytes:
         if draft.columns is not None:
             self._offsets[draft.index] = draft.columns.offset
-        return self._framed("".join(draft.parts()), tail)
+        return self._framed("".join(draft.json_parts()), tail)
 
     def usage(self, usage: Usage) -> dict[str, object]:
         """The one token that is generated and dropped where none was asked for does not count."""

@@ -41,7 +41,7 @@ class Columns:
     def at(cls, offset: int) -> "Columns":
         return cls(offset, [], [], [], [])
 
-    def add(self, tokenizer: Tokenizer, scored: Iterable[Scored]) -> None:
+    def add_scores(self, tokenizer: Tokenizer, scored: Iterable[Scored]) -> None:
         for item in scored:
             spell = tokenizer.first_bytes if item.begins else tokenizer.token_bytes
             raw = spell(item.token_id)
@@ -52,7 +52,7 @@ class Columns:
             self.size += len(self.tokens[-1]) + len(self.tops[-1]) + 32
             self.offset += _characters(raw) if item.shown else 0
 
-    def parts(self) -> list[str]:
+    def json_parts(self) -> list[str]:
         """The JSON object, in pieces."""
         return [
             '{"text_offset":[', ",".join(self.offsets), '],"token_logprobs":[', ",".join(self.scores),

@@ -22,14 +22,14 @@ class Position:
         self.last = last
 
     @classmethod
-    def start(cls, choices: int) -> "Position":
+    def at_start(cls, choices: int) -> "Position":
         return cls([0] * choices, [False] * choices)
 
     @classmethod
     def parse(cls, text: str, choices: int) -> "Position":
         """Raises RequestError for what is no id of a stream with so many choices."""
         if not text:
-            return cls.start(choices)
+            return cls.at_start(choices)
         if text in (USAGE, DONE):
             return cls([0] * choices, [True] * choices, text)
         parts = text.split(".")

@@ -32,7 +32,7 @@ class RecordedChoice:
     first: TokenEvent | None = None
     end: TokenEvent | None = None
 
-    def add(self, event: TokenEvent, piece: TextPiece) -> None:
+    def add_event(self, event: TokenEvent, piece: TextPiece) -> None:
         """A stop string may end it before the event's last token."""
         if self.first is None:
             self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None)
@@ -77,12 +77,12 @@ class AnswerRecord:
     def finished(self) -> bool:
         return self.failure is not None or all(one.end is not None for one in self.told)
 
-    def add(self, index: int, event: TokenEvent, piece: TextPiece) -> None:
-        self.told[index].add(event, piece)
+    def record_piece(self, index: int, event: TokenEvent, piece: TextPiece) -> None:
+        self.told[index].add_event(event, piece)
         for queue in self._readers:
             queue.put_nowait((index, piece))
 
-    def fail(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """It ends with this, for everyone who reads it."""
         if not self.finished:
             self.failure = error
@@ -103,7 +103,7 @@ class AnswerRecord:
             for event in one.again(0 if since.ended[index] else since.tokens[index])
         ]
         open_choices = sum(one.end is None for one in self.told)
-        passed = Position.start(len(self.told))
+        passed = Position.at_start(len(self.told))
         try:
             decoders = [decoder(index) for index in range(len(self.told))]
             for index, event in again:

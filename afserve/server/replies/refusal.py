@@ -4,11 +4,12 @@ What is said of a request's own fields is told as it is. What happened inside is
 exception, a checkpoint, another process or received bytes a client learns that it happened, and the log has the rest.
 """
 
+import difflib
 import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,9 +33,12 @@ from afserve.errors import (
     shown,
 )
 from afserve.server.bodies.prepared import ContextLengthError
-from afserve.server.replies.closest import closest_routes
 
 log = logging.getLogger("afserve.server")
+MOST_NAMED = 3
+MOST_CHARACTERS = 128  # of a path that is compared
+_LIKE = 0.6
+_BASES = ("/v1", "/api")  # what clients put in front of a path once too often, or forget
 BUG = "afserve failed on this request; its log has the reason"
 # What is said of errors whose messages are the operator's; of all others that are neither of these nor a user's, BUG.
 _WITHHELD: dict[type[AfserveError], str] = {
@@ -185,12 +189,23 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 def _instead(request: Request, path: str) -> str:
     """The routes that were meant, perhaps."""
     routes = [route.path for route in request.app.routes if isinstance(route, Route)]
-    names = closest_routes(path, routes)
+    names = _closest_routes(path, routes)
     return f"see {', '.join(names)}" if names else "GET /docs lists what there is"
 
 
 def internal_error() -> dict[str, object]:
     return _body(BUG, AfserveError.kind, None, None)
+
+
+def _closest_routes(path: str, routes: Sequence[str]) -> list[str]:
+    """Those that an unknown path may have meant, the most like first."""
+    asked = path[:MOST_CHARACTERS].rstrip("/") or "/"
+    found: list[str] = []
+    for base in _BASES:
+        for spelled in (base + asked, asked.removeprefix(base), base + asked.replace(base, "")):
+            found += [route for route in routes if route == spelled]
+    found += difflib.get_close_matches(asked, routes, MOST_NAMED, _LIKE)
+    return list(dict.fromkeys(found))[:MOST_NAMED]
 
 
 def _route(request: Request) -> str:

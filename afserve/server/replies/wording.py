@@ -20,7 +20,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    def add(self, piece: TextPiece) -> None:
+    def count_piece(self, piece: TextPiece) -> None:
         self.completion_tokens += piece.tokens
         self.cached_tokens += piece.cached_tokens
 

@@ -42,7 +42,7 @@ class Database:
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
 
-    def run(self, work: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
+    def transact(self, work: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """The result of `work`, as one transaction: all of it happens or nothing. It is queued when this returns.
 
         Raises what `work` raises, and CapacityError where the disk is full, or another gateway holds the file too long.
@@ -51,7 +51,7 @@ class Database:
             self._thread = ThreadPoolExecutor(1, "afserve-state")
         return asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
 
-    async def close(self) -> None:
+    async def close_file(self) -> None:
         """After what was queued before."""
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close)

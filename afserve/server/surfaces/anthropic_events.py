@@ -41,7 +41,7 @@ class MessageSurface:
 
     def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
         self.size += len(piece.text)
-        said = b"".join(self._part(part) for part in self._told.parts(piece))
+        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
         if piece.finish_reason is not None:
             said += self._close()
             self._stop = piece.stop

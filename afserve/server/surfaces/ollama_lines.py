@@ -41,7 +41,7 @@ class OllamaSurface:
     def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
         self.size += len(piece.text)
         self._first = self._first or self._now()
-        said = b"".join(self._part(part) for part in self._told.parts(piece))
+        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
             said += self._calls_until(len(self._calls))

@@ -56,7 +56,7 @@ class ResponseSurface:
 
     def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
         self.size += len(piece.text)
-        said = b"".join(self._part(part) for part in self._told.parts(piece))
+        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
         if piece.finish_reason is not None:
             said += self._close("incomplete" if piece.finish_reason == "length" else "completed")
             self._status, self._details = _ENDS.get(piece.finish_reason, ("completed", None))

@@ -7,11 +7,10 @@ reasoning. Of tokens it knows the marks around calls and reasoning.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import of_thought
 from afserve.server.bodies.declared import ChatBody
 from afserve.server.bodies.openai import BUDGET, ChatRequest
-from afserve.server.bodies.roles import Roles
 from afserve.server.bodies.structured import WantedGrammar
 from afserve.server.bodies.tools import told_in_words
 from afserve.server.reading.call_ids import as_templates_want, next_number
@@ -22,6 +21,8 @@ from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, th
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
 
+Message = Mapping[str, object]
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # What templates call the switches that an effort turns.
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -144,6 +145,26 @@ class Conversation:
                 "reasoning_effort", "this model's template has no such switch; leave it out"
             )
         return values
+
+
+class Roles:
+    """Of one template. What it does not know it would leave out, or write as a word that its model never saw."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._own = template.roles
+        self._knows_developer = "developer" in template.words
+
+    def shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """With `developer` as `system` where the template does not name it. Raises RequestError for an unknown role."""
+        return tuple(self._shown(message, f"messages[{i}].role") for i, message in enumerate(messages))
+
+    def _shown(self, message: Message, name: str) -> Message:
+        role = message["role"]
+        if role not in ROLES and role not in self._own:
+            raise RequestError(f"{name}: {shown(role)} is none of {', '.join(ROLES)}", param=name)
+        if role == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
+        return message
 
 
 def conversation_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Conversation | None:

@@ -138,7 +138,7 @@ class Preparer:
     ) -> Prepared:
         prompts = [self._tokens.ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
-        rooms = [self._tokens.context.room(len(ids), wanted, default, "prompt") for ids in prompts]
+        rooms = [self._tokens.room(len(ids), wanted, default, "prompt") for ids in prompts]
         params = sampling_params(
             asked.sampling,
             self._defaults,
@@ -156,7 +156,7 @@ class Preparer:
         asked = embedding_request(body)
         prompts = [self._tokens.ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
-            self._tokens.context.room(len(ids), None, None, "input")
+            self._tokens.room(len(ids), None, None, "input")
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
         scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
         return Prepared(
@@ -172,7 +172,7 @@ class Preparer:
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
-        room = self._tokens.context.room(len(ids), asked.wanted_tokens, None, "messages", field)
+        room = self._tokens.room(len(ids), asked.wanted_tokens, None, "messages", field)
         params = sampling_params(
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )

@@ -1,4 +1,4 @@
-"""The tokens of one model's prompts: what a client sent as text or as ids, checked, and what it may name by id."""
+"""The tokens of one model's prompts: what a client sent as text or as ids, checked, and the room that they leave."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.openai import CompletionRequest, Prompt
-from afserve.server.bodies.prepared import EchoText
-from afserve.server.text.context import Context
+from afserve.server.bodies.prepared import ContextLengthError, EchoText
 from afserve.tokens.detokenizer import text_up_to
 from afserve.tokens.tokenizer import Tokenizer
+
+# Texts with more characters than this per token of context are counted in pieces first.
+SCREENED_CHARACTERS = 4
+# From so many the tokens of such a text are estimated.
+SAMPLED_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,20 @@ class PromptTokens:
 
     def __init__(self, model: TextModel, tokenizer: Tokenizer, *, elsewhere: bool) -> None:
         self._model, self._tokenizer, self._elsewhere = model, tokenizer, elsewhere
-        self.context = Context(model.max_model_len, tokenizer)
+        self._size = model.max_model_len
 
     def ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
         """As 32-bit integers. Raises RequestError that names `param`, also where they are more than the context has."""
         if isinstance(prompt, str):
             self.check_quick()
-            self.context.screen(prompt, param)
+            self._screen(prompt, param)
             try:
                 return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
             except RequestError as error:
                 raise RequestError(f"{param}: {error.message}", param=param) from error
         top, limit = self._model.vocab_size, self._model.max_model_len
         if len(prompt) > limit:
-            self.context.room(len(prompt), None, None, param)
+            self.room(len(prompt), None, None, param)
         if prompt and not 0 <= min(prompt) <= max(prompt) < top:
             at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
             raise RequestError(
@@ -89,3 +93,46 @@ class PromptTokens:
                     raise RequestError(
                         f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
                     )
+
+    @property
+    def _words(self) -> str:
+        """OpenAI's, from which clients read the number."""
+        return f" (this model's maximum context length is {self._size} tokens)"
+
+    def _screen(self, text: str, param: str) -> None:
+        """Refuses a text that is far too long before its encoding, many times its size, is built."""
+        size = self._size
+        if len(text) > SCREENED_CHARACTERS * size and self._tokenizer.surely_longer(text, size):
+            sample = len(self._tokenizer.encode(text[:SAMPLED_CHARACTERS], add_special_tokens=False))
+            raise ContextLengthError(
+                f"{param}: {len(text)} characters are more tokens than the model's context of {size}; send fewer"
+                f"{self._words}",
+                param=param,
+                tokens=max(size + 1, sample * len(text) // SAMPLED_CHARACTERS),
+            )
+
+    def room(
+        self, count: int, wanted: int | None, default: int | None, param: str, field: str = "max_tokens"
+    ) -> int:
+        """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
+        left = self._size - count
+        if not count:
+            raise RequestError(f"{param}: has no tokens; send at least one", param=param)
+        if left < 1:
+            raise ContextLengthError(
+                f"{param}: has {count} tokens, the model's context of {self._size} must hold them and at least one "
+                f"more; send a shorter one{self._words}",
+                param=param,
+                tokens=count,
+            )
+        if wanted is None:
+            return left if default is None else min(default, left)
+        if wanted > left:
+            raise ContextLengthError(
+                f"{field}: {wanted} after a prompt of {count} tokens is over the model's context of {self._size}; "
+                f"at most {left} fit{self._words}",
+                param=field,
+                tokens=count,
+                wanted=wanted,
+            )
+        return wanted

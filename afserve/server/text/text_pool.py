@@ -63,7 +63,7 @@ class TextPool:
                 pass  # the process has template and grammars
         return await self._elsewhere(kind, body)
 
-    async def check(self) -> None:
+    async def start_ahead(self) -> None:
         """Starts a process. Raises CheckpointError where a model's chat template cannot be used."""
         async with self._places:
             try:
@@ -75,7 +75,7 @@ class TextPool:
                     f"{folders}: chat template: a message of one letter takes {limit}; mend or remove the template"
                 ) from error
 
-    async def close(self) -> None:
+    async def end_processes(self) -> None:
         for process in [*self._idle, *self._busy]:
             self._end(process)
         await asyncio.gather(*self._ending)
@@ -107,7 +107,7 @@ class TextPool:
         self._busy.add(process)
         data = b""
         try:
-            data = await process.ask(kind, body)
+            data = await process.ask_process(kind, body)
         finally:
             self._busy.discard(process)
             if data:
@@ -128,14 +128,14 @@ class TextPool:
     async def _started(self) -> "_TextProcess":
         process = _TextProcess(self._settings)
         try:
-            await process.start(self._models)
+            await process.spawn(self._models)
         except BaseException:
             self._end(process)
             raise
         return process
 
     def _end(self, process: "_TextProcess") -> None:
-        task = asyncio.create_task(process.end())
+        task = asyncio.create_task(process.end_process())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -152,19 +152,19 @@ class _TextProcess:
         self._mib = settings.text_mib
         self._process: Process | None = None
 
-    async def start(self, models: Sequence[TextModel]) -> None:
+    async def spawn(self, models: Sequence[TextModel]) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *module("afserve.server.text.text_process"), str(os.getpid()),
             stdin=PIPE, stdout=PIPE, limit=_PIPE_BYTES, start_new_session=True, env=_environment(),
         )  # fmt: skip
         setup = {"models": [asdict(model) for model in models], "seconds": self._seconds, "mib": self._mib}
-        from_bytes(await self.ask(0, json.dumps(setup).encode()))
+        from_bytes(await self.ask_process(0, json.dumps(setup).encode()))
 
     @property
     def lives(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def ask(self, kind: int, body: bytes) -> bytes:
+    async def ask_process(self, kind: int, body: bytes) -> bytes:
         """The answer's bytes. Raises RequestError where the process ended over them, with the reason."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -194,7 +194,7 @@ class _TextProcess:
         kind = CapacityError if code >= 0 else _EndedFromOutside
         return kind("the process that prepares requests has ended; send this one again")
 
-    async def end(self) -> None:
+    async def end_process(self) -> None:
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
