@@ -12,7 +12,7 @@ from bench.house import House, circles, product_sources, read_house
 LONGEST_FUNCTION = 72
 LARGEST_FOLDER = 30
 LONG_FILES = 14
-LONE_PROTOCOLS = 22
+LONE_PROTOCOLS = 20
 MANY_NAMES = 13.7
 LINES = 97_050
 

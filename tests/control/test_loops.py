@@ -32,7 +32,7 @@ from afserve.control.wire.values import (
     Unfilled,
 )
 from afserve.engine.filler import Filler
-from afserve.engine.kv.moving.side import NoKv
+from afserve.engine.kv.moving.side import KvSide
 from afserve.engine.scheduling.request import (
     GenerationRequest,
     Origin,
@@ -210,13 +210,13 @@ def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
 
 
-class Lending(NoKv):
+class Lending(KvSide):
     """Blocks are to be copied for another node; `said` tells in which order things happen."""
 
-    busy = True
+    busy, eager = True, False
 
     def __init__(self, said):
-        self.said, self.eager = said, False
+        self.said = said
 
     def turn(self):
         self.said.append("copied")

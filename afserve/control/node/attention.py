@@ -37,7 +37,7 @@ from afserve.control.wire.request_values import (
     Tokens,
 )
 from afserve.credentials import Credentials
-from afserve.engine.kv.moving.side import KvSide, NoKv
+from afserve.engine.kv.moving.side import KvSide
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
@@ -162,7 +162,7 @@ class AttentionLoop:
     ) -> None:
         """`index` is this node's; `look` is called with each look at the rest. So many `copies` of its KV are kept."""
         self._look = look
-        self._kv, self._index, self._copies = kv or NoKv(), index, copies
+        self._kv, self._index, self._copies = kv or KvSide(), index, copies
         self._node = node
         self._stream = stream
         self._gateways = gateways

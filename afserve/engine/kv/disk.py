@@ -29,7 +29,7 @@ _BEGUN_BYTES = 16 << 20  # are looked up at once, while those before are being r
 class DiskTier:
     """A `Tier`. `workers` were started by whoever made them."""
 
-    name = DISK
+    name: str = DISK
 
     def __init__(self, blocks: PooledBlocks, workers: DiskWorkers, clock: Clock) -> None:
         self._blocks, self._disk, self._clock = blocks, workers, clock

@@ -118,7 +118,7 @@ class _Piece:
 class HostTier:
     """A `Tier` over an arena, which it takes over. Blocks that make room for others go to the one `below`."""
 
-    name = HOST
+    name: str = HOST
 
     def __init__(
         self, blocks: PooledBlocks, arena: HostArena, clock: Clock, below: DiskTier | None = None

@@ -19,6 +19,7 @@ from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.prefilling import Prefilling
 from afserve.engine.kv.moving.restoring import Restore, Restores
 from afserve.engine.kv.moving.seams import KvEngine, KvWire
+from afserve.engine.kv.moving.side import KvSide
 from afserve.engine.kv.tiers import KvTiers
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats, smoothed
@@ -35,7 +36,7 @@ class _Pull(Job):
     names: list[Name]
 
 
-class KvMoves:
+class KvMoves(KvSide):
     """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
     are not handed over where they are predicted to be computed here sooner, and at most `waiting` requests wait for
     room, or for `tiers` below the cache. `warn` takes lines too."""
