@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 # A busy machine may take the cores for seconds: no drawn example has a deadline, and drawing one takes what it takes.
 settings.register_profile("afserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("afserve"), max_examples=5)
 settings.load_profile("afserve")
 
 YARN = {
@@ -83,12 +85,55 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# What `--quick` does not even import: they start processes, a compiler, or an interpreter of kernels.
+NOT_QUICK = ("e2e", "cuda", "kernels/triton")
+NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
+QUICK_CASES = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, five drawn examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--quick") and _left_out(collection_path) else None
+
+
+def _left_out(path: Path) -> bool:
+    return any(path.is_relative_to(Path(__file__).parent / folder) for folder in NOT_QUICK)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests first: beside each other with the rest, none of them is what the end waits for."""
+    if config.getoption("--quick"):
+        left_out = items[:]
+        items[:] = quick_sample(items)
+        config.hook.pytest_deselected(items=[item for item in left_out if item not in set(items)])
     slow = {
         item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
     }
     items.sort(key=lambda item: item.path not in slow)
+
+
+def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each test without processes the first cases."""
+    seen: Counter[tuple[Path, str]] = Counter()
+    kept = []
+    for item in items:
+        test = item.path, getattr(item, "originalname", item.name)
+        if seen[test] < QUICK_CASES and not any(item.get_closest_marker(mark) for mark in NOT_QUICK_MARKS):
+            seen[test] += 1
+            kept.append(item)
+    return kept
 
 
 @pytest.fixture(scope="session", autouse=True)

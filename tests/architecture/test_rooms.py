@@ -1,6 +1,7 @@
 """The rooms and their one-way stairs, read from the source: who imports whom, and what must not be imported at all."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
 
 
+@functools.cache
 def sources() -> list[Path]:
     folders = [ROOT / "afserve", *(ROOT / room for room in ("kernels", "comm", "placement"))]
     found = {path.resolve() for folder in folders for path in folder.rglob("*.py")}
@@ -46,9 +48,16 @@ def room_of(module: str) -> str:
     return parts[1] if parts[1] in ROOMS else "ground"
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Those that the tests below look at, read once."""
+    wanted = ast.Import | ast.ImportFrom | ast.Call | ast.ExceptHandler
+    return tuple(n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, wanted))
+
+
 def imports(path: Path, package: str = "afserve") -> Iterator[tuple[int, str]]:
     """(line, module) of every import of `package`, also inside functions and TYPE_CHECKING blocks."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, a.name) for a in node.names if a.name.split(".")[0] == package)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
@@ -91,7 +100,7 @@ def test_no_import_cycles_among_benches() -> None:
 def test_placement_and_gateway_code_never_name_torch() -> None:
     for path in sources():
         if room_of(module_name(path)) in ("placement", "ground", "server", "cli"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes(path):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 allowed = path.name in ("doctor.py", "bench.py") or "bench" in path.parts
@@ -101,7 +110,7 @@ def test_placement_and_gateway_code_never_name_torch() -> None:
 def test_nothing_unsafe() -> None:
     found = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found += [f"{path}:{node.lineno} import {n}" for n in names if n.split(".")[0] in UNSAFE_MODULES]
