@@ -64,6 +64,11 @@ BODIES: tuple[tuple[str, Mapping[str, object]], ...] = (
 )
 
 
+MOST_BYTES = (
+    12 << 20
+)  # of a list as JSON: more than the server reads of a body, and lists in lists stay small
+
+
 class Raw(str):
     """JSON text, or what is none."""
 
@@ -173,7 +178,8 @@ def value_of(dice: random.Random) -> object:
         case 6:
             return Raw("[" * (deep := dice.choice((1, 3, 200, 5000))) + "]" * deep)
         case 7:
-            return [value_of(dice)] * dice.choice((0, 1, 2, 40, 60_000 if dice.random() < 0.1 else 3))
+            item, times = value_of(dice), dice.choice((0, 1, 2, 40, 60_000 if dice.random() < 0.1 else 3))
+            return [item] * min(times, max(1, MOST_BYTES // len(written(random.Random(0), item))))
         case _:
             return {
                 dice.choice(("a", "type", "role", "content", "", "$ref", "x" * 300)): value_of(dice)
