@@ -309,6 +309,21 @@ def test_a_client_that_has_nothing_more_to_say_gets_its_answer(make_backend, run
             assert answer.endswith(b"}" if not stream else b"0\r\n\r\n")
 
 
+def test_a_file_is_whole_for_a_client_that_has_nothing_more_to_say(server):
+    """Nothing is put into a body of a known length to see whether its client is there."""
+    file = ("x", b"x" * (7 << 20))
+    sent = httpx.post(f"{server.url}/v1/files", files={"file": file}, data={"purpose": "batch"}, timeout=60)
+    path = b"/v1/files/%s/content" % sent.json()["id"].encode()
+    with closing(socket.socket()) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(60)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" % path)
+        begun = sock.recv(1000)
+        sock.shutdown(socket.SHUT_WR)
+        assert (begun + read_all(sock)).partition(b"\r\n\r\n")[2] == file[1]
+
+
 def test_one_that_says_nothing_more_before_its_request_is_whole(server):
     with connect(server) as sock:
         sock.sendall(POST % 100 + b"{")

@@ -27,6 +27,21 @@ class HeadRefused(h11.RemoteProtocolError):
 class ServerConnection(h11.Connection):
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
+        self._sends_events = False
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        """Notes what a response promises, beside what h11 does."""
+        if isinstance(event, h11.Response):
+            self._sends_events = any(
+                name == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in event.headers
+            )
+        return super().send_with_data_passthrough(event)
+
+    @property
+    def writes_events(self) -> bool:
+        """Whether server-sent events are being written now, so that a comment may stand between them."""
+        return self._sends_events and self.our_state is h11.SEND_BODY and self._request_method != b"HEAD"
 
     @property
     def expects_no_body(self) -> bool:

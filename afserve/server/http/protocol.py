@@ -152,11 +152,14 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     # ---- a client that sends nothing more
 
     def _probe(self) -> None:
-        """Something that means nothing: a client that reads skips it, and a closed socket answers it with a reset."""
+        """Something that means nothing: a client that reads skips it, and a closed socket answers it with a reset.
+
+        A body that is no stream of events has no room for it; there what is written anyway meets the reset.
+        """
         if not self.cycle.response_started:
             if self.scope["http_version"] == "1.1":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif self.conn.our_state is h11.SEND_BODY:
+        elif self.conn.writes_events:
             self.transport.write(self.conn.send(h11.Data(data=b":\n\n")) or b"")
 
     def _look(self, times: int) -> None:
