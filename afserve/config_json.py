@@ -54,7 +54,7 @@ class ConfigFields:
             raise self.refuse(name, "is not true or false")
         return value
 
-    def only(self, name: str, *known: object) -> None:
+    def known_only(self, name: str, *known: object) -> None:
         """Refuses a variant that is not computed: any value but these, where there is one."""
         value = self.config.get(name)
         if value is not None and not any(type(value) is type(one) and value == one for one in known):

@@ -80,7 +80,7 @@ class QuantCoverage:
     left_out: ModuleNames = field(default_factory=ModuleNames)
     only: ModuleNames = field(default_factory=ModuleNames)
 
-    def takes(self, module: str, stacked: bool = False) -> bool:
+    def covers(self, module: str, stacked: bool = False) -> bool:
         """Whether a matrix of this module is said to be in few bits; `stacked`: one of tensors of all experts."""
         if not _LINEAR.fullmatch(module) or (stacked and self.method != _ROUTED_ONLY):
             return False

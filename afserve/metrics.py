@@ -61,7 +61,7 @@ class Counter:
         assert amount >= 0 and len(label_values) == len(self._label_names)
         self._totals[label_values] = self._totals.get(label_values, 0.0) + amount
 
-    def total(self, *label_values: str) -> float:
+    def total_of(self, *label_values: str) -> float:
         return self._totals.get(label_values, 0.0)
 
     def samples(self) -> tuple[Sample, ...]:
@@ -89,16 +89,16 @@ class Histogram:
         return self._bounds
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def bucket_counts(self) -> tuple[int, ...]:
         """By bucket, one more than there are bounds."""
         return tuple(self._counts)
 
     @property
-    def count(self) -> int:
+    def observations(self) -> int:
         return sum(self._counts)
 
     def samples(self) -> tuple[Sample, ...]:
-        return (*self._buckets(), Sample(self._sum, (), "_sum"), Sample(self.count, (), "_count"))
+        return (*self._buckets(), Sample(self._sum, (), "_sum"), Sample(self.observations, (), "_count"))
 
     def _buckets(self) -> Iterator[Sample]:
         below = 0

@@ -56,7 +56,7 @@ class SoftBarrier:
             known.learn(now - known.answered)
         known.layer, known.answered = layer, None
 
-    def answered(self, streams: Collection[Hashable], now: float, seconds: float) -> None:
+    def note_call(self, streams: Collection[Hashable], now: float, seconds: float) -> None:
         """One call that took `seconds` answered all of `streams`."""
         if self._call is None:
             self._call = seconds
@@ -70,7 +70,7 @@ class SoftBarrier:
         call that took `seconds`."""
         known = self._streams.setdefault(stream, _Stream(node, layer))
         known.layer, known.answered = layer, None
-        self.answered((stream,), now, seconds)
+        self.note_call((stream,), now, seconds)
 
     @property
     def nodes(self) -> int:
@@ -104,7 +104,7 @@ class SoftBarrier:
         """An attention node is gone."""
         self._streams = {key: stream for key, stream in self._streams.items() if stream.node != node}
 
-    def due(self, layer: int, nodes: Collection[int], since: float, now: float) -> float:
+    def call_time(self, layer: int, nodes: Collection[int], since: float, now: float) -> float:
         """When to compute `layer`'s rows, of which the first came at `since` and which `nodes` have sent.
 
         A time that is not after `now` means at once.

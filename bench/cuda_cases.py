@@ -44,7 +44,7 @@ def expert_case(
 ) -> Case:  # fmt: skip
     """The two grouped products and what is fused into them; each of `experts` slots gets `rows` rows."""
     weights = weights or expert_weights(device, fp8, experts, hidden, inner)
-    tiles = tiles or TileTable().experts(weights.kind, rows)
+    tiles = tiles or TileTable().expert_tiles(weights.kind, rows)
     x = torch.randn(experts * rows, hidden, device=device, dtype=BF16)
     slot = torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(rows)[:, None]
     plan = plan_rows(slot.contiguous(), experts, tiles.rows)

@@ -171,8 +171,8 @@ def measured(kind: str, side: str, count: int) -> dict[str, float]:
 
 def reserved(kind: str, side: str, count: int) -> int:
     if side == "expert":
-        return SegmentMap(LAYOUT, 0, count).size
-    return count * SegmentMap(LAYOUT, 0, 1).size
+        return SegmentMap(LAYOUT, 0, count).total_bytes
+    return count * SegmentMap(LAYOUT, 0, 1).total_bytes
 
 
 def main() -> None:

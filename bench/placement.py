@@ -47,7 +47,7 @@ def known() -> Iterator[Row]:
             ours, theirs = [], []
             for load_LE in domains(model).values():
                 pool = Nodes.even(nodes, slots)
-                bound = lower_bound(load_LE, pool.room().clip(max=load_LE.shape[1]), pool.pace())
+                bound = lower_bound(load_LE, pool.usable_slots().clip(max=load_LE.shape[1]), pool.pace())
                 found = balance(Problem(scenarios(load_LE), pool))
                 ours += list(node_load(found.slot_LNS, found.share_LNS, load_LE).max(1) / bound - 1)
                 theirs += list(node_load(*eplb(load_LE, nodes, slots), load_LE).max(1) / bound - 1)
@@ -150,10 +150,10 @@ def _follow_ours(share_DLE: list[Floats], nodes: int, slots: int, start: Placeme
     for now, load, counts in _ticks(share_DLE):
         if due[0] <= now and force is not due[1]:
             force = due[1]
-            core.settle(force.epoch)
+            core.note_acknowledged(force.epoch)
         seen.append(float(ratios(force.slot_array(), force.share_array(), load).mean()))
         stats.merge(counts)
-        stats.tick(now)
+        stats.advance_windows(now)
         decision = core.decide(now, stats)
         if decision is not None and decision.placement is not None:
             due, moved = (now + 1.0, decision.placement), moved + decision.moves

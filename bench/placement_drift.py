@@ -98,10 +98,10 @@ def _followed(core: Rebalancer, old_LE: Floats, new_LE: Floats) -> tuple[float, 
     for tick in range(80):
         load_LE = old_LE if tick < 40 else new_LE
         stats.merge(np.array([rng.multinomial(4000, row / row.sum()) for row in load_LE]))
-        stats.tick(tick / 4)
+        stats.advance_windows(tick / 4)
         decision = core.decide(tick / 4, stats)
         if decision is not None and decision.placement is not None:
-            core.settle(decision.placement.epoch)
+            core.note_acknowledged(decision.placement.epoch)
             if tick >= 40 and decision.action is Action.SHARES:
                 first = min(first, (tick + 1 - 40) / 4 + IN_FORCE_S)
     return first, core.placement.share_array()

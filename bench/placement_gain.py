@@ -49,7 +49,7 @@ def gain(recorded: Mapping[str, Floats]) -> Iterator[dict[str, object]]:
             found = balance(asked)
             before = rate(stood, load, tokens, stage)
             after = rate(found.placement(), load, tokens, stage)
-            lost = PRICE.seconds(found.certificate.busiest)
+            lost = PRICE.move_seconds(found.certificate.busiest)
             never.append(rate(plain, load, tokens, stage))
             stayed.append(before)
             net.append((REACTION_S * before + (DOMAIN_S - REACTION_S - lost) * after) / DOMAIN_S)

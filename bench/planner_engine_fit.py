@@ -64,7 +64,7 @@ class Evidence:
 def evidence(rows: Sequence[ServedRow], curves: CurveSet, way: Engine = PLAIN) -> Evidence:
     """`way`: how the engine works; its rates are not looked at. Rows whose weights do not fit are left out."""
     kept, parts, plain, like, crowds, requests = [], [], [], [], [], []
-    settings = {name: replace(way, rates=Rates.only(name)) for name in PARTS}
+    settings = {name: replace(way, rates=Rates.of_part(name)) for name in PARTS}
     for row in rows:
         setting = row.setting(curves, way)
         batch = row.batch(setting)

@@ -117,10 +117,10 @@ def expect_mla(layer: MlaLayer) -> None:
         query = layer.q_norm_R.shape[0]
         expect_sizes("q_up", layer.q_up, layer.heads * head, query)
     expect_sizes("down", layer.down, query + rank + layer.rope, hidden)
-    expect_sizes("out", layer.out, hidden, layer.heads * layer.value)
+    expect_sizes("out", layer.out, hidden, layer.heads * layer.value_size)
     for name, packed, sizes in (
         ("up_k", layer.up_k, (layer.heads, rank, layer.nope)),
-        ("up_v", layer.up_v, (layer.heads, layer.value, rank)),
+        ("up_v", layer.up_v, (layer.heads, layer.value_size, rank)),
     ):
         found = packed.heads, packed.outputs, packed.inputs
         if found != sizes:

@@ -24,7 +24,7 @@ class Fallbacks:
         self._backend = backend
         self._met: dict[Fallback, None] = {}
 
-    def note(self, op: str, reason: str) -> None:
+    def record_fallback(self, op: str, reason: str) -> None:
         fallback = Fallback(op, reason)
         if fallback in self._met:
             return

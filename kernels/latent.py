@@ -51,7 +51,7 @@ class MlaLayer:
         return self.latent_norm_C.shape[0]
 
     @property
-    def value(self) -> int:
+    def value_size(self) -> int:
         """Elements of a head's output."""
         return self.up_v.outputs
 

@@ -248,7 +248,7 @@ class Native(NativeProducts):
         dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)
         reason = _why_not_fused(layer, gate)
         if reason:
-            self.fallbacks.note("gqa_half", reason)
+            self.fallbacks.record_fallback("gqa_half", reason)
             return PreparedGqa(layer)
         cos_PD, sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
         bias_E = None if layer.bias_E is None else plain(layer.bias_E, torch.float32)
@@ -312,7 +312,7 @@ class Native(NativeProducts):
         if not isinstance(fused, _Fused):  # prepare_gqa said why
             return BoundGqa(layer, k_NGBD, v_NGBD)
         if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not _last_plain(k_NGBD, v_NGBD):
-            self.fallbacks.note("gqa_half", _odd(layer.input_norm_H, k_NGBD, v_NGBD))
+            self.fallbacks.record_fallback("gqa_half", _odd(layer.input_norm_H, k_NGBD, v_NGBD))
             return BoundGqa(layer, k_NGBD, v_NGBD)
         over = fused.layer.over(_pair(k_NGBD, v_NGBD))
         return BoundGqa(layer, k_NGBD, v_NGBD, _over_cache(layer, over, fused.held))
@@ -322,7 +322,7 @@ class Native(NativeProducts):
         if not isinstance(handle, HalfOverCache):  # bind_gqa or prepare_gqa said why
             return half_of_ops(self, x_TH, bound, batch)
         if not native_half.fits(handle, x_TH):
-            self.fallbacks.note("gqa_half", _odd(x_TH, bound.k_NGBD, bound.v_NGBD))
+            self.fallbacks.record_fallback("gqa_half", _odd(x_TH, bound.k_NGBD, bound.v_NGBD))
             return half_of_ops(self, x_TH, bound, batch)
         return native_half.run(self._engine, handle, x_TH, batch)
 
@@ -330,7 +330,7 @@ class Native(NativeProducts):
         gate = self._packed_gate(layer)
         reason = native_latent.why_not_fused(layer, gate, SCORINGS)
         if reason:
-            self.fallbacks.note("mla_half", reason)
+            self.fallbacks.record_fallback("mla_half", reason)
             return PreparedMla(layer)
         rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
         return PreparedMla(layer, native_latent.fused(layer, gate, rule))
@@ -340,7 +340,7 @@ class Native(NativeProducts):
         if not isinstance(fused, native_latent.FusedMla):  # prepare_mla said why
             return BoundMla(layer, cache_NBC)
         if cache_NBC.dtype is not layer.input_norm_H.dtype or not _last_plain(cache_NBC):
-            self.fallbacks.note("mla_half", _odd(layer.input_norm_H, cache_NBC))
+            self.fallbacks.record_fallback("mla_half", _odd(layer.input_norm_H, cache_NBC))
             return BoundMla(layer, cache_NBC)
         rows = cache_NBC.unsqueeze(1)
         over = fused.layer.over(_pair(rows, rows, layer.rank))
@@ -351,7 +351,7 @@ class Native(NativeProducts):
         if not isinstance(handle, HalfOverCache):  # bind_mla or prepare_mla said why
             return latent_half_of_ops(self, x_TH, bound, batch)
         if not native_half.fits(handle, x_TH):
-            self.fallbacks.note("mla_half", _odd(x_TH, bound.cache_NBC))
+            self.fallbacks.record_fallback("mla_half", _odd(x_TH, bound.cache_NBC))
             return latent_half_of_ops(self, x_TH, bound, batch)
         return native_half.run(self._engine, handle, x_TH, batch)
 

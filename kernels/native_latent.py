@@ -53,7 +53,7 @@ def fused(layer: MlaLayer, gate: _native.Linear | None, rule: _native.Rule) -> F
         layer.heads,
         layer.nope,
         layer.rope,
-        layer.value,
+        layer.value_size,
         layer.rank,
         layer.eps,
         layer.latent_eps,

@@ -34,7 +34,7 @@ class NativeProducts:
 
     def _fall_back(self, op: str, reason: str) -> Reference:
         """What does an op that the library can't."""
-        self.fallbacks.note(op, reason)
+        self.fallbacks.record_fallback(op, reason)
         return self._plain
 
     def _weight_code(self, dtype: torch.dtype, int8: bool = False) -> int | None:
@@ -211,7 +211,7 @@ class NativeProducts:
         wide = self.linear(x_TH, gate_up)
         known = CODES.get(wide.dtype)
         if known is None:
-            self.fallbacks.note("mlp", f"{wide.dtype} rows")
+            self.fallbacks.record_fallback("mlp", f"{wide.dtype} rows")
             gate, up = wide.chunk(2, dim=-1)
             return self.linear(torch.nn.functional.silu(gate) * up, down)
         middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)

@@ -265,7 +265,7 @@ class ExpertNode:
         answered, self._due = 0, float("inf")
         for layer, since in list(self._since.items()):
             group = [arrival for arrival in self._held.values() if arrival.header.layer == layer]
-            due = self._barrier.due(layer, {arrival.box.attention for arrival in group}, since, now)
+            due = self._barrier.call_time(layer, {arrival.box.attention for arrival in group}, since, now)
             if due > now:
                 self._due = min(self._due, due)
                 continue
@@ -384,7 +384,7 @@ class ExpertNode:
         self._busy_seconds += done - start
         if self._prompts or prompt:
             self._share.ran(done - start, prompt=prompt)
-        self._barrier.answered(answered, done, done - start)
+        self._barrier.note_call(answered, done, done - start)
         if self._watch is not None:
             self._watch(layer, group, start, done, rows if prompt else None)
 

@@ -10,9 +10,9 @@ from afserve.spec_parts import LayerSpec, MoeSpec
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     attention = mla(fields, interleaved=True)
-    fields.only("scoring_func", "softmax")
-    fields.only("norm_topk_prob", False)
-    fields.only("topk_method", "greedy", "group_limited_greedy")
+    fields.known_only("scoring_func", "softmax")
+    fields.known_only("norm_topk_prob", False)
+    fields.known_only("topk_method", "greedy", "group_limited_greedy")
     grouped = fields.config.get("topk_method") == "group_limited_greedy"
     moe = MoeSpec(
         experts=fields.integer("n_routed_experts", "num_experts", "num_local_experts"),

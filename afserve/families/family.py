@@ -28,7 +28,7 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
 
-    def view(self, fields: ConfigFields) -> ConfigFields:
+    def config_view(self, fields: ConfigFields) -> ConfigFields:
         """The config as `layers` and `around` read it. What is not in a section counts more than what is."""
         flat = dict(self.defaults)
         for section in self.sections:

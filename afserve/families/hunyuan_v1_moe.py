@@ -10,9 +10,9 @@ from afserve.spec_parts import LayerSpec, MoeSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    fields.only("use_cla", False)
-    fields.only("use_qk_norm", True)
-    fields.only("use_mixed_mlp_moe", True)
+    fields.known_only("use_cla", False)
+    fields.known_only("use_qk_norm", True)
+    fields.known_only("use_mixed_mlp_moe", True)
     attention = gqa(fields, theta=10000.0, qk_norm="late", bias=fields.flag("attention_bias", False))
     inner = fields.integer("intermediate_size")
     moe = MoeSpec(

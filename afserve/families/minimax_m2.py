@@ -15,8 +15,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         raise fields.refuse(
             "attn_type_list", "has layers other than 1, softmax attention, which are not supported"
         )
-    fields.only("scoring_func", "sigmoid")
-    fields.only("use_qk_norm", True)
+    fields.known_only("scoring_func", "sigmoid")
+    fields.known_only("use_qk_norm", True)
     attention = gqa(fields, theta=5e6, qk_norm="width")
     moe = MoeSpec(
         experts=fields.integer("num_local_experts"),

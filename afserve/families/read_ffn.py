@@ -42,7 +42,7 @@ def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:
 
 def dense_then_moe(fields: ConfigFields, default: int) -> range:
     """The MoE layers, where the first few of all are dense."""
-    fields.only("moe_layer_freq", 1)
+    fields.known_only("moe_layer_freq", 1)
     first = fields.integer("first_k_dense_replace", default=default)
     return range(first, fields.integer("num_hidden_layers"))
 
@@ -85,8 +85,8 @@ def shared_inner(fields: ConfigFields) -> int:
 def sigmoid_groups(fields: ConfigFields) -> MoeSpec:
     """DeepSeek-V3's router, which others took over: sigmoid scores with a bias that selects only, groups by their two
     best."""
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
+    fields.known_only("scoring_func", "sigmoid")
+    fields.known_only("topk_method", "noaux_tc")
     moe = MoeSpec(
         experts=fields.integer("n_routed_experts", "num_local_experts"),
         top_k=fields.integer("num_experts_per_tok"),

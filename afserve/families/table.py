@@ -78,7 +78,7 @@ def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
         known = ", ".join(FAMILIES)
         named = shown(config.get("model_type") or "missing")
         raise CheckpointError(f"{where}: model_type {named} is not supported; supported: {known}")
-    spec = _spec(found.view(ConfigFields(config, where)), found)
+    spec = _spec(found.config_view(ConfigFields(config, where)), found)
     limits.check(spec, where)
     return spec
 
@@ -86,7 +86,7 @@ def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
 def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     """Every decoder layer, also of a family that the engine does not serve and with what it cannot run."""
     found = _family(fields.config)
-    return planned.layers(fields) if found is None else found.read(found.view(fields))
+    return planned.layers(fields) if found is None else found.read(found.config_view(fields))
 
 
 def naming_of(spec: ModelSpec) -> Naming:

@@ -68,7 +68,7 @@ def plain_schema(
     check_size(schema, param)
     if not isinstance(schema, Mapping):
         return {} if schema else {"enum": []}
-    return _Reader(param, closed, prefix, References(schema, param)).whole(schema)
+    return _Reader(param, closed, prefix, References(schema, param)).read_schema(schema)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Reader:
     waiting: list[tuple[str, str, object, bool]] = field(default_factory=list)
     left: int = 4 * MAX_ENTRIES  # places that may still be looked at
 
-    def whole(self, root: Mapping[str, object]) -> dict[str, object]:
+    def read_schema(self, root: Mapping[str, object]) -> dict[str, object]:
         made = self.compound(root, "")
         definitions: dict[str, object] = {}
         while self.waiting:
@@ -127,7 +127,7 @@ class _Reader:
             self.check_multiples(node, where)
         held = part or (self.closed and together)
         made = {
-            key: self.value(key, value, below(where, key), held)
+            key: self.read_key(key, value, below(where, key), held)
             for key, value in node.items()
             if not self.asks_nothing(key, node)
         }
@@ -147,7 +147,7 @@ class _Reader:
             return self.closed and value is False
         return key in _NEEDS and not any(name in node for name in _NEEDS[key])
 
-    def value(self, key: str, value: object, where: str, held: bool) -> object:
+    def read_key(self, key: str, value: object, where: str, held: bool) -> object:
         if key == "$ref":
             return f"#/$defs/{self.definition(value, where, held)}"
         if key in _UNHELD:

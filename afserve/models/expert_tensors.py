@@ -75,7 +75,7 @@ def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> S
     if found is None or not found.sometimes:
         return found
     whole = naming.in_moe(layer, found.gate_up)
-    apart = any(map(source.has, naming.expert(layer, expert))) or not source.has(whole)
+    apart = any(map(source.has_tensor, naming.expert(layer, expert))) or not source.has_tensor(whole)
     return None if apart else found  # codes of an expert have other names than its weights
 
 

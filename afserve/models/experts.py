@@ -124,7 +124,9 @@ class ExpertBank:
 
     def _fill_fp8(self, layer: int, slot: int, expert: int) -> bool:
         """Whether the checkpoint has this expert in blocks, which then are in the slot as they are."""
-        gate, up, down = (self._source.blocks(name, shape) for name, shape in self._parts(layer, expert))
+        gate, up, down = (
+            self._source.block_scaled(name, shape) for name, shape in self._parts(layer, expert)
+        )
         if gate is None or up is None or down is None:
             return False
         self._ops.set_expert_fp8(self._layers[layer], slot, gate, up, down)

@@ -90,7 +90,7 @@ class Keeping:
         if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
             return False
         gate = self._gate(layer)
-        return gate is not None and self._source.has(gate + SCALE_SUFFIX)
+        return gate is not None and self._source.has_tensor(gate + SCALE_SUFFIX)
 
     def _stored_int4(self, layer: int) -> Groups | None:
         """The groups that the checkpoint has, where slots can hold them; scales stay as precise as they are."""

@@ -55,7 +55,7 @@ class QuantisedWeights:
             return f"; there is {found}, but config.json has no quantization_config"
         return f"; there is {found}, which is not what quantization_config says ({self.how.layout})"
 
-    def whole(self, name: str, shape: tuple[int, int]) -> Tensor:
+    def dequantised(self, name: str, shape: tuple[int, int]) -> Tensor:
         """float32, O x I."""
         code_OI, zero_OG, scale_OG, group_I = self._parts(name, shape)
         return (code_OI - zero_OG[:, group_I]) * scale_OG[:, group_I]

@@ -148,7 +148,7 @@ class ShardFile:
             raise self._broken(f"it ends at byte {offset + done:,}, {offset + count:,} are needed")
 
     @property
-    def changed(self) -> bool:
+    def changed_on_disk(self) -> bool:
         """Whether it was written to since it was opened; another file under its name is no matter."""
         try:
             now = os.fstat(self._descriptor)
@@ -157,7 +157,7 @@ class ShardFile:
         return (now.st_size, now.st_mtime_ns) != (self.found.st_size, self.found.st_mtime_ns)
 
     def check_unchanged(self) -> None:
-        if self.changed:
+        if self.changed_on_disk:
             raise CheckpointError(
                 f"{self.path}: was written to while it was read; start again when it is whole"
             )

@@ -70,7 +70,7 @@ class TensorFiles:
     def _shard(self, file: str) -> "_Shard":
         with self._guard:
             shard = self._open.get(file)
-            if shard is None or shard.file.changed:
+            if shard is None or shard.file.changed_on_disk:
                 shard = self._open[file] = self._opened(file, anew=shard is not None)
             return shard
 

@@ -45,7 +45,7 @@ class TensorSource(Protocol):
         """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
         ...
 
-    def has(self, name: str) -> bool: ...
+    def has_tensor(self, name: str) -> bool: ...
 
     def stores(self, name: str) -> bool:
         """Whether there is such a weight, in whatever form, without being asked for it."""
@@ -59,7 +59,7 @@ class TensorSource(Protocol):
         """`count` rows of the tensor `name` of `shape`, from row `first` on; the others are not read."""
         ...
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
         ...
 
@@ -96,7 +96,7 @@ class Checkpoint:
         self._files = TensorFiles(self.folder)
         self._file_of = _locate(self.folder, self._files)
         self._read: set[str] = set()
-        self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where, self._part)
+        self._quantised = QuantisedWeights(quantization, self._raw, self.has_tensor, self._where, self._part)
 
     def check_changes(self, recheck: Callable[[], bool]) -> None:
         """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
@@ -118,15 +118,15 @@ class Checkpoint:
         bytes_B = self._files.tensor(self._file_of[name], name).flatten().view(torch.uint8)
         return bool(bytes_B.any())
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         return name in self._file_of
 
     def stores(self, name: str) -> bool:
-        return self.has(name) or self._quantised.holds(name)
+        return self.has_tensor(name) or self._quantised.holds(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if len(shape) == 2 and self._quantised.holds(name):
-            return self._quantised.whole(name, (shape[0], shape[1])).to(self._device, dtype)
+            return self._quantised.dequantised(name, (shape[0], shape[1])).to(self._device, dtype)
         raw = self._shaped(name, shape)
         if raw.dtype in (FP8, torch.int8) and self._quantised.scales(raw):
             return self._quantised.scaled(name, raw).to(self._device, dtype)
@@ -150,7 +150,7 @@ class Checkpoint:
     def _check_plain(self, name: str, raw: Tensor, stacked: bool) -> None:
         """A weight that was never quantised, or no more, is not what config.json says."""
         said = self._coverage
-        if said is None or raw.dim() < 2 or not said.takes(name.removesuffix(".weight"), stacked):
+        if said is None or raw.dim() < 2 or not said.covers(name.removesuffix(".weight"), stacked):
             return
         kept = str(raw.dtype).removeprefix("torch.")
         raise CheckpointError(
@@ -158,7 +158,7 @@ class Checkpoint:
             f"take quantization_config out if the weights are not quantised, or list the module in its {said.key}"
         )
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         raw = self._shaped(name, shape)
         if raw.dtype != FP8 or self._fp8_block != (GROUP, GROUP):
             return None
@@ -244,13 +244,13 @@ class DummyCheckpoint:
         self._scale = scale
         self._device = device
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         return not name.endswith(".bias")
 
     def stores(self, name: str) -> bool:
         return False
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
 
     def has_int4(self, name: str) -> bool:

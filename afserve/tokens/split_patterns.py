@@ -43,7 +43,7 @@ class Part:
 
 def is_quick(expression: str) -> bool:
     try:
-        return _Reader(expression).whole()
+        return _Reader(expression).ends_quickly()
     except _UnknownForm:
         return False
 
@@ -56,7 +56,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
 
-    def whole(self) -> bool:
+    def ends_quickly(self) -> bool:
         branches = self._branches()
         return self._at == len(self._text) and all(_ends_quickly(branch) for branch in branches)
 

@@ -86,7 +86,7 @@ class File:
         return done
 
     def read(self, offset: int, size: int) -> bytes:
-        buffer = bytearray(max(0, min(size, self.size - offset)))
+        buffer = bytearray(max(0, min(size, self.size_bytes - offset)))
         return bytes(memoryview(buffer)[: self.read_into(memoryview(buffer), offset)])
 
     def write(self, parts: Sequence[Bytes], offset: int) -> None:
@@ -99,7 +99,7 @@ class File:
                 views = _behind(views, count)
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:

@@ -117,7 +117,11 @@ class Reader:
     def read_into(self, window: memoryview, file: File, offset: int) -> int:
         """As `File.read_into`; what fills no sector is read here. Raises OSError: then the window must not be used any
         more, since it may still be written to."""
-        whole = max(0, min(len(window), file.size - offset)) // SECTOR * SECTOR if offset % SECTOR == 0 else 0
+        whole = (
+            max(0, min(len(window), file.size_bytes - offset)) // SECTOR * SECTOR
+            if offset % SECTOR == 0
+            else 0
+        )
         if whole:
             self._ask(file.descriptor, offset, window[:whole])
         if whole == len(window):
@@ -132,7 +136,7 @@ class Reader:
             channel.send(ask.encode())
             if not (raw := channel.recv(REPLY_BYTES + 1)):
                 raise ConnectionResetError(errno.ECONNRESET, "it has ended")
-            self._check(ask, Reply.decode(raw))
+            self._check(ask, Reply.unpack(raw))
         except TimeoutError:
             self._fail(f"no answer within {ASK_SECONDS:g} s")
             raise

@@ -38,7 +38,7 @@ def serve(open_backend: Callable[[Setup], FileBackend], words: list[str]) -> NoR
 def _answer(setup: Setup, backend: FileBackend, number: int, channel: socket.socket) -> None:
     try:
         while len(raw := channel.recv(ASK_BYTES)) == ASK_BYTES:
-            ask, error = ReadAsk.decode(raw), 0
+            ask, error = ReadAsk.unpack(raw), 0
             try:
                 _check(setup, ask)
                 backend.read(number, ask)

@@ -31,7 +31,7 @@ class ReadAsk:
         return _ASK.pack(self.number, self.descriptor, self.offset, self.size, self.place)
 
     @classmethod
-    def decode(cls, raw: bytes) -> "ReadAsk":
+    def unpack(cls, raw: bytes) -> "ReadAsk":
         return cls(*_ASK.unpack(raw))
 
 
@@ -46,7 +46,7 @@ class Reply:
         return _REPLY.pack(self.number, self.error)
 
     @classmethod
-    def decode(cls, raw: bytes) -> "Reply":
+    def unpack(cls, raw: bytes) -> "Reply":
         """Raises ValueError."""
         if len(raw) != REPLY_BYTES:
             raise ValueError(f"an answer of {len(raw)} bytes in place of {REPLY_BYTES}")

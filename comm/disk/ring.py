@@ -47,7 +47,7 @@ class Ring:
         return name in self._slot_of
 
     @property
-    def used(self) -> int:
+    def slots_written(self) -> int:
         """Slots that were ever written: the first so many."""
         return len(self._slots)
 
@@ -86,10 +86,10 @@ class Ring:
         assert record is not None and record.name == name
         return slot, record
 
-    def wanted(self, names: Iterable[Name]) -> list[Name]:
+    def worth_writing(self, names: Iterable[Name]) -> list[Name]:
         """Those that are not there, or are among those that are overwritten next."""
         known, capacity = self._slot_of, self.capacity
-        soon, first = capacity // _AGEING if self.used >= capacity else 0, self._next
+        soon, first = capacity // _AGEING if self.slots_written >= capacity else 0, self._next
         return [
             name
             for name in names

@@ -62,7 +62,7 @@ class DiskStore:
         self.bytes_read = self.bytes_written = 0
         self._ring = Ring(max(1, limit // kind.pitch), self._restart())
         end = self._ring.capacity * kind.pitch
-        if lane.data.size > end:
+        if lane.data.size_bytes > end:
             lane.data.cut(end)
             lane.index.cut(HEAD_BYTES + self._ring.capacity * RECORD_BYTES)
 
@@ -94,7 +94,7 @@ class DiskStore:
         """What an earlier process left; of another kind, or without a head, it is thrown away."""
         index = self._lane.index
         if is_head_of(self.kind, index.read(0, HEAD_BYTES)):
-            return list(decode_records(index.read(HEAD_BYTES, index.size)))
+            return list(decode_records(index.read(HEAD_BYTES, index.size_bytes)))
         index.cut(0)
         self._lane.data.cut(0)
         index.write([encode_head(self.kind)], 0)
@@ -129,10 +129,10 @@ class DiskStore:
         with self._guard:
             return self._ring.holds(names)
 
-    def wanted(self, names: Iterable[Name]) -> list[Name]:
+    def worth_writing(self, names: Iterable[Name]) -> list[Name]:
         """Those that are worth writing: they are not there, or would be overwritten soon."""
         with self._guard:
-            return self._ring.wanted(names)
+            return self._ring.worth_writing(names)
 
     # ---- writing
 
@@ -160,7 +160,7 @@ class DiskStore:
     def _take(self, count: int) -> range:
         """Where the file would grow and the file system is nearly full, the ring ends and begins anew."""
         with self._guard:
-            used = self._ring.used
+            used = self._ring.slots_written
             slots = self._ring.take(count)
         grows = (slots.stop - used) * self.kind.pitch
         if grows > 0 and self._lane.data.free_bytes() < grows + self._spared:

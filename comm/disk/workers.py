@@ -133,14 +133,16 @@ class DiskWorkers:
     # ---- writing
 
     @property
-    def room(self) -> int:
+    def staging_room(self) -> int:
         """Bytes that may be given to `write` now."""
         return max(0, STAGED_BYTES - self._staged) if self.writable else 0
 
-    def wanted(self, names: Iterable[Name]) -> list[Name]:
+    def worth_writing(self, names: Iterable[Name]) -> list[Name]:
         """Those that are worth writing."""
         return (
-            [name for name in self.store.wanted(names) if name not in self._queued] if self.writable else []
+            [name for name in self.store.worth_writing(names) if name not in self._queued]
+            if self.writable
+            else []
         )
 
     def write(self, names: Sequence[Name], payload: Bytes) -> None:
@@ -174,7 +176,7 @@ class DiskWorkers:
             self._wanted.discard(job)
             return [(begin, count) for (number, begin), count in self._begun.items() if number == job]
 
-    def give_back(self, read: Read) -> None:
+    def return_buffer(self, read: Read) -> None:
         with self._guard:
             self._begun.pop((read.job, read.span.begin), None)
         if read.buffer is not None:

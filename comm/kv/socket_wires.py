@@ -210,9 +210,9 @@ class SocketWires:
         try:
             compare(self._terms, caller.words, "who called")
         except RendezvousError as error:
-            caller.answer(self._terms | {_REFUSED: error.message})
+            caller.send_answer(self._terms | {_REFUSED: error.message})
             raise
-        caller.answer(self._terms)
+        caller.send_answer(self._terms)
         self._welcome(next(self._numbers), newcomer.connection)
 
     def _share(self, connection: Connection) -> Slots:

@@ -388,7 +388,7 @@ class ExpertLink:
 
     def _send_when_there(self, ticket: Ticket) -> None:
         """Rows of a device are split and sent once they are in host memory."""
-        if ticket.leaving is not None and ticket.leaving.done():
+        if ticket.leaving is not None and ticket.leaving.copied():
             x_TH, expert_TK, weight_TK = ticket.leaving.tensors
             ticket.leaving = None
             self._send_parts(ticket, x_TH, expert_TK, weight_TK)

@@ -127,7 +127,7 @@ class ExpertPort:
 
     def flush(self) -> None:
         """Post the answers that have come down from the device. Raises PeerLost for one whose asker is gone."""
-        for leaving in [leaving for leaving in self._leaving if leaving.copy.done()]:
+        for leaving in [leaving for leaving in self._leaving if leaving.copy.copied()]:
             self._leaving.remove(leaving)
             (reply_RH,) = leaving.copy.tensors
             self._stage_reply(leaving.arrival).copy_(reply_RH)

@@ -82,7 +82,7 @@ class Recoveries:
             return
         with torch.inference_mode():  # as the micro-batches, whose tensors it adds to
             recovery = self._of(ticket)
-            for message in recovery.answered(ticket.missing):
+            for message in recovery.answered_messages(ticket.missing):
                 if message.box.expert == node:
                     self._add_if_sound(recovery, message)
             ticket.missing = [box for box in ticket.missing if box.expert != node]
@@ -114,13 +114,13 @@ class Recoveries:
 
     def advance(self, ticket: Ticket) -> bool:
         """Take answers, send what had to wait, give up what is overdue; whether nothing is left to wait for."""
-        if ticket.recovery is None or not ticket.recovery.done:
+        if ticket.recovery is None or not ticket.recovery.recovered:
             with torch.inference_mode():
                 return self._advance(ticket, self._of(ticket))
         return True
 
     def _advance(self, ticket: Ticket, recovery: DispatchRecovery) -> bool:
-        for message in recovery.answered(ticket.missing):
+        for message in recovery.answered_messages(ticket.missing):
             try:
                 self._add(recovery, message)
             except DispatchRefused as refused:
@@ -134,9 +134,9 @@ class Recoveries:
             message.sent = now
             ticket.missing.append(box)
         ticket.deadline = self._due(ticket, recovery)
-        if recovery.done:
+        if recovery.recovered:
             self._count(recovery, now)
-        return recovery.done
+        return recovery.recovered
 
     def unanswered(self, ticket: Ticket) -> Iterator[tuple[int, float]]:
         """(expert node, when it was sent what it has not answered) of a ticket that is under way."""

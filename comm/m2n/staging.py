@@ -19,7 +19,7 @@ class Copy(Protocol):
         """On the host, theirs until the next copy of the same key; not to be read before `done`."""
         ...
 
-    def done(self) -> bool: ...
+    def copied(self) -> bool: ...
 
     def wait(self) -> None:
         """Block until it is done; the device is all it waits for."""
@@ -44,7 +44,7 @@ class CudaCopy:
         self.tensors = tensors
         self._event = event
 
-    def done(self) -> bool:
+    def copied(self) -> bool:
         return bool(self._event.query())
 
     def wait(self) -> None:

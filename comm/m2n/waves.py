@@ -66,10 +66,10 @@ class DispatchRecovery:
     given_up: dict[int, str] = field(default_factory=dict)
 
     @property
-    def done(self) -> bool:
+    def recovered(self) -> bool:
         return not self.messages and self.homeless_TK is None
 
-    def answered(self, missing: Collection[Box]) -> list[Message]:
+    def answered_messages(self, missing: Collection[Box]) -> list[Message]:
         return [m for m in self.messages if m.header is not None and m.box not in missing]
 
     def add(self, message: Message, part_RH: Tensor) -> None:

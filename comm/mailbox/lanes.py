@@ -163,7 +163,7 @@ class Lanes:
                 if lane.rows <= lane.most:
                     return
                 rows = max(rows, lane.most)
-            lane.segment.give_back(lane.box, rows)
+            lane.segment.release_pages(lane.box, rows)
         self.kept += lane.bytes(rows) - lane.bytes(lane.rows)
         lane.rows = rows
 
@@ -192,7 +192,7 @@ class Lanes:
         """stage, fill and post in one; all rows as they lie."""
         assert len(x_RH) == header.rows, f"{len(x_RH)} rows sent as {header.rows}"
         lane, carrier = self._lanes[box], self._carrier
-        if carrier is None or not lane.out.takes(x_RH, slot_RK, weight_RK):
+        if carrier is None or not lane.out.fits_native(x_RH, slot_RK, weight_RK):
             lane.out.fill(self.stage(box, header), x_RH, slot_RK, weight_RK)
             self.post(box)
             return

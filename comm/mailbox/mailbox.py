@@ -48,7 +48,7 @@ class Mailbox:
         self._length = HEADER_BYTES + payload
         return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
 
-    def takes(self, x_RH: Tensor, slot_RK: Tensor | None, weight_RK: Tensor | None) -> bool:
+    def fits_native(self, x_RH: Tensor, slot_RK: Tensor | None, weight_RK: Tensor | None) -> bool:
         """Whether the native library can write these rows as they lie."""
         rows, hidden = x_RH.shape
         if x_RH.dtype is not self._dtype or hidden != self._hidden:

@@ -70,7 +70,7 @@ class SegmentMap:
         return aligned(dispatch.capacity, PAGE), aligned(combine.capacity, PAGE)
 
     @property
-    def size(self) -> int:
+    def total_bytes(self) -> int:
         return self._boxes + self._lanes * sum(self._stride())
 
     def boxes(self, attention: int | None = None) -> Iterator[Box]:
@@ -114,7 +114,7 @@ class Segment:
     """A map over real memory."""
 
     def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
-        assert memory_B.numel() >= where.size
+        assert memory_B.numel() >= where.total_bytes
         self.map = where
         self.memory_B = memory_B
         raw = memory_B.numpy().data
@@ -129,14 +129,14 @@ class Segment:
         `turn` is how many processes have had an attention node's place so far: its numbers begin where no answer to a
         predecessor can be taken for its own.
         """
-        segment = cls(where, unused_bytes(where.size))
+        segment = cls(where, unused_bytes(where.total_bytes))
         for box in where.boxes(attention) if attention is not None else ():
             for kind in (Kind.DISPATCH, Kind.COMBINE):
                 segment.set_word(box, kind, turn * _TURN_SEQUENCES % SEQUENCES)
         return segment
 
     def write_terms(self, terms: dict[str, int]) -> None:
-        _TERMS.pack_into(self._head, 0, MAGIC, self.map.size, *(terms[field] for field in FIELDS))
+        _TERMS.pack_into(self._head, 0, MAGIC, self.map.total_bytes, *(terms[field] for field in FIELDS))
 
     def pid(self, attention: int | None) -> int:
         return self._words[(self.map.record(attention) + _PID) // 4]
@@ -194,7 +194,7 @@ class Segment:
         """Whether pages of its mailboxes can be given back."""
         return True
 
-    def give_back(self, box: Box, rows: int) -> None:
+    def release_pages(self, box: Box, rows: int) -> None:
         """The pages of both of its mailboxes behind messages of `rows` rows: they are zeros then and take no memory."""
         for kind in (Kind.DISPATCH, Kind.COMBINE):
             frame = Frame(kind, self.map.layout)

@@ -64,7 +64,7 @@ class DistTransport(TcpTransport):
             self._drop(peer, why)
         if ended:
             return
-        late = [(peer, stream) for peer, stream in self._pair_streams() if stream.due]
+        late = [(peer, stream) for peer, stream in self._pair_streams() if stream.awaits_payload]
         if not late:
             super()._turn(seconds)
             return

@@ -89,7 +89,7 @@ class Entrance:
         while not self._closed.is_set():
             poll.poll(1e3 * self._seconds_left())
             self._drop_late()
-            self._refusals.settle()
+            self._refusals.say_unsaid()
             try:
                 plain, address = self._listener.accept()
             except BlockingIOError:
@@ -115,7 +115,7 @@ class Entrance:
         """A connection could not be taken: it has hung up again, or this process may open no more files."""
         if self._closed.is_set() or isinstance(error, ConnectionError):
             return
-        self._refusals.note("a newcomer", f"it could not be taken ({error.strerror})")
+        self._refusals.log_refusal("a newcomer", f"it could not be taken ({error.strerror})")
         self._drop_one("to make room")
         self._closed.wait(_NO_ROOM)
 
@@ -151,7 +151,7 @@ class Entrance:
             del self._unproven[newcomer]
             newcomer.dropped = True
             _end(newcomer.plain)
-        self._refusals.note(newcomer.name, why)
+        self._refusals.log_refusal(newcomer.name, why)
 
     def _prove(self, newcomer: Newcomer) -> None:
         with self._lock:
@@ -178,7 +178,7 @@ class Entrance:
     def _refuse(self, newcomer: Newcomer, error: Exception) -> None:
         if not newcomer.dropped and not self._closed.is_set():
             why = why_refused(error) if isinstance(error, ssl.SSLError) else str(error)
-            self._refusals.note(newcomer.name, why)
+            self._refusals.log_refusal(newcomer.name, why)
 
 
 def listen_on(host: str) -> socket.socket:

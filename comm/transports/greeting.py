@@ -42,7 +42,7 @@ class Caller:
     words: Words
     _line: "_Line"
 
-    def answer(self, words: Words) -> None:
+    def send_answer(self, words: Words) -> None:
         """Raises OSError where it has hung up."""
         self._line.say(b"answers", words)
 
@@ -98,7 +98,7 @@ def call(connection: Connection, token: str, purpose: str, words: Words, peer: s
     if not hmac.compare_digest(line.read(_PROOF), line.proof(b"listens", b"")):
         raise AuthError(f"{peer}: who answers there does not have this run's token")
     line.say(b"calls", words)
-    return line.hear(b"answers", peer)
+    return line.read_words(b"answers", peer)
 
 
 def listen(connection: Connection, token: str, purpose: str, until: float) -> Caller:
@@ -112,7 +112,7 @@ def listen(connection: Connection, token: str, purpose: str, until: float) -> Ca
     nonce = secrets.token_bytes(_NONCE)
     line.both = line.read(_NONCE) + nonce
     connection.sendall(hello + nonce + line.proof(b"listens", b""))
-    return Caller(line.hear(b"calls", "who called"), line)
+    return Caller(line.read_words(b"calls", "who called"), line)
 
 
 class _Line:
@@ -132,7 +132,7 @@ class _Line:
         assert len(body) <= _MOST_BYTES, f"{len(body)} bytes to greet with"
         self._connection.sendall(_LENGTH.pack(len(body)) + body + self.proof(speaker, body))
 
-    def hear(self, speaker: bytes, peer: str) -> Words:
+    def read_words(self, speaker: bytes, peer: str) -> Words:
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _MOST_BYTES:
             raise RendezvousError(f"{peer}: a greeting of {length} bytes came, {_MOST_BYTES} are the limit")

@@ -88,11 +88,11 @@ class Places:
             try:
                 attention, generation = self._checked(caller.words)
             except RendezvousError as error:
-                caller.answer(_texts(self._terms) | {_TURN: "0", _REFUSED: error.message})
+                caller.send_answer(_texts(self._terms) | {_TURN: "0", _REFUSED: error.message})
                 raise
             self._turns[attention] += 1
             name = secrets.token_hex(16)
-            caller.answer(_texts(self._terms) | {_TURN: str(self._turns[attention]), _NAME: name})
+            caller.send_answer(_texts(self._terms) | {_TURN: str(self._turns[attention]), _NAME: name})
             self._holders[attention] = welcome(attention, name), generation
 
     def _checked(self, words: greeting.Words) -> tuple[int, int]:

@@ -20,7 +20,7 @@ class Lost:
     def mark(self, peer: int, why: str) -> None:
         self._why.setdefault(peer, why)
 
-    def clear(self, peer: int) -> None:
+    def forget_loss(self, peer: int) -> None:
         """Somebody has that place again."""
         self._why.pop(peer, None)
 

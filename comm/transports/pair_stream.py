@@ -107,7 +107,7 @@ class PairStream(MessageStream):
                 self._expect_large(tag)
 
     @property
-    def due(self) -> bool:
+    def awaits_payload(self) -> bool:
         """Whether a payload is on its way whose record is here."""
         return bool(self._due)
 

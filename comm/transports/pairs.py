@@ -213,7 +213,7 @@ class PairsTransport:
         if self._all is not None:
             return self._all
         assert self._near is not None and self._far is not None, "there is no end"
-        far = box in self._by_tcp if self._attention is None else self._far.has(box.expert)
+        far = box in self._by_tcp if self._attention is None else self._far.is_attached(box.expert)
         return self._far if far else self._near
 
     def _found(self, by_memory: list[Box], by_tcp: list[Box]) -> list[Box]:

@@ -18,9 +18,9 @@ class Refusals:
         self._began = -_SPAN
         self._said = self._unsaid = 0
 
-    def note(self, who: str, why: str) -> None:
+    def log_refusal(self, who: str, why: str) -> None:
         """From any thread."""
-        self.settle()
+        self.say_unsaid()
         with self._lock:
             says = self._said < _LINES
             self._said += says
@@ -28,7 +28,7 @@ class Refusals:
         if says:
             self._log.warning("%s: %s was turned away: %s", self._place, who, why)
 
-    def settle(self) -> None:
+    def say_unsaid(self) -> None:
         """Where a span is over, say how many were not said, and begin another one."""
         with self._lock:
             if self._clock() - self._began < _SPAN:

@@ -206,7 +206,7 @@ class ShmTransport:
             self._segments.pop(expert).leave(self._attention)
         self._forget(expert)
         self._turns.pop(expert, None)
-        self._lost.clear(expert)
+        self._lost.forget_loss(expert)
 
     def _rebuild(self) -> None:
         self._segments = dict(sorted(self._segments.items()))
@@ -234,7 +234,7 @@ class ShmTransport:
         if turn != self._turns.get(key, 0):
             self._turns[key] = turn
             self._forget(key)
-            self._lost.clear(key)
+            self._lost.forget_loss(key)
             self._peers[key] = PeerProcess(name, segment.pid(record))
         if key not in self._peers:
             return
@@ -255,7 +255,7 @@ def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[ShmTransp
     check_layout(layout)
     where = SegmentMap(layout, expert, attention_nodes)
     fd = os.memfd_create(f"afserve-expert-{expert}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, where.size)
+    os.ftruncate(fd, where.total_bytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     segment = _map(fd, where)
     segment.write_terms(terms(layout, expert=expert, attention_nodes=attention_nodes))
@@ -315,15 +315,15 @@ def _verified(fd: int, peer: str, expert: int, attention: int, layout: Layout) -
     mine = terms(layout, expert=expert, attention_nodes=max(theirs["attention_nodes"], attention + 1))
     compare(mine, theirs, me=str(member.attention_node(attention)), peer=peer)
     where = SegmentMap(layout, expert, theirs["attention_nodes"])
-    if not where.size == size == there:
+    if not where.total_bytes == size == there:
         raise RendezvousError(
-            f"{peer}: its shared memory has {there} bytes, says {size}, expected {where.size}"
+            f"{peer}: its shared memory has {there} bytes, says {size}, expected {where.total_bytes}"
         )
     return _map(fd, where)
 
 
 def _map(fd: int, where: SegmentMap) -> Segment:
-    return Segment(where, torch.frombuffer(mmap.mmap(fd, where.size), dtype=torch.uint8))
+    return Segment(where, torch.frombuffer(mmap.mmap(fd, where.total_bytes), dtype=torch.uint8))
 
 
 def _await_vacancy(segment: Segment, attention: int, deadline: float) -> None:

@@ -167,7 +167,7 @@ class TcpTransport:
             *join(address, expert, self._attention, self._layout, timeout, self._credentials)
         )
 
-    def has(self, expert: int) -> bool:
+    def is_attached(self, expert: int) -> bool:
         """On an attention node: whether it is attached to this expert node."""
         return expert in self._segments
 
@@ -182,7 +182,7 @@ class TcpTransport:
     def detach(self, expert: int) -> None:
         if expert in self._streams:
             self._drop(expert, "this end has left it")
-        self._lost.clear(expert)
+        self._lost.forget_loss(expert)
         self._segments.pop(expert, None)
         self._rebuild()
 
@@ -228,7 +228,7 @@ class TcpTransport:
             if peer in self._streams:
                 self._drop(peer, "another one has taken its place")
             self._streams[peer], self._peer_of[stream.fileno()] = stream, peer
-            self._lost.clear(peer)
+            self._lost.forget_loss(peer)
             self._poll.register(stream, select.EPOLLIN)
 
     def _move(self, peer: int, stream: MessageStream) -> None:

@@ -246,12 +246,12 @@ class TritonBackend:
             rows = rows.contiguous()
         each = -(-slot_RK.numel() // experts.experts)
         if isinstance(experts.handle, CodedWeights):
-            tiles = self.tiles.experts("fp32" if rows.dtype is torch.float32 else "16-bit", each)
+            tiles = self.tiles.expert_tiles("fp32" if rows.dtype is torch.float32 else "16-bit", each)
             chosen = slot_RK.contiguous(), weight_RK.contiguous()
             triton_bits.expert_ffn(rows, *chosen, experts.handle, tiles, out_RH, add)
             return
         weights = _weights(experts)
-        tiles = self.tiles.experts(weights.kind, each)
+        tiles = self.tiles.expert_tiles(weights.kind, each)
         triton_experts.expert_ffn(
             rows, slot_RK.contiguous(), weight_RK.contiguous(), weights, tiles, out_RH, add
         )
@@ -280,7 +280,7 @@ class TritonBackend:
         gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if gate_bias_E is not None or rule.scoring is Scoring.SPARSE_MIXER:
-            self.fallbacks.note("route", "a bias of the router's logits, or the sparse mixer")
+            self.fallbacks.record_fallback("route", "a bias of the router's logits, or the sparse mixer")
             return self._plain.route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
@@ -301,7 +301,7 @@ class TritonBackend:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
         layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
         if layer.unusual():
-            self.fallbacks.note("gqa_half", layer.unusual())
+            self.fallbacks.record_fallback("gqa_half", layer.unusual())
             return half_of_ops(self, x_TH, bound, batch)
         normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
         heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)

@@ -85,7 +85,7 @@ class TileTable:
         steps = tuple((step, tile if step == most else held) for step, held in self.table[op])
         return TileTable(self.shared, {**self.table, op: steps})
 
-    def experts(self, kind: str, rows_per_expert: int) -> ExpertTiles:
+    def expert_tiles(self, kind: str, rows_per_expert: int) -> ExpertTiles:
         """Tiles for `kind` ("16-bit", "fp8", "fp32") when an expert gets about this many rows."""
         op = f"experts {kind}"
         tiles, size = self._find(op, rows_per_expert, ExpertTiles), _ITEMSIZE[op]

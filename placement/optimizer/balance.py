@@ -53,14 +53,14 @@ class _Choice:
     def net(self, stay: "_Choice", price: MovePrice | None) -> float:
         """Seconds of serving won over the horizon, less those that moving costs; without a price, the fraction won."""
         gain = 1.0 - self.value / stay.value if stay.value > 0 else 0.0
-        return gain if price is None else gain * price.horizon_s - price.seconds(self.busiest)
+        return gain if price is None else gain * price.horizon_s - price.move_seconds(self.busiest)
 
 
 def _from_current(task: BalanceTask, current: Placement) -> Balanced:
     problem = task.problem
     old = _old_slots(current, task.room_N)
     start = task.adopted(current)
-    stay = _choice(task, old, (start, task.shares(start)))
+    stay = _choice(task, old, (start, task.split_rows(start)))
     budget = start.size if problem.moves is None else max(0, problem.moves - stay.moves)
     ways = [stay, *_searched(task, old, start, budget)]
     if problem.moves is None:
@@ -84,11 +84,11 @@ def _searched(task: BalanceTask, old: Ints, start: Ints, budget: int) -> list[_C
         search, spent = task.search(start, squarings), 0
         for stage in stages:
             spent += search.run(int(stage * budget) - spent, rounds=rounds(start))
-            ways.append(_choice(task, old, (search.slot.copy(), task.shares(search.slot))))
+            ways.append(_choice(task, old, (search.slot.copy(), task.split_rows(search.slot))))
     if applies(start, task.mean_LE, task.room_N, task.pace_N):
         budgets = [int(stage * min(budget, start.size)) for stage in stages]
         found = exchanged(start, task.mean_LE, budgets, task.throttle)
-        ways += [_choice(task, old, (slot, task.shares(slot))) for slot in found]
+        ways += [_choice(task, old, (slot, task.split_rows(slot))) for slot in found]
     return ways
 
 
@@ -104,7 +104,9 @@ def _relabelled(task: BalanceTask, old: Ints) -> _Choice:
 def _choice(task: BalanceTask, old: Ints, answer: Answer) -> _Choice:
     task.throttle()
     moves_LN = count_moves(old, answer[0], task.experts)
-    return _Choice(answer, float(task.value(answer).sum()), int(moves_LN.sum()), int(moves_LN.sum(0).max()))
+    return _Choice(
+        answer, float(task.objective(answer).sum()), int(moves_LN.sum()), int(moves_LN.sum(0).max())
+    )
 
 
 def _old_slots(current: Placement, room_N: Ints) -> Ints:
@@ -119,14 +121,14 @@ def _certificate(task: BalanceTask, answer: Answer) -> Certificate:
     proof = Certificate(_tuple(largest), _tuple(np.minimum(bound, largest)))
     if task.problem.time is None:
         return proof
-    seconds, least = task.seconds(*answer, task.problem.time), task.seconds_bound(task.problem.time)
+    seconds, least = task.step_seconds(*answer, task.problem.time), task.seconds_bound(task.problem.time)
     return replace(proof, seconds=_tuple(seconds), seconds_bound=_tuple(np.minimum(least, seconds)))
 
 
 def _verdict(task: BalanceTask, best: _Choice, stay: _Choice) -> Certificate:
     price = task.problem.price
     gain = 1.0 - best.value / stay.value if stay.value > 0 else 0.0
-    cost = 0.0 if price is None else price.seconds(best.busiest)
+    cost = 0.0 if price is None else price.move_seconds(best.busiest)
     worth = best is not stay
     if not worth:
         reason = "not worth moving: no plan within the budget gains more than it costs"

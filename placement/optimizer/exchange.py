@@ -69,7 +69,7 @@ class _Front:
         self._top_LK = np.full((layers, nodes * width + 1), np.inf)
         self._slot_LKNS = np.repeat(slot_LNS[:, None], nodes * width + 1, 1)
 
-    def note(self, layer_B: Ints, moves_B: Ints, top_B: Floats, slot_BNS: Ints) -> None:
+    def keep_better(self, layer_B: Ints, moves_B: Ints, top_B: Floats, slot_BNS: Ints) -> None:
         for at in np.flatnonzero(top_B < self._top_LK[layer_B, moves_B] - _TINY):
             place = layer_B[at], moves_B[at]
             if top_B[at] < self._top_LK[place]:
@@ -127,7 +127,7 @@ class _Chains:
         while len(self._layer) and work < _WORK:
             throttle()
             away = (self._home != np.arange(self._nodes)[:, None]).sum((1, 2))
-            front.note(self._layer, away, self._load.sum(2).max(1), self._slot)
+            front.keep_better(self._layer, away, self._load.sum(2).max(1), self._slot)
             self._drop(self._refused.all(1) | (away > farthest))
             work += max(self._slot.size * self._slot.shape[2], _LEAST_WORK)
             if len(self._layer):

@@ -47,7 +47,7 @@ class SlotExchange:
         mine = self.gain / self.moves >= other.gain / other.moves
         return SlotExchange(*(np.where(mine, getattr(self, f), getattr(other, f)) for f in self.__slots__))
 
-    def only(self, which: Flags) -> "SlotExchange":
+    def select(self, which: Flags) -> "SlotExchange":
         return SlotExchange(*(getattr(self, f)[which] for f in self.__slots__))
 
 
@@ -116,7 +116,7 @@ class Search:
             found = self._best(row, copies)
             hopeful = found.gain > _ENOUGH * len(self._pace)
             self._fail(row[~hopeful], _TRIES)
-            chosen = found.only(hopeful & _affordable(hopeful, found, budget - used))
+            chosen = found.select(hopeful & _affordable(hopeful, found, budget - used))
             if len(chosen.row) == 0 and not hopeful.any():
                 continue
             if len(chosen.row) == 0:
@@ -268,7 +268,7 @@ class Search:
         before = self.norm(row)
         own, theirs = self.slot[row, made.hot, made.give], self.slot[row, made.cool, made.take]
         self._put(row, made.cool, made.take, own)
-        back = made.only(made.trade)
+        back = made.select(made.trade)
         self._put(back.row, back.hot, back.give, theirs[made.trade])
         for expert in (theirs, own, self._movable(row, made.hot)):
             self._pour(row, expert)

@@ -86,14 +86,14 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def room(self) -> Ints:
+    def usable_slots(self) -> Ints:
         """Usable slots per node: 0 on a dead one."""
         return np.array([0 if n in self.dead else s for n, s in enumerate(self.slots)], dtype=np.int64)
 
     def pace(self) -> Floats:
         """Relative speed per node, scaled so that live nodes average 1."""
         speed = np.array(self.speed or (1.0,) * len(self.slots))
-        live = self.room() > 0
+        live = self.usable_slots() > 0
         return speed / speed[live].mean() if live.any() else speed
 
     def racks(self) -> Ints:
@@ -114,7 +114,7 @@ class Nodes:
 
     def holds(self, experts: int, copies: int, domain_N: Ints) -> bool:
         """Whether `copies` of every expert fit, each in a domain of its own: a domain takes an expert once."""
-        room_D = np.bincount(domain_N, weights=self.room().clip(max=experts)).clip(max=experts)
+        room_D = np.bincount(domain_N, weights=self.usable_slots().clip(max=experts)).clip(max=experts)
         return int(room_D.sum()) >= copies * experts
 
 
@@ -131,7 +131,7 @@ class MovePrice:
     horizon_s: float = 60.0
     interference: float = 0.25
 
-    def seconds(self, busiest: int) -> float:
+    def move_seconds(self, busiest: int) -> float:
         return self.interference * busiest * self.expert_bytes / self.link_bytes_per_s
 
 
@@ -230,7 +230,7 @@ def _alike(load_CLE: Floats) -> Floats:
 def _check(problem: Problem) -> None:
     """Raises ConfigError where no valid placement can exist or the wishes contradict one another."""
     scenarios, layers, experts = problem.load_CLE.shape
-    room_N, live = problem.nodes.room(), int((problem.nodes.room() > 0).sum())
+    room_N, live = problem.nodes.usable_slots(), int((problem.nodes.usable_slots() > 0).sum())
     if problem.memory is None and room_N.sum() < experts:
         raise ConfigError(
             f"{experts} experts need at least {experts} slots, not {room_N.sum()} on {live} live nodes: "
@@ -257,7 +257,7 @@ def _check(problem: Problem) -> None:
 
 def check_copies(copies: int, nodes: Nodes, experts: int, memory: int | None = None) -> None:
     """Raises ConfigError where so many copies of every expert cannot stand on different nodes."""
-    room_N = nodes.room().clip(max=experts)
+    room_N = nodes.usable_slots().clip(max=experts)
     live, room = int((room_N > 0).sum()), int(room_N.sum())
     if copies < 1:
         raise ConfigError(f"{copies} copies of every expert: give 1 or more", param="expert_copies")
@@ -282,7 +282,7 @@ def _check_protected(problem: Problem, layers: int, experts: int, live: int) -> 
         extra[layer] += 1
     if problem.protect and live < 2:
         raise ConfigError("surviving the loss of a node needs at least two live nodes")
-    room = int(problem.nodes.room().sum())
+    room = int(problem.nodes.usable_slots().sum())
     if problem.protect and problem.memory is None and room < experts + max(extra):
         raise ConfigError(
             f"protecting {max(extra)} of {experts} experts needs {experts + max(extra)} slots per layer, not {room}"

@@ -47,7 +47,7 @@ def choose_widths(saving_L: Floats, base: int, cap: int, memory: int) -> Ints:
 def within_memory(problem: Problem, memory: int, solve: Solve) -> Balanced:
     """Solves each width's layers apart, after giving each layer the width at which spare slots save most."""
     layers, experts = problem.load_CLE.shape[1:]
-    live = int((problem.nodes.room() > 0).sum())
+    live = int((problem.nodes.usable_slots() > 0).sum())
     cap = max(problem.nodes.slots)
     protected = max(
         (sum(1 for at, _ in problem.protect if at == layer) for layer in range(layers)), default=0

@@ -32,7 +32,7 @@ class BalanceTask:
         self._doubtful = prior >= 1
         self.wary_CLE, self.wary_C = with_unseen(self.load_CLE, self.weight_C, prior)
         self.layers, self.experts = self.load_CLE.shape[1:]
-        self.room_N, self.pace_N = problem.nodes.room().clip(max=self.experts), problem.nodes.pace()
+        self.room_N, self.pace_N = problem.nodes.usable_slots().clip(max=self.experts), problem.nodes.pace()
         self.mean_LE = np.tensordot(self.wary_C, self.wary_CLE, 1)
         self.copies = problem.copies
         self.domain_N = problem.nodes.domains(self.experts, self.copies)
@@ -59,7 +59,7 @@ class BalanceTask:
     def _apart(self, slot_LNS: Ints) -> Ints:
         return apart(slot_LNS, self.mean_LE, self.copies, self.domain_N, self.room_N)
 
-    def shares(self, slot_LNS: Ints, tolerance: float = 1e-8) -> Floats:
+    def split_rows(self, slot_LNS: Ints, tolerance: float = 1e-8) -> Floats:
         """Optimal for the one load; for several, for the mean and the variance that they show."""
         risk_LE = None
         if len(self.wary_CLE) > 1:
@@ -95,7 +95,7 @@ class BalanceTask:
         bound: Floats = np.tensordot(self.weight_C, [self._bound(load) for load in self.load_CLE], 1)
         return bound
 
-    def seconds(self, slot_LNS: Ints, share_LNS: Floats, model: TimeModel) -> Floats:
+    def step_seconds(self, slot_LNS: Ints, share_LNS: Floats, model: TimeModel) -> Floats:
         """seconds_L of the slowest node, the weighted mean over scenarios."""
         layer, live = np.arange(self.layers)[:, None, None], self.room_N > 0
         slowest = []
@@ -112,10 +112,10 @@ class BalanceTask:
         bound: Floats = model.fixed + np.tensordot(self.weight_C, costs, 1)
         return bound
 
-    def value(self, answer: Answer) -> Floats:
+    def objective(self, answer: Answer) -> Floats:
         """What is minimised, per layer: seconds where a time model is given, else the largest load."""
         model = self.problem.time
-        return self.largest(*answer) if model is None else self.seconds(*answer, model)
+        return self.largest(*answer) if model is None else self.step_seconds(*answer, model)
 
     def _bound(self, load_LE: Floats) -> Floats:
         return lower_bound(load_LE, self.room_N, self.pace_N, self.copies)
@@ -156,12 +156,12 @@ class BalanceTask:
         slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)
         if self.copies > 1:
             slot = self._apart(slot)
-        answer = slot, self.shares(slot)
+        answer = slot, self.split_rows(slot)
         if self.copies == 1 or len(self.wary_CLE) > 1 or self._near(answer):
             return answer
         search = self.search(slot)
         search.run(slot.size, rounds=rounds(slot))
-        return search.slot, self.shares(search.slot)
+        return search.slot, self.split_rows(search.slot)
 
     def _near(self, answer: Answer) -> bool:
         """Whether no search can gain much on it."""
@@ -184,7 +184,7 @@ class BalanceTask:
             if self.problem.protect or self.copies > 1
             else [answer, self._known(cost_LE), self._whole(cost_LE)]
         )
-        times = np.array([self.seconds(*a, model) for a in answers])
+        times = np.array([self.step_seconds(*a, model) for a in answers])
         pick_L = times.argmin(0)
         row = np.arange(self.layers)
         return np.array([a[0] for a in answers])[pick_L, row], np.array([a[1] for a in answers])[pick_L, row]

@@ -127,7 +127,7 @@ class Experts:
 
     def next(self, now: float) -> Job | None:
         for layer, streams in self._held.items():
-            due = self._barrier.due(layer, {node for node, _ in streams}, self._since[layer], now)
+            due = self._barrier.call_time(layer, {node for node, _ in streams}, self._since[layer], now)
             if due > now:
                 self._run.cores.at(due, lambda: self._run.cores.wake(self))
                 continue
@@ -144,7 +144,7 @@ class Experts:
 
     def _answer(self, layer: int, streams: list[Stream], seconds: float) -> None:
         run = self._run
-        self._barrier.answered(streams, run.cores.now, seconds)
+        self._barrier.note_call(streams, run.cores.now, seconds)
         for stream in streams:
             run.cores.at(run.cores.now + run.stages.combine, partial(run.combined, stream, layer))
 

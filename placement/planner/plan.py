@@ -75,7 +75,7 @@ class Plan:
         return self.attention.devices + (self.experts.devices if self.kind == "afd" else 0) + reading
 
     @property
-    def used(self) -> dict[str, int]:
+    def devices_used(self) -> dict[str, int]:
         """Devices by hardware."""
         sides = (self.prefill, self.attention, self.experts if self.kind == "afd" else None)
         found: dict[str, int] = {}

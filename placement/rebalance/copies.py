@@ -22,7 +22,7 @@ def copied(*, layers: int, experts: int, copies: int, nodes: Nodes, slots_per_no
     are. Raises ConfigError where the copies do not fit.
     """
     check_copies(copies, nodes, experts)
-    domain_N, room_N = nodes.domains(experts, copies), nodes.room().clip(max=experts)
+    domain_N, room_N = nodes.domains(experts, copies), nodes.usable_slots().clip(max=experts)
     load_LE, count_LE = np.ones((1, experts)), np.full((1, experts), copies)
     dealt = spread(load_LE[None], np.ones(1), count_LE, room_N, nodes.pace(), domain_N)
     slot_LNS = apart(dealt, load_LE, copies, domain_N, room_N)

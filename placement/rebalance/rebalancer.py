@@ -99,7 +99,7 @@ class Rebalancer:
         self._era: Floats | None = None  # all rows before this era began
         self._era_began = float("-inf")
 
-    def settle(self, epoch: int) -> None:
+    def note_acknowledged(self, epoch: int) -> None:
         """Every attention node has acknowledged `epoch`: the next move may be decided."""
         if self._unsettled is not None and epoch >= self._unsettled:
             self._unsettled = None
@@ -109,14 +109,14 @@ class Rebalancer:
         self.placement, self._unsettled = in_force, None
         self._epoch = max(self._epoch, in_force.epoch)
 
-    def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
+    def rescue_node(self, node: int, now: float, stats: RoutingStats) -> Decision:
         """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""
         self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
         return self._answer(
-            now, stats, self._view("now", stats.load(0)), Action.RESCUE, f"node {node} is lost"
+            now, stats, self._view("now", stats.window_load(0)), Action.RESCUE, f"node {node} is lost"
         )
 
-    def over(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
+    def replace_nodes(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
         """Other nodes are to hold the experts from now on: the way there, at once. STAY means there is no room."""
         self.nodes = nodes
         self.abandon(in_force)
@@ -124,7 +124,7 @@ class Rebalancer:
         return self._answer(
             now,
             stats,
-            self._view("now", stats.load(0)),
+            self._view("now", stats.window_load(0)),
             Action.RESCUE,
             f"{live} nodes are to hold the experts",
         )
@@ -158,16 +158,16 @@ class Rebalancer:
         An era begins when the newest rows ask for another placement. It gathers more rows than the fastest window
         holds, so chance hides less and a smaller imbalance counts.
         """
-        newest = self._view("in the newest rows", stats.load(0))
+        newest = self._view("in the newest rows", stats.window_load(0))
         if self._era is None or now - self._era_began > self.rules.era_s:
             self._open_era(now, stats)
         assert self._era is not None
-        era = self._view("since the last change", np.maximum(stats.total() - self._era, 0.0))
+        era = self._view("since the last change", np.maximum(stats.total_counts() - self._era, 0.0))
         return newest, newest if newest.ratio > newest.limit or era.limit >= newest.limit else era
 
     def _open_era(self, now: float, stats: RoutingStats) -> None:
         """What the fastest window still knows is the beginning of the new era."""
-        self._era, self._era_began = stats.total() - stats.load(0), now
+        self._era, self._era_began = stats.total_counts() - stats.window_load(0), now
 
     def _view(self, name: str, load_LE: Floats) -> _View:
         """The limit is `enter`, and what the fullest of N nodes shows by chance with so few rows."""
@@ -178,7 +178,10 @@ class Rebalancer:
         return _View(name, load_LE, ratio, self.rules.enter + chance)
 
     def _answer(self, now: float, stats: RoutingStats, seen: _View, action: Action, why: str) -> Decision:
-        room, experts = int(self.nodes.room().clip(max=self.placement.experts).sum()), self.placement.experts
+        room, experts = (
+            int(self.nodes.usable_slots().clip(max=self.placement.experts).sum()),
+            self.placement.experts,
+        )
         if room < experts:
             return self._stay(
                 now, seen, f"{why}, and the live nodes' {room} slots cannot hold {experts} experts"
@@ -209,7 +212,7 @@ class Rebalancer:
 
     def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
         """Slots for what was seen, and a little for everything else that the windows remember."""
-        others = [stats.load(window) for window in range(len(stats.half_lives))]
+        others = [stats.window_load(window) for window in range(len(stats.half_lives))]
         others = [load for load in others if load.sum() > 0]
         weights = (0.8, *([0.2 / len(others)] * len(others)))
         budget, price = self.rules.moves_per_layer * len(load_LE), self.rules.price
@@ -237,7 +240,7 @@ class Rebalancer:
         each = np.arange(len(self.nodes))
         wanted = range(self.rules.copies, 1, -1)
         copies = next((c for c in wanted if self.nodes.holds(experts, c, each)), 1)
-        room_N = self.nodes.room().clip(max=experts)
+        room_N = self.nodes.usable_slots().clip(max=experts)
         room = int(room_N.sum()) - experts
         if copies > 1 or self.rules.copies == 1 or (room_N > 0).sum() < 2:
             return copies, frozenset()
@@ -267,7 +270,7 @@ def imbalance(placement: Placement, load_LE: Floats, nodes: Nodes) -> float:
 def imbalances(placement: Placement, load_LE: Floats, nodes: Nodes) -> Floats:
     """max/mean per layer, loads divided by the nodes' speeds; never below 1, were it by rounding."""
     level_LN = node_load(placement.slot_array(), placement.share_array(), load_LE) / nodes.pace()
-    live = np.flatnonzero(nodes.room() > 0)
+    live = np.flatnonzero(nodes.usable_slots() > 0)
     mean_L = load_LE.sum(1) / nodes.pace()[live].sum()
     ratio: Floats = np.where(mean_L > 0, level_LN.max(1) / np.where(mean_L > 0, mean_L, 1.0), 1.0)
     return np.maximum(ratio, 1.0)

@@ -47,10 +47,10 @@ class RoutingRecording:
         """Feeds the records to `stats` in order; yields the time after each, for a caller that decides in between."""
         for record in self.records:
             stats.merge(record.counts_LE, record.kind)
-            stats.tick(record.seconds)
+            stats.advance_windows(record.seconds)
             yield record.seconds
 
-    def total(self, kind: int | None = None) -> Floats:
+    def total_load(self, kind: int | None = None) -> Floats:
         """load_LE of the whole recording, or of one class."""
         total = np.zeros((self.layers, self.experts))
         for record in self.records:

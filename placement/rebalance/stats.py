@@ -67,7 +67,7 @@ class RoutingStats:
         self._total: Ints = np.zeros_like(self._fresh)
         self._now: float | None = None
 
-    def count(self, layer: int, expert_TK: ArrayLike, kind: int = DECODE) -> None:
+    def add_choices(self, layer: int, expert_TK: ArrayLike, kind: int = DECODE) -> None:
         """Adds one router's choices: any array of expert ids."""
         ids = np.asarray(expert_TK).ravel()
         self._fresh[kind, layer] += np.bincount(ids, minlength=self.experts)
@@ -76,7 +76,7 @@ class RoutingStats:
         """Adds counts that another process gathered."""
         self._fresh[kind] += np.asarray(counts_LE, dtype=np.int64)
 
-    def tick(self, now: float) -> Ints:
+    def advance_windows(self, now: float) -> Ints:
         """Ages the windows to `now` seconds, folds in what was gathered since, and returns that: counts_KLE."""
         elapsed = 0.0 if self._now is None else max(0.0, now - self._now)
         self._now = now if self._now is None else max(now, self._now)
@@ -88,13 +88,13 @@ class RoutingStats:
         self._fresh[:] = 0
         return gathered
 
-    def load(self, window: int, kind: int | None = None) -> Floats:
+    def window_load(self, window: int, kind: int | None = None) -> Floats:
         """load_LE of one window (its index in `half_lives`), of one class or of both."""
         counts = self._windows[window]
         load: Floats = counts.sum(0) if kind is None else counts[kind].copy()
         return load
 
-    def total(self, kind: int | None = None) -> Ints:
+    def total_counts(self, kind: int | None = None) -> Ints:
         """Everything since the start, undecayed."""
         counts: Ints = self._total.sum(0) if kind is None else self._total[kind].copy()
         return counts

@@ -64,11 +64,11 @@ def test_prompts_are_of_their_length_and_all_different():
     assert all(len(prompt) == 12 and 16 <= min(prompt) <= max(prompt) < 40 for prompt in prompts)
     assert len(set(map(tuple, prompts))) == 20
     form = Form(CHAT, "m", extra={"temperature": 1})
-    body = json.loads(form.body(form.made(5, 9, random.Random(0))))
+    body = json.loads(form.request_body(form.made(5, 9, random.Random(0))))
     assert len(body["messages"][0]["content"].split()) == 5
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["model"]) == (9, 1, True, "m")
     assert "ignore_eos" not in json.loads(
-        Form(CHAT, "m", ignore_eos=False).body(form.made(5, 9, random.Random(0)))
+        Form(CHAT, "m", ignore_eos=False).request_body(form.made(5, 9, random.Random(0)))
     )
 
 

@@ -126,7 +126,7 @@ def test_blocks_are_found_in_order_and_over_a_restart(tmp_path):
 def test_a_block_that_is_overwritten_soon_is_wanted_again(tmp_path):
     store = opened(tmp_path)
     keep(store, names(*range(CAPACITY)))
-    assert store.wanted(names(0, 2, 3, 11, 99)) == names(0, 2, 99)
+    assert store.worth_writing(names(0, 2, 3, 11, 99)) == names(0, 2, 99)
     keep(store, names(0, 1))
     assert read(store, names(0, 1)) == names(0, 1) and store.blocks == CAPACITY
     store.close()
@@ -424,7 +424,7 @@ def test_threads_read_and_write_beside_each_other(tmp_path):
     try:
         for turn in range(20):
             chain = names(*range(turn * 3, turn * 3 + 3))
-            if workers.wanted(chain[:1]):
+            if workers.worth_writing(chain[:1]):
                 workers.write(chain, b"".join(map(block_of, chain)))
             wait(lambda: not workers.writing)
             coming = workers.read(turn, chain)
@@ -435,7 +435,7 @@ def test_threads_read_and_write_beside_each_other(tmp_path):
                 one = workers.done.popleft()
                 assert one.job == turn and one.right == len(one.span.names)
                 came += one.right
-                workers.give_back(one)
+                workers.return_buffer(one)
             workers.end(turn)
     finally:
         workers.close()

@@ -190,12 +190,12 @@ def test_a_read_outside_of_what_it_has_is_refused(tmp_path):
 )
 def test_messages_come_back_as_they_were(five, more):
     ask = ReadAsk(*five)
-    assert ReadAsk.decode(ask.encode()) == ask
+    assert ReadAsk.unpack(ask.encode()) == ask
     reply = Reply(five[0], five[1])
-    assert Reply.decode(reply.encode()) == reply
+    assert Reply.unpack(reply.encode()) == reply
     for size in (0, len(reply.encode()) - 1, len(reply.encode()) + 1):
         with pytest.raises(ValueError, match="bytes in place of"):
-            Reply.decode(bytes(size))
+            Reply.unpack(bytes(size))
     setup = Setup(*more[:6], tuple(more), tuple(more[:1]))
     assert Setup.parse(setup.words()) == setup
 
@@ -229,7 +229,7 @@ class Served:
             assert got == [block_of(name) for name in one.span.names[: one.right]]
             found += one.span.names[: one.right]
             came += len(one.span.names)
-            self.workers.give_back(one)
+            self.workers.return_buffer(one)
         self.workers.end(self.jobs)
         return found
 

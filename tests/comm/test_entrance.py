@@ -242,14 +242,14 @@ def test_what_is_refused_is_said_at_a_bounded_rate(caplog):
     now = [0.0]
     refusals = Refusals(logging.getLogger("afserve.comm"), "port 7", lambda: now[0])
     for _ in range(1000):
-        refusals.note("127.0.0.1", "why")
+        refusals.log_refusal("127.0.0.1", "why")
     assert len(caplog.records) == 5
     now[0] = 10.0
-    refusals.settle()
+    refusals.say_unsaid()
     assert caplog.records[-1].getMessage() == "port 7: 995 more were turned away within 10 s"
     now[0] = 30.0
-    refusals.settle()
-    refusals.note("127.0.0.1", "again")
+    refusals.say_unsaid()
+    refusals.log_refusal("127.0.0.1", "again")
     assert [record.getMessage() for record in caplog.records[6:]] == [
         "port 7: 127.0.0.1 was turned away: again"
     ]

@@ -80,7 +80,7 @@ class Meeting:
             try:
                 caller = greeting.listen(connection, self.tokens[1], self.purposes[1], until)
                 self.heard = caller.words
-                caller.answer(ANSWER)
+                caller.send_answer(ANSWER)
             except FAILS as error:
                 self.heard = self.heard or error
 
@@ -260,7 +260,7 @@ def test_who_is_turned_away_comes_again():
 
     def listen(connection):
         with connection:
-            greeting.listen(connection, "secret", "rows", time.monotonic() + PATIENCE).answer(ANSWER)
+            greeting.listen(connection, "secret", "rows", time.monotonic() + PATIENCE).send_answer(ANSWER)
 
     connection, words = greeting.greet(dial, "secret", "rows", WORDS, "expert-0", PATIENCE)
     assert words == ANSWER and len(tries) == 4 and tries == sorted(tries, reverse=True)

@@ -184,4 +184,4 @@ def test_places_do_not_overlap():
     spans.sort()
     assert spans[0][0] >= PAGE
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
-    assert spans[-1][0] + spans[-1][1] <= where.size
+    assert spans[-1][0] + spans[-1][1] <= where.total_bytes

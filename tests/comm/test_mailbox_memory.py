@@ -54,11 +54,11 @@ def test_more_is_reserved_than_the_machine_has():
 
 def test_an_attention_node_between_hosts_keeps_its_own_mailboxes_only():
     own, every = SegmentMap(WIDE, 0, 1, 999), SegmentMap(WIDE, 0, 1000)
-    assert list(own.boxes()) == list(every.boxes(999)) and own.size < every.size / 500
+    assert list(own.boxes()) == list(every.boxes(999)) and own.total_bytes < every.total_bytes / 500
     segment = Segment.private(own, 999, turn=3)
     for box in own.boxes():
         for kind in Kind:
-            assert own.mailbox(box, kind) + segment.mailbox(box, kind).memory_B.numel() <= own.size
+            assert own.mailbox(box, kind) + segment.mailbox(box, kind).memory_B.numel() <= own.total_bytes
             assert segment.word(box, kind)
     segment.claim(999, 1)
     assert segment.pid(999) == 1 and segment.pid(None) == 0

@@ -242,8 +242,8 @@ def test_recording_is_what_the_nodes_counted():
     assert balancing.routed() == ((2, 2, 3, 4), (4, 5, 2, 1))
     recording = decode(balancing.recorder.stop())
     assert (recording.model, recording.layers, recording.experts) == ("m", 2, 4)
-    assert recording.total().tolist() == [[1, 0, 0, 0], [0, 2, 0, 0]]
-    assert recording.total(0).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+    assert recording.total_load().tolist() == [[1, 0, 0, 0], [0, 2, 0, 0]]
+    assert recording.total_load(0).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
     assert {record.seconds for record in recording.records} == {1.5}
     assert not balancing.recorder.running
 

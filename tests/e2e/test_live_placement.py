@@ -114,8 +114,8 @@ def test_tokens_do_not_notice_placements_that_change_every_second(up, keyed, tmp
     assert code == 0, printed
     recorded = decode(recording.read_bytes())
     assert (recorded.model, recorded.layers, recorded.experts) == ("nano", LAYERS, EXPERTS)
-    assert np.array_equal(recorded.total(), counted(found))
-    assert 0 < recorded.total(0).sum() < recorded.total().sum()
+    assert np.array_equal(recorded.total_load(), counted(found))
+    assert 0 < recorded.total_load(0).sum() < recorded.total_load().sum()
 
 
 def test_the_admin_routes_change_and_record(up, keyed):
@@ -151,5 +151,5 @@ def test_the_admin_routes_change_and_record(up, keyed):
     dumped = httpx.get(f"{server.url}/admin/routing/dump", headers=ADMIN).content
     stopped = httpx.post(f"{server.url}/admin/routing/stop", headers=ADMIN).content
     assert dumped == stopped
-    assert np.array_equal(decode(stopped).total(), counted(status(server)))
+    assert np.array_equal(decode(stopped).total_load(), counted(status(server)))
     assert server.stop()[0] == 0

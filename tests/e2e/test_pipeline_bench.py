@@ -43,7 +43,7 @@ def test_a_setup_survives_its_trip_to_a_process(tmp_path: Path) -> None:
 
     (setup,) = setups("nano", tmp_path, 1, 2, [3], 8, 16, 1)
     assert Setup.read(json.dumps(asdict(setup))) == setup
-    assert setup.plan().nodes == 2 and setup.layout().slots == setup.plan().slots_per_node()
+    assert setup.plan().nodes == 2 and setup.mailbox_layout().slots == setup.plan().slots_per_node()
 
 
 def test_a_shape_without_weights_is_refused(tmp_path: Path) -> None:

@@ -175,11 +175,11 @@ def test_a_companion_that_does_not_come_is_waited_for_until_its_usual_time():
 def test_no_hold_is_longer_than_its_bound_or_than_one_call():
     barrier = SoftBarrier(LAYERS, longest=0.5 * MS)
     assert barrier.limit == 0.0, "before the first call nothing is known"
-    barrier.answered([], now=0.0, seconds=2 * MS)
+    barrier.note_call([], now=0.0, seconds=2 * MS)
     assert barrier.limit == 0.5 * MS
     assert SoftBarrier(LAYERS, longest=0.0).limit == 0.0
     short = SoftBarrier(LAYERS, longest=1.0)
-    short.answered([], now=0.0, seconds=0.2 * MS)
+    short.note_call([], now=0.0, seconds=0.2 * MS)
     assert short.limit == pytest.approx(0.2 * MS)
 
 
@@ -190,9 +190,9 @@ def barrier_of(gaps):
         for turn in range(9):
             now = 0.1 + turn
             barrier.arrived(node, node, turn % LAYERS, now + gap)
-            barrier.answered([node], now + 1.0, MS)
+            barrier.note_call([node], now + 1.0, MS)
     for node in range(len(gaps)):
-        barrier.answered([node], 10.0, MS)
+        barrier.note_call([node], 10.0, MS)
     return barrier
 
 
@@ -200,13 +200,15 @@ def test_a_slow_an_idle_and_a_dead_node_are_not_waited_for():
     gap = 0.5 * MS
     barrier = barrier_of([gap, gap, 10 * MS])
     now = 10.0 + gap
-    assert barrier.due(1, {0}, since=now - 0.2 * MS, now=now - 0.2 * MS) == pytest.approx(now, abs=0.01 * MS)
-    assert barrier.due(1, {0, 1}, since=now, now=now) == now, "the slow one is not waited for"
-    assert barrier.due(1, {0}, since=11.0, now=11.0) == 11.0, "an idle one is not waited for"
+    assert barrier.call_time(1, {0}, since=now - 0.2 * MS, now=now - 0.2 * MS) == pytest.approx(
+        now, abs=0.01 * MS
+    )
+    assert barrier.call_time(1, {0, 1}, since=now, now=now) == now, "the slow one is not waited for"
+    assert barrier.call_time(1, {0}, since=11.0, now=11.0) == 11.0, "an idle one is not waited for"
     barrier.forget(1)
     early = now - 0.2 * MS
-    assert barrier.due(1, {0}, since=early, now=early) == early, "a dead one is not waited for"
-    assert barrier.due(3, {0}, since=early, now=early) == early, "nor one that is at another layer"
+    assert barrier.call_time(1, {0}, since=early, now=early) == early, "a dead one is not waited for"
+    assert barrier.call_time(3, {0}, since=early, now=early) == early, "nor one that is at another layer"
 
 
 def test_the_usual_time_to_a_next_dispatch_is_the_least_of_those_asked_for():
@@ -252,7 +254,7 @@ def test_messages_that_nobody_told_of_teach_no_gap():
     barrier = SoftBarrier(LAYERS)
     for layer in range(3):
         barrier.arrived("a", 0, layer, 10 * MS * layer)
-        barrier.answered(("a",), 10 * MS * layer + MS, MS)
+        barrier.note_call(("a",), 10 * MS * layer + MS, MS)
     usual = barrier.usual_gap(())
     assert usual == pytest.approx(9 * MS)
     barrier.passed("a", 0, 1, 500 * MS, 2 * MS)

@@ -124,7 +124,7 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
     assert [str(s.node) for s in hosted.here] == ["attention-0", "attention-1"]
     assert [str(s.node) for s in hosted.elsewhere] == ["expert-0", "expert-1", "expert-2"]
     assert (hosted.listen, hosted.port) == ("10.0.0.1", 0)
-    assert set(hosted.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
+    assert set(hosted.node_counts()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
     lines = hosted.commands("10.0.0.1:77", Path("/run/a b/token"))
     assert lines[0] == "here:  scp -p '/run/a b/token' there:afserve.token"
     assert lines[1:] == [
@@ -139,7 +139,7 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
 def test_all_here_needs_no_network(file: Path) -> None:
     hosted = assigned(file, TEXT.replace('"there"', '"localhost"'))
     assert (hosted.listen, hosted.elsewhere) == ("127.0.0.1", [])
-    assert hosted.shares() == (Share(2, 3),)
+    assert hosted.node_counts() == (Share(2, 3),)
 
 
 def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_file_may_say_which_nodes_compute_prompts(file: Path) -> None:
     """And what is started is that."""
     file.write_text(PHASED.replace("10.0.0.1", "127.0.0.1").replace('"there"', '"127.0.0.1"'))
     cluster = read_cluster(file)
-    assert (cluster.prefill, cluster.decode, cluster.prefill_tokens, cluster.prompt_share) == (
+    assert (cluster.prefill, cluster.decode_nodes, cluster.prefill_tokens, cluster.prompt_share) == (
         1,
         1,
         1024,

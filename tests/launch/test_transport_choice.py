@@ -134,7 +134,11 @@ def test_each_node_has_a_gpu_of_its_own_while_there_are_enough():
 )
 def test_a_gpus_memory_is_shared_by_the_nodes_on_it(device, count, attention, experts, shares):
     assert (
-        list(Wishes(gpus=gpus(count), engine=EngineSettings(device=device)).shares(Share(attention, experts)))
+        list(
+            Wishes(gpus=gpus(count), engine=EngineSettings(device=device)).memory_shares(
+                Share(attention, experts)
+            )
+        )
         == shares
     )
 

@@ -89,9 +89,9 @@ def test_what_is_left_out_may_be_plain_and_nothing_else(left_out, tiny_checkpoin
 )  # fmt: skip
 def test_which_modules_are_in_few_bits(told, plain, few):
     said = read_coverage(ConfigFields({"quantization_config": told}, "config.json"))
-    assert not any(map(said.takes, plain)) and all(map(said.takes, few))
+    assert not any(map(said.covers, plain)) and all(map(said.covers, few))
     others = ("model.layers.3.mlp.gate", "model.embed_tokens", "lm_head", "model.layers.3.input_layernorm")
-    assert not any(map(said.takes, others))
+    assert not any(map(said.covers, others))
 
 
 @pytest.mark.parametrize(("method", "refused"), [("mxfp4", True), ("gptq", False)])
@@ -99,9 +99,9 @@ def test_tensors_of_all_experts(method, refused):
     """GPTQ and its like quantise linear maps only, and leave those as they are without a word."""
     said = read_coverage(ConfigFields({"quantization_config": {"quant_method": method}}, "config.json"))
     stem = "model.layers.3.mlp.experts."
-    assert said.takes(f"{stem}gate_up_proj", stacked=True) is refused
-    assert not said.takes(f"{stem}gate_up_proj_bias", stacked=True)
-    assert not said.takes("model.layers.3.self_attn.q_proj", stacked=True)
+    assert said.covers(f"{stem}gate_up_proj", stacked=True) is refused
+    assert not said.covers(f"{stem}gate_up_proj_bias", stacked=True)
+    assert not said.covers("model.layers.3.self_attn.q_proj", stacked=True)
 
 
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert", "modules_in_block_to_quantize"])
@@ -135,7 +135,7 @@ def test_many_names_are_found_at_once():
 )
 def test_a_pattern_that_python_would_take_for_ever_for_is_matched_at_once(told):
     said = read_coverage(ConfigFields({"quantization_config": told}, "config.json"))
-    assert said.takes("model.layers.3." + "a" * 2000 + ".q_proj") == (
+    assert said.covers("model.layers.3." + "a" * 2000 + ".q_proj") == (
         "config_groups" not in told or not said.only
     )
 
@@ -156,7 +156,7 @@ def test_as_many_patterns_as_are_matched():
     patterns = [f"re:.*layers.{index}.mlp.*" for index in range(MOST_PATTERNS + 1)]
     fields = {"quantization_config": PACKED | {"ignore": patterns[:-1]}}
     said = read_coverage(ConfigFields(fields, "config.json"))
-    assert not said.takes(GATE) and said.takes(QUERY)
+    assert not said.covers(GATE) and said.covers(QUERY)
     fields = {"quantization_config": PACKED | {"ignore": patterns}}
     with pytest.raises(
         CheckpointError, match="lists 257 patterns, at most 256 are matched here; join them with"

@@ -99,12 +99,12 @@ def test_dummy_weights_fill_fp8_slots_too(fp8_folder):
     bank = bank_of(fp8_folder, backend, load_format="dummy")
     spec = spec_of(ModelSource(str(fp8_folder), "fp8"))
     assert backend.plain == 2 and forward(bank, spec.hidden).isfinite().all()
-    assert DummyCheckpoint().blocks("a.weight", (4, 4)) is None
+    assert DummyCheckpoint().block_scaled("a.weight", (4, 4)) is None
 
 
 def test_other_blocks_and_plain_tensors_are_not_handed_out_raw(fp8_folder, tiny_checkpoint):
     name = "model.layers.0.self_attn.o_proj.weight"
     shape = tuple(load_file(fp8_folder / "model.safetensors")[name].shape)
-    assert Checkpoint(fp8_folder, (128, 128)).blocks(name, shape) is not None
-    assert Checkpoint(fp8_folder, (64, 64)).blocks(name, shape) is None
-    assert Checkpoint(tiny_checkpoint("v3"), (128, 128)).blocks(name, shape) is None
+    assert Checkpoint(fp8_folder, (128, 128)).block_scaled(name, shape) is not None
+    assert Checkpoint(fp8_folder, (64, 64)).block_scaled(name, shape) is None
+    assert Checkpoint(tiny_checkpoint("v3"), (128, 128)).block_scaled(name, shape) is None

@@ -50,7 +50,9 @@ def test_values_are_those_of_compressed_tensors(bits, symmetric, size):
     local = {name.removeprefix("w."): tensor for name, tensor in stored.items()}
     local["weight_scale"] = local["weight_scale"].float()
     theirs = library.PackedQuantizationCompressor.decompress(local, scheme)["weight"]
-    ours = held(read(compressed_config("pack-quantized", **weights)), stored).whole("w.weight", (24, 96))
+    ours = held(read(compressed_config("pack-quantized", **weights)), stored).dequantised(
+        "w.weight", (24, 96)
+    )
     assert torch.equal(ours, theirs) and torch.equal(ours, values)
 
 

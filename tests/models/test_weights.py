@@ -41,8 +41,8 @@ def shard(folder, **files):
 
 def test_single_file(folder):
     checkpoint = Checkpoint(folder)
-    assert checkpoint.has("a.weight")
-    assert not checkpoint.has("c")
+    assert checkpoint.has_tensor("a.weight")
+    assert not checkpoint.has_tensor("c")
     assert checkpoint.tensor("b.weight", (3,), torch.float32).dtype == torch.float32
 
 

@@ -175,7 +175,7 @@ def test_time_model_prefers_whole_experts_when_activation_dominates():
 
     task = BalanceTask(Problem(load, nodes))
     model = TimeModel(1e-9, 1e-5, rows=64)
-    naive = task.seconds(rows_only.slot_LNS, rows_only.share_LNS, model).sum()
+    naive = task.step_seconds(rows_only.slot_LNS, rows_only.share_LNS, model).sum()
     assert sum(weight_bound.certificate.seconds) <= naive
     assert sum(weight_bound.certificate.seconds_bound) <= sum(weight_bound.certificate.seconds)
 

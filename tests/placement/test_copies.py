@@ -64,7 +64,7 @@ def test_what_already_stands_apart_is_not_touched(pool, seed):
     domain_N = nodes.domains(experts, copies)
     load_LE = loads(seed, 2, experts)[0]
     slot_LNS = balance(Problem(load_LE[None], nodes, copies=copies)).slot_LNS
-    room_N = nodes.room().clip(max=experts)
+    room_N = nodes.usable_slots().clip(max=experts)
     assert (apart(slot_LNS, load_LE, copies, domain_N, room_N) == slot_LNS).all()
 
 

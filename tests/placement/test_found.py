@@ -66,8 +66,8 @@ def test_what_is_typed_is_what_is_found(tiers):
     texts = [f"{name}={share}" + ("" if name == "memory" else "@3") for name, share in tiers]
     found = parse_found(tuple(texts))
     assert [(tier.name, tier.share) for tier in found.tiers] == tiers
-    assert found.share == pytest.approx(sum(share for _, share in tiers))
-    assert found.seconds(3e9) == pytest.approx(sum(share for name, share in tiers if name != "memory"))
+    assert found.found_share == pytest.approx(sum(share for _, share in tiers))
+    assert found.fetch_seconds(3e9) == pytest.approx(sum(share for name, share in tiers if name != "memory"))
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,14 @@ def test_the_layout_that_can_be_started_is_written_and_read_back(
     assert code == 0
     assert ("starts no mixed, chunked prefill from a file" in err) == (best < 30)
     cluster = read_cluster(path)
-    assert cluster.prefill and cluster.decode and cluster.experts
+    assert cluster.prefill and cluster.decode_nodes and cluster.experts
     assert cluster.attention + cluster.experts == 4 and cluster.model == "qwen3-30b-a3b"
     assert {(host.role, host.hardware) for host in cluster.hosts} == {
         ("attention", "h200"),
         ("experts", "h200"),
     }
     line = next(line for line in out.splitlines() if "  shared experts: " in line)
-    assert f"prefill 1 x {cluster.prefill}, decode 1 x {cluster.decode} with" in line
+    assert f"prefill 1 x {cluster.prefill}, decode 1 x {cluster.decode_nodes} with" in line
     assert f"experts {cluster.experts}, chunks of {cluster.prefill_tokens}" in line
     assert cluster.prompt_share is not None and f"{cluster.prompt_share:.0%} of the experts' time" in line
     assert cluster.batch >= cluster.micro_batches

@@ -155,8 +155,8 @@ def test_three_pools_each_of_its_own_hardware() -> None:
     assert best.prefill is not None and best.prefill_share == 0
     offered = {pool.chip.name: pool.count for pool in asked.pools}
     for plan in found.plans:
-        assert all(count <= offered[name] for name, count in plan.used.items()) and plan.ttft <= 4.0
-        assert sum(plan.used.values()) == plan.devices
+        assert all(count <= offered[name] for name, count in plan.devices_used.items()) and plan.ttft <= 4.0
+        assert sum(plan.devices_used.values()) == plan.devices
     roles = {(p.prefill.hardware, p.attention.hardware, p.experts.hardware) for p in found.plans if p.prefill}
     assert {("h800", "h20", "h800"), ("h20", "h800", "h800")} <= roles
     here = answer(replace(asked, prompts=(HERE,))).plans[0]

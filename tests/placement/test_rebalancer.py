@@ -32,10 +32,10 @@ class Traffic:
         for _ in range(int(seconds / TICK)):
             self.now += TICK
             self.stats.merge(np.array([self.rng.multinomial(self.rows, row) for row in share_LE]))
-            self.stats.tick(self.now)
+            self.stats.advance_windows(self.now)
             decision = core.decide(self.now, self.stats) if core else None
             if decision and decision.placement is not None:
-                core.settle(decision.placement.epoch)
+                core.note_acknowledged(decision.placement.epoch)
             decisions += [decision] if decision else []
         return decisions
 
@@ -92,9 +92,9 @@ def test_nothing_is_decided_while_a_move_is_under_way():
         traffic.now += 0.5
         decision = core.decide(traffic.now, traffic.stats)
     assert core.decide(traffic.now + 60, traffic.stats) is None
-    core.settle(decision.placement.epoch - 1)
+    core.note_acknowledged(decision.placement.epoch - 1)
     assert core.decide(traffic.now + 60, traffic.stats) is None
-    core.settle(decision.placement.epoch)
+    core.note_acknowledged(decision.placement.epoch)
     assert core.decide(traffic.now + 60, traffic.stats) is not None
 
 
@@ -111,11 +111,11 @@ def test_an_abandoned_move_leaves_what_stands_and_never_reuses_its_epoch():
 def test_a_lost_node_is_answered_at_once_even_during_a_move():
     core, traffic = started(slots=64)
     traffic.flow(domain(1), 5)
-    first = core.lose(2, traffic.now, traffic.stats)
+    first = core.rescue_node(2, traffic.now, traffic.stats)
     assert first.action is Action.RESCUE
     assert "node 2 is lost" in first.reason
     assert all(set(layer.slots[2]) == {FREE} for layer in first.placement.layers)
-    second = core.lose(0, traffic.now, traffic.stats)
+    second = core.rescue_node(0, traffic.now, traffic.stats)
     assert second.placement.epoch > first.placement.epoch
     assert all(set(layer.slots[0]) == set(layer.slots[2]) == {FREE} for layer in second.placement.layers)
 
@@ -123,7 +123,7 @@ def test_a_lost_node_is_answered_at_once_even_during_a_move():
 def test_a_loss_that_nothing_can_hold_is_said_not_raised():
     core, traffic = started(slots=40)
     traffic.flow(domain(1), 5)
-    decision = core.lose(2, traffic.now, traffic.stats)
+    decision = core.rescue_node(2, traffic.now, traffic.stats)
     assert decision.placement is None
     assert "30 slots cannot hold 32 experts" in decision.reason
     assert all(d.placement is None for d in traffic.flow(domain(2), 5, core))

@@ -15,44 +15,44 @@ from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutingStats, ske
 
 def test_router_choices_are_counted_by_layer_and_class():
     stats = RoutingStats(2, 4, (10.0,))
-    stats.count(1, np.array([[0, 3], [3, 2]]), DECODE)
+    stats.add_choices(1, np.array([[0, 3], [3, 2]]), DECODE)
     stats.merge([[5, 0, 0, 0], [0, 0, 0, 0]], PREFILL)
-    stats.tick(0.0)
-    assert stats.load(0).tolist() == [[5, 0, 0, 0], [1, 0, 1, 2]]
-    assert stats.load(0, PREFILL).tolist() == [[5, 0, 0, 0], [0, 0, 0, 0]]
-    assert stats.total(DECODE).tolist() == [[0, 0, 0, 0], [1, 0, 1, 2]]
+    stats.advance_windows(0.0)
+    assert stats.window_load(0).tolist() == [[5, 0, 0, 0], [1, 0, 1, 2]]
+    assert stats.window_load(0, PREFILL).tolist() == [[5, 0, 0, 0], [0, 0, 0, 0]]
+    assert stats.total_counts(DECODE).tolist() == [[0, 0, 0, 0], [1, 0, 1, 2]]
 
 
 def test_each_window_forgets_by_its_own_half_life():
     stats = RoutingStats(1, 2, (1.0, 4.0))
     stats.merge([[8, 0]])
-    stats.tick(10.0)
+    stats.advance_windows(10.0)
     stats.merge([[0, 3]])
-    gathered = stats.tick(12.0)
+    gathered = stats.advance_windows(12.0)
     assert gathered[DECODE].tolist() == [[0, 3]]
-    assert stats.load(0)[0] == pytest.approx([2.0, 3.0])
-    assert stats.load(1)[0] == pytest.approx([8 * 0.5**0.5, 3.0])
-    assert stats.total()[0].tolist() == [8, 3]
+    assert stats.window_load(0)[0] == pytest.approx([2.0, 3.0])
+    assert stats.window_load(1)[0] == pytest.approx([8 * 0.5**0.5, 3.0])
+    assert stats.total_counts()[0].tolist() == [8, 3]
 
 
 def test_time_that_runs_backwards_adds_nothing_twice():
     stats = RoutingStats(1, 1, (1.0,))
     stats.merge([[4]])
-    stats.tick(5.0)
-    stats.tick(3.0)
-    assert stats.load(0)[0, 0] == 4.0
-    stats.tick(6.0)
-    assert stats.load(0)[0, 0] == pytest.approx(2.0)
+    stats.advance_windows(5.0)
+    stats.advance_windows(3.0)
+    assert stats.window_load(0)[0, 0] == 4.0
+    stats.advance_windows(6.0)
+    assert stats.window_load(0)[0, 0] == pytest.approx(2.0)
 
 
 def test_scenarios_are_the_windows_and_classes_that_saw_rows():
     stats = RoutingStats(2, 3, (1.0, 60.0))
     assert stats.scenarios().shape == (1, 2, 3)
     stats.merge(np.ones((2, 3)), PREFILL)
-    stats.tick(0.0)
+    stats.advance_windows(0.0)
     assert stats.scenarios().shape == (2, 2, 3)
     stats.merge(np.ones((2, 3)), DECODE)
-    stats.tick(1.0)
+    stats.advance_windows(1.0)
     assert stats.scenarios().shape == (4, 2, 3)
 
 
@@ -73,7 +73,7 @@ def test_a_recording_comes_back_as_it_went(entries):
     recording = decode(data)
     assert (recording.model, recording.layers, recording.experts) == ("nano", 2, 3)
     assert [(r.seconds, r.kind, int(r.counts_LE[1, 2])) for r in recording.records] == entries
-    assert recording.total()[0, 0] == sum(value for _, _, value in entries)
+    assert recording.total_load()[0, 0] == sum(value for _, _, value in entries)
 
 
 def test_a_recording_replays_into_statistics():
@@ -81,7 +81,7 @@ def test_a_recording_replays_into_statistics():
     data += encode_record(0.0, DECODE, [[4, 0]]) + encode_record(2.0, PREFILL, [[0, 6]])
     stats = RoutingStats(1, 2, (2.0,))
     assert list(decode(data).replay(stats)) == [0.0, 2.0]
-    assert stats.load(0)[0] == pytest.approx([2.0, 6.0])
+    assert stats.window_load(0)[0] == pytest.approx([2.0, 6.0])
 
 
 def test_a_record_cut_short_by_a_kill_is_left_out():

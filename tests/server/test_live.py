@@ -221,7 +221,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_value(values, share):
     for value in values:
         histogram.observe(value)
     exact = sorted(values)[max(0, -(-int(share * len(values) * 1e9) // 10**9) - 1)]
-    found = quantile(histogram.bounds, histogram.counts, share)
+    found = quantile(histogram.bounds, histogram.bucket_counts, share)
     assert found <= BOUNDS[-1]
     edges = (0.0, *BOUNDS)
     bucket = next((i for i, high in enumerate(BOUNDS) if exact <= high), None)

@@ -83,8 +83,8 @@ def test_times_of_a_request():
     seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
     assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)
     assert seen["_bucket0.002"] == 4 and seen["_bucket0.004"] == 5
-    assert metrics.first_token.count == 1 and metrics.cached_tokens.total() == 3
-    assert metrics.generated_tokens.total() == 6
+    assert metrics.first_token.observations == 1 and metrics.cached_tokens.total_of() == 3
+    assert metrics.generated_tokens.total_of() == 6
 
     def total(histogram):
         return next(s.value for s in histogram.samples() if s.suffix == "_sum")

@@ -260,7 +260,9 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     for call in calls.values():
         yield call.row()
     took = {
-        (tokens, round(1 / held)): call.seconds for (tokens, share, held), call in calls.items() if share == 1
+        (tokens, round(1 / held)): call.median_seconds
+        for (tokens, share, held), call in calls.items()
+        if share == 1
     }
     yield from exchanges(engine, grid, took)
     yield from wholes(engine, grid, {p.requests: median(p.halves) for p in reversed(points)})
@@ -318,7 +320,7 @@ def wholes(engine: "AttentionSide", grid: Grid, halves: dict[int, float]) -> Ite
             for number in range(grid.turns):
                 for point in points:
                     point.turn(grid.steps)
-                if number == 0 and not any(point.whole for point in points):
+                if number == 0 and not any(point.in_one_call for point in points):
                     return
             for point in points:
                 yield from point.rows()
@@ -335,7 +337,7 @@ def serving(
     context, most = grid.prompt + grid.output // 2, 2 * (grid.steps + WARM) * (grid.rounds + 1)
     alone: dict[int, Decoding[LocalTicket]] = {}
     for requests in grid.served:
-        alone[requests] = engine.decoding(LocalBankLink(bank), requests, context, most)
+        alone[requests] = engine.decode_batch(LocalBankLink(bank), requests, context, most)
 
     def engine_step(requests: int) -> float:
         alone[requests].go(WARM)

@@ -133,7 +133,7 @@ class ExchangePoint:
         most: int,
     ) -> None:
         self._made, self._experts = made, experts
-        self._decoding = engine.decoding(made.link, requests, context, most)
+        self._decoding = engine.decode_batch(made.link, requests, context, most)
         size = requests * engine.spec.hidden * DISPATCH_BYTES
         self._size: Row = {"requests": requests, "peers": len(made.nodes), "bytes": size}
         self._kernels: list[float] = []
@@ -144,7 +144,7 @@ class ExchangePoint:
         made = self._made
         made.take(self._experts)
         self._decoding.go(WARM)
-        made.link.clear()
+        made.link.clear_marks()
         self._decoding.go(steps)
         self._kernels.append(fmean(made.link.own) / 2)
         self._directions.append((fmean(made.link.rounds) - self._experts) / 2)

@@ -28,7 +28,7 @@ class MarkedLink(NoExpertNodes):
         self.left: list[float] = []
         self.back: list[float] = []
 
-    def clear(self) -> None:
+    def clear_marks(self) -> None:
         self.left.clear()
         self.back.clear()
 
@@ -68,7 +68,7 @@ class NotedLink(ExpertLink):
         self.own: list[float] = []
         self.rounds: list[float] = []
 
-    def clear(self) -> None:
+    def clear_marks(self) -> None:
         self.own.clear()
         self.rounds.clear()
 

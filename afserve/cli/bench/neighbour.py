@@ -52,11 +52,11 @@ def beside_rows(
     """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour, in turns. What is
     told is how many times as long each took right after it was alone: the median."""
     link = MarkedLink(engine.clock, engine.spec.hidden)
-    decoding = engine.decoding(link, tokens, context, 2 * steps * turns)
+    decoding = engine.decode_batch(link, tokens, context, 2 * steps * turns)
     calls = ExpertCalls(engine, bank, tokens, 1.0, 1.0)
 
     def both() -> tuple[float, float]:
-        link.clear()
+        link.clear_marks()
         calls.turn()
         return calls.turns[-1], decoding.go(steps).seconds
 

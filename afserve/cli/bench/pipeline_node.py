@@ -76,7 +76,7 @@ class Setup:
             expert_dtype=self.expert_dtype,
         )
 
-    def share(self, transport: Transport, ops: Ops) -> None:
+    def lend_cores(self, transport: Transport, ops: Ops) -> None:
         """As `afserve up` does for two nodes of a host."""
         sharing = transport.offers.sharing_cores
         if self.lends and sharing is not None:
@@ -86,7 +86,7 @@ class Setup:
         spec = spec_of(self.source)
         return Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=self.experts)
 
-    def layout(self) -> Layout:
+    def mailbox_layout(self) -> Layout:
         return layout_for(self.source, spec_of(self.source), self.engine, self.plan().slots_per_node())
 
 
@@ -123,10 +123,10 @@ def tell(stats: object) -> None:
 def serve_experts(setup: Setup) -> None:
     plan = setup.plan()
     end, address = connect.listen(
-        "shm", expert=setup.index, attention_nodes=setup.attention, layout=setup.layout()
+        "shm", expert=setup.index, attention_nodes=setup.attention, layout=setup.mailbox_layout()
     )
     ops = open_ops("cpu", setup.threads)
-    setup.share(end, ops)
+    setup.lend_cores(end, ops)
     slots, kept = plan.slots_per_node(), setup.expert_dtype
     bank = build_expert_bank(setup.source, plan.held(setup.index), slots, expert_dtype=kept, ops=ops)
     node = ExpertNode(ExpertPort(end), bank, epoch=plan.epoch)
@@ -143,11 +143,11 @@ def serve_experts(setup: Setup) -> None:
 
 def serve_attention(setup: Setup) -> None:
     addresses = json.loads(sys.stdin.readline())
-    layout = setup.layout()
+    layout = setup.mailbox_layout()
     end = connect.connect(addresses, attention=setup.index, layout=layout, timeout=60.0)
     link = ExpertLink(end, attention=setup.index, layout=layout, placement=setup.plan())
     ops = open_ops("cpu", setup.threads)
-    setup.share(end, ops)
+    setup.lend_cores(end, ops)
     decode(setup, build_attention_node(setup.source, setup.engine, link, ops=ops))
     link.close()
 

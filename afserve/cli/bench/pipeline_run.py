@@ -30,7 +30,7 @@ class RunningNode:
     process: "subprocess.Popen[str]"
     _marks: list[str] = field(default_factory=list)
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
@@ -44,11 +44,11 @@ class RunningNode:
 
     def wait_mark(self, mark: str) -> None:
         while mark not in self._marks:
-            self._marks.append(self.hear())
+            self._marks.append(self.read_line())
 
-    def counts(self) -> Counts:
+    def read_counts(self) -> Counts:
         """The answer to `stats`."""
-        while (line := self.hear()) in MARKS:
+        while (line := self.read_line()) in MARKS:
             self._marks.append(line)
         return cast(Counts, json.loads(line))
 
@@ -77,7 +77,7 @@ def disaggregated(setup: "Setup") -> Row:
             stack.enter_context(_started(replace(setup, role="attention", index=a)))
             for a in range(setup.attention)
         ]
-        addresses = json.dumps([node.hear() for node in experts])
+        addresses = json.dumps([node.read_line() for node in experts])
         for node in fronts:
             node.tell(addresses)
         spent = _decode(fronts, experts)
@@ -113,7 +113,7 @@ def _decode(fronts: Sequence[RunningNode], experts: Sequence[RunningNode]) -> li
 def _ask(nodes: Sequence[RunningNode]) -> list[Counts]:
     for node in nodes:
         node.tell("stats")
-    return [node.counts() for node in nodes]
+    return [node.read_counts() for node in nodes]
 
 
 def _rate(fronts: Sequence[Counts]) -> float:

@@ -85,7 +85,7 @@ class AttentionSide:
         held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
         return build_expert_bank(self.source, held, spec.experts, ops=self.ops)
 
-    def decoding(self, link: Link[T], requests: int, context: int, most: int) -> Decoding[T]:
+    def decode_batch(self, link: Link[T], requests: int, context: int, most: int) -> Decoding[T]:
         """One micro-batch that can take `most` steps; the contexts have `context` tokens in the middle of them."""
         return Decoding(self._filled(link, requests, max(1, context - most // 2), most), self.clock)
 
@@ -131,13 +131,13 @@ class AttentionPoint:
         self._size: Row = {"requests": requests, "context": context}
         self.requests = requests
         self._link = MarkedLink(engine.clock, engine.spec.hidden)
-        self._decoding = engine.decoding(self._link, requests, context, (steps + WARM) * turns)
+        self._decoding = engine.decode_batch(self._link, requests, context, (steps + WARM) * turns)
         self.halves: list[float] = []
         self._outside: list[float] = []
 
     def turn(self) -> None:
         self._decoding.go(WARM)
-        self._link.clear()
+        self._link.clear_marks()
         step = self._decoding.go(self._steps)
         spec, left, back = self._engine.spec, self._link.left, self._link.back
         layers = spec.moe_layers
@@ -180,7 +180,7 @@ class ExpertCalls:
         self.turns: list[float] = []
 
     @property
-    def seconds(self) -> float:
+    def median_seconds(self) -> float:
         return median(self.turns)
 
     def turn(self, calls: int = _CALLS) -> None:
@@ -190,7 +190,7 @@ class ExpertCalls:
         held = [slot_TK[slot_TK >= 0] for slot_TK in self._slots]
         pairs, active = (fmean(counts) for counts in (map(len, held), (len(one.unique()) for one in held)))
         return {
-            "part": "experts", "tokens": self._tokens, "rows": pairs, "active": active, "seconds": self.seconds
+            "part": "experts", "tokens": self._tokens, "rows": pairs, "active": active, "seconds": self.median_seconds
         }  # fmt: skip
 
     def _call(self, number: int) -> None:

@@ -33,7 +33,7 @@ class WholePoint:
         self, engine: AttentionSide, made: ExchangeBench, half: float, requests: int, context: int, most: int
     ) -> None:
         self._made, self._half, self._layers = made, half, engine.spec.layers
-        self._decoding = engine.decoding(made.link, requests, context, 2 * most)
+        self._decoding = engine.decode_batch(made.link, requests, context, 2 * most)
         size = requests * engine.spec.hidden * DISPATCH_BYTES
         self._size: Row = {"requests": requests, "context": context, "peers": len(made.nodes), "bytes": size}
         self._saved: list[float] = []
@@ -41,7 +41,7 @@ class WholePoint:
         self._directions: list[float] = []
 
     @property
-    def whole(self) -> bool:
+    def in_one_call(self) -> bool:
         """Whether steps were one call."""
         return bool(self._saved)
 
@@ -50,11 +50,11 @@ class WholePoint:
         link = self._made.link
         link.whole = False
         self._decoding.go(WARM)
-        link.clear()
+        link.clear_marks()
         noted = self._decoding.go(steps).seconds - sum(link.rounds) / steps
         link.whole = True
         self._decoding.go(WARM)
-        link.clear()
+        link.clear_marks()
         self._made.take(0.0)
         step = self._decoding.go(steps)
         there = max(self._made.take(0.0))
@@ -66,7 +66,7 @@ class WholePoint:
         self._directions.append((step.under_way / exchanges - there) / 2)
 
     def rows(self) -> Iterator[Row]:
-        if not self.whole:
+        if not self.in_one_call:
             return
         direction = max(median(self._directions), 1e-6)
         yield {

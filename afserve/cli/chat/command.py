@@ -59,7 +59,7 @@ def chat(
                 raise click.UsageError(
                     'there is nothing to answer; give a message, such as: afserve chat "hello"'
                 )
-            if talk.answer(message).interrupted:
+            if talk.ask_and_print(message).interrupted:
                 raise KeyboardInterrupt
             return
         with line_editing(keep=not no_history):
@@ -108,7 +108,7 @@ def _params(talk: Conversation, text: str) -> None:
 
 def _answer(talk: Conversation, text: str) -> None:
     try:
-        said = talk.answer(text)
+        said = talk.ask_and_print(text)
     except AfserveError as error:
         click.secho(str(error), fg="red", err=True)
         return

@@ -87,7 +87,7 @@ class Conversation:
         del self._messages[-2:]
         return message
 
-    def answer(self, text: str) -> ReceivedAnswer:
+    def ask_and_print(self, text: str) -> ReceivedAnswer:
         """Prints the answer while it comes. Ctrl-C closes the stream, which cancels it on the server."""
         self._messages.append({"role": "user", "content": text})
         said = ReceivedAnswer()

@@ -40,7 +40,7 @@ class Form:
     ignore_eos: bool = True
     extra: Mapping[str, object] | None = None
 
-    def body(self, ask: Ask) -> bytes:
+    def request_body(self, ask: Ask) -> bytes:
         """As JSON: a stream that ends with its usage."""
         fields: dict[str, object] = {"model": self.model, "stream": True, "temperature": 0}
         fields |= {"stream_options": {"include_usage": True}, "max_tokens": ask.output}

@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._error += body
         except _NO_ANSWER as error:
-            heard.fail(f"not an answer of this API: {error}"[:160], now)
+            heard.mark_failed(f"not an answer of this API: {error}"[:160], now)
             self._finish(keep=False)
             return
         if self._answer.done:
@@ -128,7 +128,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._answer.status:
             self._heard.refuse(self._answer.status, self._error, now)
         else:
-            self._heard.fail("the connection broke off in the head of an answer", now)
+            self._heard.mark_failed("the connection broke off in the head of an answer", now)
         self._finish(keep=self._answer.keeps_open and self._answer.done)
 
     def _finish(self, *, keep: bool) -> None:
@@ -153,9 +153,9 @@ class ConnectionPool:
             async with asyncio.timeout(timeout):
                 await self._exchange(request, heard)
         except TimeoutError:
-            heard.fail(f"no end within {timeout:g} s", perf_counter())
+            heard.mark_failed(f"no end within {timeout:g} s", perf_counter())
         except OSError as error:
-            heard.fail(f"{type(error).__name__}: {error.strerror or error}", perf_counter())
+            heard.mark_failed(f"{type(error).__name__}: {error.strerror or error}", perf_counter())
 
     async def _exchange(self, request: bytes, heard: Heard) -> None:
         while (connection := self._kept()) is not None:

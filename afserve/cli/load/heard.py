@@ -92,7 +92,7 @@ class Heard:
         except (ValueError, AttributeError, RecursionError):
             self.why = f"{status}: {body[:100].decode(errors='replace')}"
 
-    def fail(self, why: str, now: float) -> None:
+    def mark_failed(self, why: str, now: float) -> None:
         self.outcome, self.why, self.ended = FAILED, why, now
 
 

@@ -122,7 +122,7 @@ def read_counts(path: Path) -> tuple[float, ...]:
     try:
         data = path.read_bytes()
         text = "" if data.startswith(MAGIC) else data.decode()
-        scenarios = scenarios_of(text) if text else {"": decode(data).total()}
+        scenarios = scenarios_of(text) if text else {"": decode(data).total_load()}
     except OSError as error:
         raise ConfigError(f"--counts {path}: {error.strerror}", param="counts") from error
     except UnicodeDecodeError as error:

@@ -255,7 +255,7 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
     from afserve.placement.planner.cluster_file import on_cpu
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    kinds = set(plan.used)
+    kinds = set(plan.devices_used)
     if all(on_cpu(kind) for kind in kinds):
         return True
     return len(kinds) == 1 and plan.devices <= chips[plan.attention.hardware].devices

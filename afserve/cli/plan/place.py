@@ -181,7 +181,7 @@ def _read(files: Sequence[Path]) -> "dict[str, Floats]":
         data = _bytes(file, "counts")
         try:
             if data.startswith(MAGIC):
-                found = {file.stem: decode(data).total()}
+                found = {file.stem: decode(data).total_load()}
             else:
                 found = read_counts(_text(data))
         except ConfigError as error:

@@ -252,7 +252,11 @@ def _details(question: Question, best: Plan) -> list[str]:
         lines += _shared(question, best)
         lines += _found(question, best)
     copies = min(
-        (pool.count // best.used[pool.chip.name] for pool in question.pools if pool.chip.name in best.used),
+        (
+            pool.count // best.devices_used[pool.chip.name]
+            for pool in question.pools
+            if pool.chip.name in best.devices_used
+        ),
         default=1,
     )
     if copies > 1:
@@ -277,7 +281,7 @@ def _found(question: Question, best: Plan) -> list[str]:
     setting = question.setting_for(best.kind)
     if not setting.found.tiers:
         return []
-    brought, computed = setting.fetching, setting.found.share * setting.workload.mean_prompt
+    brought, computed = setting.fetching, setting.found.found_share * setting.workload.mean_prompt
     computing = computed * again_second(question, best)
     return [
         f"KV found: {setting.found}; it comes in {brought * 1e3:,.1f} ms a prompt, computing it would take "
@@ -288,7 +292,10 @@ def _found(question: Question, best: Plan) -> list[str]:
 
 def _left_over(question: Question, best: Plan, copies: int) -> list[str]:
     """Devices on offer that no instance takes."""
-    left = {pool.chip.name: pool.count - copies * best.used.get(pool.chip.name, 0) for pool in question.pools}
+    left = {
+        pool.chip.name: pool.count - copies * best.devices_used.get(pool.chip.name, 0)
+        for pool in question.pools
+    }
     named = ", ".join(f"{count} {name}" for name, count in left.items() if count)
     return [f"Idle: {named} of the pools"] if named else []
 

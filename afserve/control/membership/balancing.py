@@ -148,8 +148,8 @@ class Balancing:
 
     def age(self, now: float) -> RoutingStats | None:
         """Age the statistics; what to think about, if anything: not while a node that holds experts is away."""
-        self.stats.tick(now)
-        if not self._rules.act or not self._migration.steady or not self.stats.load(0).any():
+        self.stats.advance_windows(now)
+        if not self._rules.act or not self._migration.steady or not self.stats.window_load(0).any():
             return None
         holders = self._holders()
         if self._thinking.locked() or not self._migration.holding <= holders:
@@ -206,7 +206,7 @@ class Balancing:
         nodes = self._nodes(holders, current.nodes, wide)
         here = compact(current.with_nodes(len(nodes)), wide)
         with self._thinking:
-            decision = self._rebalancer.over(nodes, here, now, self.stats)
+            decision = self._rebalancer.replace_nodes(nodes, here, now, self.stats)
         if decision.placement is None:
             raise ConfigError(
                 f"expert nodes {sorted(holders)} have no room for all experts: {decision.reason}"
@@ -224,7 +224,7 @@ class Balancing:
         count = max(self._migration.placement.nodes, max(holders, default=-1) + 1)
         current = self._migration.placement.with_nodes(count)
         others = frozenset(range(count)) - holders  # who has left, or leaves, takes nothing over either
-        found = recovered(current, lost | others, self._widest, self.stats.load(0), barred)
+        found = recovered(current, lost | others, self._widest, self.stats.window_load(0), barred)
         if len(found.homeless) and not found.order:
             return None
         targets = in_parts(current, found, max(1, self._rules.at_once * len(holders)))
@@ -261,7 +261,7 @@ class Balancing:
             return (1.0,) * len(placement.layers)
         nodes = self._nodes(holders, placement.nodes, self._wide)
         placement = placement.with_nodes(len(nodes))
-        return tuple(imbalances(placement, self.stats.load(0), nodes).tolist())
+        return tuple(imbalances(placement, self.stats.window_load(0), nodes).tolist())
 
     @property
     def decisions(self) -> Sequence[Decision]:

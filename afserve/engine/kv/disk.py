@@ -41,7 +41,7 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        return bool(self._disk.done or self._memory or (self._unsaved and self._disk.room))
+        return bool(self._disk.done or self._memory or (self._unsaved and self._disk.staging_room))
 
     @property
     def settled(self) -> bool:
@@ -67,7 +67,7 @@ class DiskTier:
         found = self._wanted(names)
         if not self._disk.writable:
             return []
-        fit = self._disk.room // self._blocks.block_bytes
+        fit = self._disk.staging_room // self._blocks.block_bytes
         self._late += max(0, len(found) - fit)
         return found[:fit]
 
@@ -78,13 +78,13 @@ class DiskTier:
     def _wanted(self, names: Sequence[Hash]) -> list[Hash]:
         if not self._disk.writable:
             self._refused += sum(not here for here in self.holds(names))
-        return self._disk.wanted(names)
+        return self._disk.worth_writing(names)
 
     def save(self, until: float) -> None:
         """One batch at least, where there is room for it."""
         size = self._blocks.block_bytes
-        while self._unsaved and self._disk.room >= size:
-            names = list(self._unsaved)[: max(1, min(_COPIED_BYTES, self._disk.room) // size)]
+        while self._unsaved and self._disk.staging_room >= size:
+            names = list(self._unsaved)[: max(1, min(_COPIED_BYTES, self._disk.staging_room) // size)]
             blocks = [self._unsaved.pop(name) for name in names]
             self._disk.write(names, self._blocks.read(blocks))
             if self._clock.now() >= until:
@@ -137,7 +137,7 @@ class DiskTier:
             if right and read.buffer is not None:
                 self._blocks.write(blocks[:right], self._packed(read, read.buffer))
         finally:
-            self._disk.give_back(read)
+            self._disk.return_buffer(read)
         if not memory:
             self._memory.pop(read.job, None)
         return RestoredPiece(read.job, span.names, blocks, right)

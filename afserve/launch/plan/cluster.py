@@ -60,7 +60,7 @@ class Cluster:
     prompt_share: float | None = None
 
     @property
-    def decode(self) -> int | None:
+    def decode_nodes(self) -> int | None:
         return None if self.prefill is None else self.attention - self.prefill
 
     @property
@@ -92,25 +92,25 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
     cluster = Cluster(
         file=path,
         model=_model(path, top.section("model")),
-        micro_batches=top.whole("micro_batches", 1, MAX_MICRO_BATCHES),
-        attention=attention.whole("nodes", 1),
-        experts=experts.whole("nodes", 0),
-        batch=attention.whole("batch", 1),
+        micro_batches=top.whole_number("micro_batches", 1, MAX_MICRO_BATCHES),
+        attention=attention.whole_number("nodes", 1),
+        experts=experts.whole_number("nodes", 0),
+        batch=attention.whole_number("batch", 1),
         hosts=hosts,
-        prefill=attention.whole("prefill", 1) if "prefill" in attention.table else None,
-        prefill_tokens=attention.whole("prefill_tokens", 1, 1 << 20)
+        prefill=attention.whole_number("prefill", 1) if "prefill" in attention.table else None,
+        prefill_tokens=attention.whole_number("prefill_tokens", 1, 1 << 20)
         if "prefill_tokens" in attention.table
         else None,
-        prompt_share=experts.share("prompt_share") if "prompt_share" in experts.table else None,
+        prompt_share=experts.fraction("prompt_share") if "prompt_share" in experts.table else None,
     )
     if cluster.prefill is not None and cluster.prefill >= cluster.attention:
-        attention.fail(
+        attention.refuse_key(
             "prefill",
             f"{cluster.prefill} of {cluster.attention} nodes: some have to decode; write a smaller number",
         )
-    width = attention.whole("tensor_parallel", 1)
+    width = attention.whole_number("tensor_parallel", 1)
     if width > 1:
-        attention.fail(
+        attention.refuse_key(
             "tensor_parallel",
             f"{width}: an attention node of afserve runs on one device; write 1 and nodes = the number of devices",
         )
@@ -121,7 +121,7 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
 def _model(path: Path, section: "_Section") -> str:
     given = [key for key in ("name", "path") if key in section.table]
     if len(given) != 1:
-        section.fail("name", "write exactly one of model.name and model.path")
+        section.refuse_key("name", "write exactly one of model.name and model.path")
     text = section.text(given[0])
     if given[0] == "name":
         return text
@@ -130,20 +130,25 @@ def _model(path: Path, section: "_Section") -> str:
 
 def _host(section: "_Section", placeholders: bool) -> Host:
     host = Host(
-        section.text("address"), section.text("role"), section.text("hardware"), section.whole("devices", 1)
+        section.text("address"),
+        section.text("role"),
+        section.text("hardware"),
+        section.whole_number("devices", 1),
     )
     if host.role not in ROLES:
-        section.fail("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
+        section.refuse_key("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
     if host.address.lower().endswith(PLACEHOLDER) and not placeholders:
-        section.fail(
+        section.refuse_key(
             "address",
             f"{host.address!r} is a placeholder; write the name or IP of the machine, 127.0.0.1 for this one",
         )
     if any(letter.isspace() or letter in "/@'\"" for letter in host.address) or host.address.startswith("-"):
-        section.fail("address", f"{host.address!r} is neither a host name nor an IP address")
+        section.refuse_key("address", f"{host.address!r} is neither a host name nor an IP address")
     try:
         if ipaddress.ip_address(host.address).is_unspecified:
-            section.fail("address", f"{host.address} is no machine; write the address others reach it at")
+            section.refuse_key(
+                "address", f"{host.address} is no machine; write the address others reach it at"
+            )
     except ValueError:
         pass  # a name
     return host
@@ -153,11 +158,13 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
     seen: set[tuple[str, str]] = set()
     for number, host in enumerate(cluster.hosts):
         if (host.address, host.role) in seen:
-            top.fail(f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up")
+            top.refuse_key(
+                f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up"
+            )
         seen.add((host.address, host.role))
         first = next(other for other in cluster.hosts if other.role == host.role)
         if host.on_cpu != first.on_cpu:
-            top.fail(
+            top.refuse_key(
                 f"host {number}",
                 f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the {host.role} nodes of "
                 "one run are either all on CPUs or all on CUDA devices",
@@ -166,7 +173,7 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
         devices = sum(host.devices for host in cluster.hosts if host.role == role)
         if devices != nodes:
             colocated = " (colocated)" if not nodes else ""
-            top.fail(
+            top.refuse_key(
                 f"{role}.nodes",
                 f"{nodes}{colocated}, but the {role} hosts have {devices} devices; one node runs on one device",
             )
@@ -184,49 +191,49 @@ class _Section:
         known = _KEYS[self.name.partition(" ")[0]]
         for key in self.table:
             if key not in known:
-                self.fail(key, f"is not a key here; known are {', '.join(known)}")
+                self.refuse_key(key, f"is not a key here; known are {', '.join(known)}")
 
-    def fail(self, key: str, why: str) -> None:
+    def refuse_key(self, key: str, why: str) -> None:
         where = f"{self.name}.{key}" if self.name else key
         raise ConfigError(f"--cluster {self.file}: {where}: {why}", param="cluster")
 
-    def value(self, key: str) -> object:
+    def required(self, key: str) -> object:
         if key not in self.table:
-            self.fail(key, "is missing")
+            self.refuse_key(key, "is missing")
         return self.table[key]
 
     def text(self, key: str) -> str:
-        value = self.value(key)
+        value = self.required(key)
         if not isinstance(value, str) or not value:
-            self.fail(key, f"{value!r} is not a text")
+            self.refuse_key(key, f"{value!r} is not a text")
         return str(value)
 
-    def whole(self, key: str, low: int, high: int = _MOST) -> int:
-        value = self.value(key)
+    def whole_number(self, key: str, low: int, high: int = _MOST) -> int:
+        value = self.required(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            self.fail(key, f"{value!r} is not a whole number")
+            self.refuse_key(key, f"{value!r} is not a whole number")
         assert isinstance(value, int)
         if not low <= value <= high:
-            self.fail(key, f"{value} is outside [{low}, {high}]")
+            self.refuse_key(key, f"{value} is outside [{low}, {high}]")
         return value
 
-    def share(self, key: str) -> float:
-        value = self.value(key)
+    def fraction(self, key: str) -> float:
+        value = self.required(key)
         if not isinstance(value, float) or not 0.01 <= value <= 0.9:
-            self.fail(key, f"{value!r} is not a number from 0.01 to 0.9")
+            self.refuse_key(key, f"{value!r} is not a number from 0.01 to 0.9")
         assert isinstance(value, float)
         return value
 
     def section(self, key: str) -> "_Section":
-        value = self.value(key)
+        value = self.required(key)
         if not isinstance(value, dict):
-            self.fail(key, f"{value!r} is not a table; write [{key}]")
+            self.refuse_key(key, f"{value!r} is not a table; write [{key}]")
         assert isinstance(value, dict)
         return _Section(self.file, key, value)
 
     def sections(self, key: str) -> list["_Section"]:
-        value = self.value(key)
+        value = self.required(key)
         if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-            self.fail(key, f"is not a list of tables; write [[{key}]] for each machine")
+            self.refuse_key(key, f"is not a list of tables; write [[{key}]] for each machine")
         assert isinstance(value, list)
         return [_Section(self.file, f"{key} {number}", item) for number, item in enumerate(value)]

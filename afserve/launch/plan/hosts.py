@@ -103,7 +103,7 @@ class HostAssignment:
         """Whether this run's launcher starts it."""
         return self.managed or any(one.here for one in self.hosted if one.node == node)
 
-    def shares(self) -> tuple[Share, ...]:
+    def node_counts(self) -> tuple[Share, ...]:
         """How many nodes of each role are on each host. All addresses of this machine are one host."""
         counts: dict[str, list[int]] = {}
         for one in self.hosted:

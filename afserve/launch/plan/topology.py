@@ -84,7 +84,7 @@ class Topology:
         """The same rules for whoever balances, with the copies, hosts and spare slots of this run."""
         return replace(rules, copies=self.copies, spare=self.slots.spare, hosts=self.expert_hosts)
 
-    def over(self, transport: str, reason: str) -> "Topology":
+    def with_transport(self, transport: str, reason: str) -> "Topology":
         """The same with rows carried so; a colocated run carries none."""
         if self.deployment.colocated:
             return self
@@ -331,7 +331,7 @@ def _affordable(
     kv = (wishes.kv_tokens or 0) * per_token(spec, element_bytes(source, spec), _block(spec, source, wishes))
     free = [
         (left_by(machine, share, weights) - share.attention * kv) / share.experts
-        for share in wishes.shares(nodes)
+        for share in wishes.memory_shares(nodes)
         if share.experts
     ]
     return max(0, int(min(free) * _SPARE_SHARE / one))
@@ -351,7 +351,7 @@ def _kv(
     each = per_token(spec, element_bytes(source, spec), block)
     if spec.state_bytes() and wishes.engine.block_size is None:
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
-    shares = wishes.shares(nodes)
+    shares = wishes.memory_shares(nodes)
     room = min(room_of_one(machine, share, weights) for share in shares if share.attention)
     longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
     in_range("--max-model-len", longest, 2, spec.max_position)

@@ -159,7 +159,7 @@ class Wishes:
         """A device; another kind than the engine's where a cluster file gives each role its own."""
         return self.expert_device or self.engine.device
 
-    def shares(self, nodes: Share) -> tuple[Share, ...]:
+    def memory_shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
         if self.gpus is None or self.hosts:
             return self.hosts or (nodes,)

@@ -61,7 +61,7 @@ class ClusterLayout:
         experts = ["--experts", str(cluster.experts)] if cluster.experts else ["--colocated"]
         attention = ["--attention", str(cluster.attention)]
         if cluster.prefill is not None:
-            attention = ["--prefill", str(cluster.prefill), "--decode", str(cluster.decode)]
+            attention = ["--prefill", str(cluster.prefill), "--decode", str(cluster.decode_nodes)]
         if cluster.prefill_tokens is not None:
             attention += ["--prefill-tokens", str(cluster.prefill_tokens)]
         if cluster.prompt_share is not None:

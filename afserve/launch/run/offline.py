@@ -134,7 +134,7 @@ def _planned(survey: Survey) -> tuple[Topology, HostAssignment]:
     hosted, certified = survey.devices or assignment.hosted, survey.flags.run.certs is not None
     check_kv_transport(wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport("auto", hosted, gpus, certified=certified)
-    return topology.over(choice.kind, choice.reason), assignment
+    return topology.with_transport(choice.kind, choice.reason), assignment
 
 
 def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:

@@ -43,7 +43,7 @@ def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun
     hosted, certified = survey.devices or assignment.hosted, flags.run.certs is not None
     check_kv_transport(flags.wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
-    topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
+    topology = topology.with_transport(choice.kind, choice.reason).verified(flags.run.verify)
     topology = topology.told(flags.run.log_level, settings.log_format, settings.otlp_endpoint or "")
     if flags.source.load_format == "safetensors":
         found.warn_of_tokenizer()

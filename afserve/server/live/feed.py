@@ -197,7 +197,7 @@ class Recent:
 
     def read_quantiles(self, now: float) -> Quantiles:
         """Quantiles in seconds; None where nothing was counted. `now` never goes back."""
-        counts = self._histogram.counts
+        counts = self._histogram.bucket_counts
         while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_SECONDS:
             self._seen.popleft()
         before = self._seen[0][1] if self._seen else (0,) * len(counts)

@@ -63,7 +63,7 @@ class GoodputMeter:
             self._draw(f"{phase}, sequences by time", self._judged(phase))
 
     def _judged(self, phase: str) -> dict[str, int]:
-        kept, late = (int(self.sequences.total(phase, which)) for which in (ON_TIME, LATE))
+        kept, late = (int(self.sequences.total_of(phase, which)) for which in (ON_TIME, LATE))
         return {"on_time": kept, "late": late}
 
     def families(self) -> Iterator[MetricFamily]:
@@ -83,5 +83,5 @@ class GoodputMeter:
         for phase in (PREFILL, DECODE):
             judged = self._judged(phase)
             if any(judged.values()):
-                found[phase] = {**judged, "tokens": int(self.tokens.total(phase))}
+                found[phase] = {**judged, "tokens": int(self.tokens.total_of(phase))}
         return found

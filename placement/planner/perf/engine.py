@@ -42,7 +42,7 @@ class Rates:
     prompt_experts: float = 1.0
 
     @classmethod
-    def only(cls, name: str) -> "Rates":
+    def of_part(cls, name: str) -> "Rates":
         """That part alone: what the others take is nothing."""
         return cls(**{entry.name: float(entry.name == name) for entry in fields(cls)})
 

@@ -35,11 +35,11 @@ class Found:
         )
 
     @property
-    def share(self) -> float:
+    def found_share(self) -> float:
         """Of the prompt tokens that need not be computed."""
         return sum(tier.share for tier in self.tiers)
 
-    def seconds(self, size: float) -> float:
+    def fetch_seconds(self, size: float) -> float:
         """Until what is found of a prompt, whose whole cache has `size` bytes, is in the rank's memory."""
         return sum(tier.share * size / tier.rate for tier in self.tiers)
 
@@ -50,9 +50,9 @@ def parse_found(texts: tuple[str, ...]) -> Found:
     names = [tier.name for tier in found.tiers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"--found {twice}: given twice; add the shares", param="found")
-    if found.share >= 1:
+    if found.found_share >= 1:
         raise ConfigError(
-            f"--found: {found.share:.0%} of the prompt tokens; the last token of a prompt is always computed, "
+            f"--found: {found.found_share:.0%} of the prompt tokens; the last token of a prompt is always computed, "
             "so all shares must be below 100 %",
             param="found",
         )

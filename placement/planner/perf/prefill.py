@@ -81,7 +81,7 @@ def reader(
     moved = cache_bytes(shape, precision, setting.workload.mean_prompt)
     own = attention_weight_bytes(shape, precision, 1) + moved
     room = chip.memory * setting.engine.memory
-    computed = setting.workload.mean_prompt * (1 - setting.found.share)
+    computed = setting.workload.mean_prompt * (1 - setting.found.found_share)
     chunk = min(EngineSettings().prefill_tokens / computed, 1.0)
     fetching, lag = setting.fetching, 1 / shape.layers
     if experts is not None:

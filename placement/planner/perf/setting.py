@@ -130,7 +130,7 @@ class Setting:
         """Seconds until the KV that is found of a prompt is in the memory of the rank that reads it."""
         if self.workload.decode_only:
             return 0.0
-        return self.found.seconds(cache_bytes(self.shape, self.precision, self.workload.mean_prompt))
+        return self.found.fetch_seconds(cache_bytes(self.shape, self.precision, self.workload.mean_prompt))
 
     @property
     def rows_per_request(self) -> float:

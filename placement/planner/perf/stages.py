@@ -275,7 +275,7 @@ def prompt_seconds(
     like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
     if setting.workload.decode_only:
         return like, like
-    shape, before = setting.shape, setting.workload.mean_prompt * setting.found.share
+    shape, before = setting.shape, setting.workload.mean_prompt * setting.found.found_share
     tokens = np.array([setting.workload.mean_prompt - before])
     attention = prefill_step(
         shape, attention_chip, setting.curves, setting.precision, tokens, before, tensor_parallel

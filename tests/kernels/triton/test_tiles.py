@@ -16,7 +16,7 @@ TILE = {"rows": 16, "columns": 32, "depth": 128, "warps": 8, "stages": 2, "band"
 def test_tiles_fit_the_chip(shared, kind):
     size, table = {"16-bit": 2, "fp8": 1, "fp32": 4}[kind], TileTable(shared)
     for rows in (1, 16, 17, 100, 5000):
-        tiles = table.experts(kind, rows)
+        tiles = table.expert_tiles(kind, rows)
         for tile, columns in ((tiles.gate_up, 2 * tiles.gate_up.columns), (tiles.down, tiles.down.columns)):
             assert tile.stages * (tile.rows + columns) * tile.depth * size <= shared
 
@@ -48,8 +48,8 @@ def test_a_measured_row_counts_on_its_chip(tmp_path):
     file.write_text(json.dumps(rows))
     here, other = (TileTable.of_chip(chip, 227 << 10, file) for chip in ("NVIDIA H200", "NVIDIA L40S"))
     source = "NVIDIA H200, A case, 12.5, abc, 2026-01-02"
-    assert here.experts("fp8", 20).down.stages == 3 and here.experts("fp8", 20).source == source
-    assert here.experts("fp8", 10).source == NOT_MEASURED
+    assert here.expert_tiles("fp8", 20).down.stages == 3 and here.expert_tiles("fp8", 20).source == source
+    assert here.expert_tiles("fp8", 10).source == NOT_MEASURED
     assert here.router() == RouterTile(32, 16, 64, 8, source=source)
     assert here.mla(8, 2) == AttentionTile(16, 64, 64, 4, 3, source)
     assert here.explain().startswith("3 of 16 tile sizes measured")
