@@ -21,16 +21,13 @@ from typing import Any
 
 from afserve.child import module
 from afserve.errors import ConfigError, PeerLost
-from afserve.launch.plan.models import FoundModel
-from afserve.launch.plan.ray_settings import RaySettings
-from afserve.launch.plan.wishes import UpFlags, Wishes
+from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.processes.endings import ended_with, last_lines
 from afserve.launch.processes.environment import kept_environment
-from afserve.launch.processes.keeper import NodeKeeper
 from afserve.launch.sites.local import LocalSite
 from afserve.launch.sites.node_pids import NodePids
-from afserve.launch.sites.ray_plan import RayPlan, set_aside
-from afserve.launch.sites.site import OnExit, Site
+from afserve.launch.sites.ray_plan import set_aside
+from afserve.launch.sites.site import OnExit
 from afserve.launch.sites.survey import Survey, check_elsewhere, find_asked
 from afserve.member import NodeId, Role
 
@@ -40,62 +37,36 @@ _STOP_SECONDS = 15.0
 _LINE = 1 << 24
 
 
-class RaySite(Site):
+class RaySite(LocalSite):
     """The helper starts with the first survey, once what needs no cluster has been checked."""
 
     def __init__(self, token: Path | None = None, *, insecure: bool = False) -> None:
         """`insecure`: nodes may speak plain text beyond their hosts."""
-        self._local = LocalSite(token, warm=False)
+        super().__init__(token, warm=False)
         self._insecure = insecure
         self._helper: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._owner = 0
+        self._talk: socket.socket | None = None  # with the helper
         self._pending = b""
-        self._nodes = NodePids()
-        self._stopping = False
-
-    @property
-    def folder(self) -> Path:
-        return self._local.folder
-
-    @property
-    def token(self) -> str:
-        return self._local.token
-
-    @property
-    def token_file(self) -> Path:
-        return self._local.token_file
-
-    def start(self) -> None:
-        self._owner = os.getpid()
-        self._local.start()
+        self._there = NodePids()
 
     def survey(self, flags: UpFlags) -> Survey:
+        """Waits for room. Raises ConfigError where Ray is not installed, or has no cluster or no room."""
         for name in ("cluster", "ssh", "elsewhere"):
             if getattr(flags.run, name):
                 raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
         found = find_asked(flags.run, self.folder)
-        plan = self.reserve(flags.ray, flags.wishes, found, flags.run.listen)
+        self._start_helper()
+        plan = set_aside(self.ask, flags.ray, flags.wishes, found, flags.run.listen)
         check_elsewhere(flags, plan.assignment, found, self.folder)
         flags = replace(flags, wishes=plan.wishes)
         return Survey(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
-
-    def reserve(
-        self, asked: RaySettings, wishes: Wishes, found: FoundModel, listen: str | None = None
-    ) -> RayPlan:
-        """Room on the cluster. Raises ConfigError where Ray is not installed, or has no cluster or no room."""
-        self._start_helper()
-        return set_aside(self.ask, asked, wishes, found, listen)
-
-    def lend(self) -> NodeKeeper:
-        return self._local.lend()
 
     def _start_helper(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "--ray: Ray is not installed here; type: pip install 'afserve[ray]'", param="ray"
             )
-        self._socket, theirs = socket.socketpair()
+        self._talk, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs, open(self._log(HELPER), "wb") as said:
             self._helper = subprocess.Popen(
@@ -110,8 +81,8 @@ class RaySite(Site):
 
     def ask(self, what: Mapping[str, object]) -> Any:
         """Blocks until the helper answers; shows what it waits for. Raises ConfigError for what it refuses."""
-        assert self._socket is not None, "reserve() first"
-        self._socket.sendall(json.dumps(what).encode() + b"\n")
+        assert self._talk is not None, "survey() first"
+        self._talk.sendall(json.dumps(what).encode() + b"\n")
         while True:
             said = self._next_line()
             if "answer" in said:
@@ -129,9 +100,9 @@ class RaySite(Site):
         certs: Path | None = None,
     ) -> None:
         if node.role is Role.GATEWAY:
-            self._local.spawn(node, join, gateway, listening, certs)
+            super().spawn(node, join, gateway, listening, certs)
             return
-        self._nodes.expect(node)
+        self._there.expect(node)
         self._order(
             {
                 "start": str(node),
@@ -145,35 +116,34 @@ class RaySite(Site):
         )
 
     def running(self, node: NodeId) -> int | None:
-        return (self._local if node.role is Role.GATEWAY else self._nodes).running(node)
+        return (self._nodes if node.role is Role.GATEWAY else self._there).running(node)
 
     def inherit(self, node: NodeId, pid: int) -> None:
         """Its actor goes on under the name that it has; the helper knows whether this is its process."""
-        (self._local if node.role is Role.GATEWAY else self._nodes).inherit(node, pid)
+        (self._nodes if node.role is Role.GATEWAY else self._there).inherit(node, pid)
 
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         if node.role is Role.GATEWAY:
-            self._local.send_signal(node, pid, number)
+            super().send_signal(node, pid, number)
         else:
             self._order({"name": str(node), "pid": pid, "signal": int(number)})
 
     async def watch(self, on_exit: OnExit) -> None:
-        await asyncio.gather(self._local.watch(on_exit), self._watch(on_exit))
+        await asyncio.gather(super().watch(on_exit), self._watch(on_exit))
 
     def last_words(self, name: str) -> str:
         return last_lines(self._log(name))
 
     def stop(self) -> None:
         """The helper ends the nodes and gives back what Ray set aside; then this machine's processes end."""
-        self._stopping = True
-        self._local.stop()
+        super().stop()
         if os.getpid() != self._owner:
             return
-        if self._socket is not None:
+        if self._talk is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-            self._socket = None
+                self._talk.shutdown(socket.SHUT_RDWR)
+            self._talk.close()
+            self._talk = None
         if self._helper is not None:
             try:
                 self._helper.wait(_STOP_SECONDS)
@@ -181,18 +151,14 @@ class RaySite(Site):
                 os.killpg(self._helper.pid, signal.SIGKILL)
                 self._helper.wait()
 
-    def kill(self) -> None:
-        """The helper ends the nodes, when it is told to stop."""
-        self._local.kill()
-
     # ---- the helper's end
 
     async def _watch(self, on_exit: OnExit) -> None:
-        assert self._socket is not None, "reserve() first"
-        reader, writer = await asyncio.open_connection(sock=self._socket.dup(), limit=_LINE)
+        assert self._talk is not None, "survey() first"
+        reader, writer = await asyncio.open_connection(sock=self._talk.dup(), limit=_LINE)
         try:
             while line := await reader.readline():
-                self._note(json.loads(line), on_exit)
+                self._note_helper(json.loads(line), on_exit)
         except ConnectionError:
             pass
         finally:
@@ -200,19 +166,18 @@ class RaySite(Site):
         if not self._stopping:
             on_exit(HELPER, f"it closed its socket; its last words:\n{self.last_words(HELPER)}")
 
-    def _note(self, said: Mapping[str, Any], on_exit: OnExit) -> None:
+    def _note_helper(self, said: Mapping[str, Any], on_exit: OnExit) -> None:
         if "waiting" in said:
             log.warning("%s", said["waiting"])
         elif "lines" in said:
             self._show(said["node"], said["host"], said["lines"])
         elif "started" in said:
-            self._nodes.note_start(NodeId(Role(said["role"]), said["index"]), said["pid"])
+            self._there.note_start(NodeId(Role(said["role"]), said["index"]), said["pid"])
             log.info("%s starts on %s, pid %d", said["started"], said["host"], said["pid"])
         else:
             name, pid = said["exited"], said["pid"]
-            ended = (
-                self._nodes.note_end(name, pid) if pid else self._nodes.called(name)
-            )  # 0: it had not begun
+            # A pid of 0: it had not begun.
+            ended = self._there.note_end(name, pid) if pid else self._there.called(name)
             if ended is not None and not self._stopping:
                 on_exit(ended, said.get("why") or ended_with(said["code"]))
 
@@ -224,15 +189,15 @@ class RaySite(Site):
             print(f"{name}@{host}: {line}", file=sys.stderr, flush=True)
 
     def _order(self, what: Mapping[str, object]) -> None:
-        if self._socket is not None:
+        if self._talk is not None:
             with contextlib.suppress(OSError):  # the helper is gone; `watch` says so, with the reason
-                self._socket.sendall(json.dumps(what).encode() + b"\n")
+                self._talk.sendall(json.dumps(what).encode() + b"\n")
 
     def _next_line(self) -> Mapping[str, Any]:
-        assert self._socket is not None
+        assert self._talk is not None
         while b"\n" not in self._pending:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self._talk.recv(1 << 16)
             except ConnectionResetError:
                 data = b""  # it ended before it read what it was told
             if not data:
@@ -243,4 +208,4 @@ class RaySite(Site):
         return found
 
     def _log(self, name: str) -> Path:
-        return self._local.folder / f"{name}.log"
+        return self.folder / f"{name}.log"
