@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from afserve.cli.bench.machine_speed import changed, core_seconds, stolen
 from afserve.cli.options import Within
 from afserve.config import THREADS
 from afserve.errors import ConfigError, shown
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, object]
 _CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
-# Of the machine's speed, and of its cores' time: beyond these the user is told.
-_CHANGED, _STOLEN = 0.10, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,36 +136,6 @@ def origin(model: str, threads: int) -> Row:
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     }
-
-
-def changed(ratio: float) -> str:
-    """What to say of a machine whose stages took `ratio` times as long at the end as at the beginning."""
-    if abs(ratio - 1) <= _CHANGED:
-        return ""
-    return (
-        f"the machine changed: stages took {ratio - 1:+.0%} at the end. Plans are of its mean; measure again when "
-        "it is steady, or plan with both files\n"
-    )
-
-
-def core_seconds() -> tuple[float, float]:
-    """(all, stolen): ticks of all cores since the start, and those of them that a hypervisor gave to others; 0 where
-    the system does not tell."""
-    try:
-        ticks = [float(tick) for tick in Path("/proc/stat").read_text(encoding="ascii").split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return sum(ticks), ticks[7]
-
-
-def stolen(before: tuple[float, float], after: tuple[float, float]) -> str:
-    """What to say of core time that others had."""
-    every, others = after[0] - before[0], after[1] - before[1]
-    if every <= 0 or others / every <= _STOLEN:
-        return ""
-    return (
-        f"the host gave {others / every:.0%} of the cores' time to others meanwhile: runs will vary as much\n"
-    )
 
 
 def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambda: None) -> Iterator[Row]:

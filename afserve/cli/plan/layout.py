@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from afserve.cli.options import Within, option
-from afserve.errors import ConfigError
+from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from afserve.placement.planner.perf.engine import Engine
@@ -236,3 +236,15 @@ def _nearest(kind: str, pools: "tuple[DevicePool, ...]", setting: "Setting") -> 
     loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]
     alike = [max(engine.rows.nearest(like) for like in asked) for engine in loaded]
     return loaded[alike.index(max(alike))] if max(alike) > _ALIKE else loaded[0]
+
+
+def micro_batches_of(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(part[:8]) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1 or found[-1] > 4:
+        raise ConfigError(
+            f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4", param="micro_batches"
+        )
+    return found

@@ -17,6 +17,7 @@ from afserve.cli.plan.layout import (
     check_calibrated,
     engines_of,
     layout_of,
+    micro_batches_of,
     with_requests,
 )
 from afserve.errors import ConfigError, shown
@@ -227,7 +228,7 @@ def build_question(
         pools=offered,
         targets=Targets(seconds(goal.tpot, "tpot"), setting.ttft),
         objective="speed" if goal.objective == "latency" and setting.concurrency else goal.objective,
-        micro_batches=_micro_batches(goal.micro_batches),
+        micro_batches=micro_batches_of(goal.micro_batches),
         tokens_per_second=goal.rate * work.mean_answer,
         kinds=KINDS if layout.kind is None else (layout.kind,),
         layout=layout_of(layout, offered),
@@ -340,15 +341,3 @@ def _pool(text: str, network: float | None, link: float | None) -> "DevicePool":
     if link is not None:
         chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
     return DevicePool(chip, devices)
-
-
-def _micro_batches(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(sorted({int(part[:8]) for part in text.split(",")}))
-    except ValueError:
-        found = ()
-    if not found or found[0] < 1 or found[-1] > 4:
-        raise ConfigError(
-            f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4", param="micro_batches"
-        )
-    return found

@@ -7,10 +7,11 @@ is needed by role and what there is; `ways_on` says what to do then. All sizes a
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, EngineSettings, ModelSource
+from afserve.config import MAX_MICRO_BATCHES, EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.wire.desired import MOST_NODES, Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.plan.cores import cores_in_words, micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
     first_placement,
@@ -116,9 +117,9 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     _check_colocated_and_bits(spec, source, wishes, nodes)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
-    micro_batches = _micro_batches(wishes, nodes, picked)
-    threads = _threads(machine, wishes, nodes, picked)
-    shares = _shares_cores(machine, wishes, nodes, threads, picked)
+    micro_batches = micro_batches_of(wishes, nodes, picked)
+    threads = threads_of(machine, wishes, nodes, picked)
+    shares = shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
     block = _block(spec, source, wishes)
@@ -188,7 +189,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
     if wishes.attention is None:
         picked["attention"] = f"{attention}, " + (
-            f"of {gpus} GPUs" if gpus else f"one per 8 of {_cores(machine)}"
+            f"of {gpus} GPUs" if gpus else f"one per 8 of {cores_in_words(machine)}"
         )
     if wishes.colocated:
         return Share(attention, 0)
@@ -196,7 +197,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     least = min(spec.experts, least_nodes(spec.experts, wishes))
     experts = wishes.experts or max(least, min(gpus - attention if gpus else machine.cores // 4, most))
     if wishes.experts is None:
-        reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {_cores(machine)}"
+        reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {cores_in_words(machine)}"
         picked["experts"] = f"{experts}, " + ("for the copies" if experts == least > 1 else reason)
     if experts > spec.experts:
         raise ConfigError(
@@ -250,53 +251,6 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
             f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
             param="expert_dtype",
         )
-
-
-def _micro_batches(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int | None:
-    """None leaves it to each attention node, which measures."""
-    text = wishes.micro_batches
-    if text != "auto":
-        if not text.isdigit():
-            raise ConfigError(
-                f"--micro-batches: {text!r} is neither a number nor auto", param="micro_batches"
-            )
-        in_range("--micro-batches", int(text), 1, MAX_MICRO_BATCHES)
-        return int(text)
-    if not nodes.experts:
-        picked["micro-batches"] = "1, nothing to overlap in one process"
-        return 1
-    picked["micro-batches"] = f"1 to {MAX_MICRO_BATCHES}, by measured speed"
-    return None
-
-
-def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
-    if wishes.threads is not None:
-        in_range("--threads", wishes.threads, THREADS.low, THREADS.high)
-        return wishes.threads
-    most = max(share.total for share in wishes.hosts or (nodes,))
-    threads = max(1, machine.cores // most)
-    picked["threads"] = f"{threads} per node, {_cores(machine)} for {most} node{'s' * (most > 1)}"
-    return threads
-
-
-def _shares_cores(
-    machine: Machine, wishes: Wishes, nodes: Share, threads: int, picked: dict[str, str]
-) -> bool:
-    """Unless the user says: where one thread of each of two nodes is all that this machine has cores for.
-
-    On a single core there is nobody to help, and with more cores a node that waits keeps none from the other.
-    """
-    asked = wishes.engine.share_cores
-    pair = (nodes.attention, nodes.experts, threads) == (1, 1, 1)
-    here = not wishes.hosts and wishes.engine.device == wishes.experts_on == "cpu"
-    if asked is not None:
-        if asked and not (pair and here):
-            picked["share-cores"] = "asked for, but only between two nodes of one thread each on this host"
-        return asked
-    if not (pair and here and nodes.total <= machine.cores < 2 * nodes.total):
-        return False
-    picked["share-cores"] = f"whoever waits lends its core, {_cores(machine)} for two nodes of one thread"
-    return True
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
@@ -386,7 +340,3 @@ def _kv(
     if longest > tokens:
         raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
     return tokens, longest
-
-
-def _cores(machine: Machine) -> str:
-    return f"{machine.cores} core{'s' * (machine.cores > 1)}"

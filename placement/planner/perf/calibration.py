@@ -37,6 +37,7 @@ from afserve.placement.planner.perf.calibration_links import (
     kernel,
     line,
     link,
+    serving,
 )
 from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.experts import Routing, active_experts
@@ -64,7 +65,6 @@ _FIELDS = {
     "attention beside": ("alone",),
     "experts beside": ("alone",),
 }
-_DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
 _LEAST_OF = {"requests": 1.0, "attention": 1.0, "peers": 1.0, "micro_batches": 1.0} | dict.fromkeys(
     ("alone", "half", "kernel"), 1e-9
@@ -293,7 +293,7 @@ def _step(
     products: Curve,
 ) -> Curve:
     """Seconds per step and per request beside the LM head, which the products' curve already prices."""
-    served = _control(control)
+    served = serving(control)
     if len(rows) < LEAST:
         return served
     requests, seconds = column(rows, "requests"), column(rows, "seconds")
@@ -304,24 +304,6 @@ def _step(
     fit = fit_positive(lambda v: np.asarray(head + v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-6]))
     launch, each = float(fit.values[0]) + served.launch, float(fit.values[1]) + served.per_group
     return Curve(launch, 1.0, 1.0, fit.spread, per_group=each, rows=len(rows))
-
-
-def _control(rows: Sequence[Mapping[str, float]]) -> Curve:
-    """As `_line`, but what is met are whole served steps: this is the small difference of two large times, which may
-    be twice as much or nothing when either was measured 5 % off. A served run that the machine was slower in, all
-    sizes alike, tells nothing of the control plane: a speed of the engine's part is fitted too, and left out."""
-    if len(rows) < LEAST:
-        return Curve(0.0, 1.0, 1.0)
-    requests, seconds = column(rows, "requests"), column(rows, "seconds")
-    whole = np.array([row.get("served", row["seconds"]) for row in rows])
-    engine = np.maximum(whole - seconds, 0.0)
-    fit = fit_positive(
-        lambda v: np.asarray(v[2] * engine + v[0] + v[1] * requests),
-        whole,
-        np.array([3e-4, 2e-5, 1.0]),
-        prior_spread=np.array([3.0, 3.0, _DRIFT]),
-    )
-    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
 
 
 def _together(

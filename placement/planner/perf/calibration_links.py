@@ -1,7 +1,8 @@
 """Curves of what rows cost on their way between nodes of one machine, from its own measurements.
 
-The parts are those of `calibration.py`: the gateway's work, sends and receives, an expert node's work on a message, the
-link beyond both; and all of these anew for decode steps that are one native call. It reads no files.
+The parts are those of `calibration.py`: the gateway's work, what serving adds to a step, sends and receives, an expert
+node's work on a message, the link beyond both; and all of these but the first two anew for decode steps that are one
+native call. It reads no files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from afserve.placement.planner.perf.hardware import Hardware
 Array = NDArray[np.float64]
 LEAST = 3
 """Rows that a line is fitted to, at least."""
+_DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 
 
 def column(rows: Sequence[Mapping[str, float]], name: str) -> Array:
@@ -30,6 +32,24 @@ def line(rows: Sequence[Mapping[str, float]]) -> Curve:
         return Curve(0.0, 1.0, 1.0)
     requests, seconds = column(rows, "requests"), column(rows, "seconds")
     fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-5]))
+    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
+
+
+def serving(rows: Sequence[Mapping[str, float]]) -> Curve:
+    """As `line`, but what is met are whole served steps: this is the small difference of two large times, which may
+    be twice as much or nothing when either was measured 5 % off. A served run that the machine was slower in, all
+    sizes alike, tells nothing of the control plane: a speed of the engine's part is fitted too, and left out."""
+    if len(rows) < LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, seconds = column(rows, "requests"), column(rows, "seconds")
+    whole = np.array([row.get("served", row["seconds"]) for row in rows])
+    engine = np.maximum(whole - seconds, 0.0)
+    fit = fit_positive(
+        lambda v: np.asarray(v[2] * engine + v[0] + v[1] * requests),
+        whole,
+        np.array([3e-4, 2e-5, 1.0]),
+        prior_spread=np.array([3.0, 3.0, _DRIFT]),
+    )
     return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
 
 
