@@ -14,7 +14,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup up test test-all check format proto nano clean moved
+.PHONY: setup up quick test test-all check format proto nano clean moved
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif
+
+# A sample of all rooms in less than a minute: one case of each test without processes, five drawn examples.
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: setup
 	$(BIN)/python -m pytest $(ARGS)

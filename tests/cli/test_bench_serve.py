@@ -19,6 +19,7 @@ def rows(url, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_closed_loop_counts_and_delays(tmp_path):
     script = Script(first=0.05, gap=0.01)
     with serving(script) as url:

@@ -33,6 +33,7 @@ def scripted(*_: object) -> Iterator[calibrate.Row]:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=st.lists(FLAGS, max_size=4), out=st.booleans())
+@pytest.mark.slow
 def test_a_file_or_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

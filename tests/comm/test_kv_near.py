@@ -249,6 +249,7 @@ def test_a_connection_that_ends_while_it_is_kept_is_told_once(ends):
     assert not here.wires.kept
 
 
+@pytest.mark.slow
 def test_a_full_socket_keeps_what_it_does_not_take(ends):
     """Nobody reads there for a while; then all of it comes, as it went."""
     here, there = ends

@@ -22,6 +22,7 @@ def play(seed: int) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_blocks_arrive_or_are_given_up():
     happened = Counter()
     for seed in range(IN_CI):

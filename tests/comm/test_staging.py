@@ -64,6 +64,7 @@ class LateStage:
 
 @given(placement=placements(), attention=st.integers(1, 3), seed=st.integers(0, 99), data=st.data())
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_sums_are_the_oracles(open_cluster, placement, attention, seed, data):
     seeds = itertools.count(seed)
     stage = lambda: LateStage(next(seeds))  # noqa: E731

@@ -116,6 +116,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     end.close()
 
 
+@pytest.mark.slow
 def test_messages_larger_than_the_kernel_takes_at_once():
     """Both ends in one thread, so neither can send without the other's reading in between."""
     layout = replace(LAYOUT, hidden=4096, max_rows=1024)

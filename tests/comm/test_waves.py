@@ -56,6 +56,7 @@ def lose(cluster, link, expert, closed):
 
 @given(placement=placements(), kind=st.sampled_from([None, TorchSplit, DeviceSplit]), data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_each_choice_counts_once(open_cluster, placement, kind, data):
     stage = LateStage if kind is None and data.draw(st.booleans()) else lambda: None
     cluster = open_cluster("local", 1, placement, options={"stage": stage})
@@ -95,6 +96,7 @@ def test_each_choice_counts_once(open_cluster, placement, kind, data):
 
 @given(placement=placements(), kind=st.sampled_from([None, TorchSplit, DeviceSplit]), data=st.data())
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_rows_are_given_up_or_exact(open_cluster, placement, kind, data):
     """Nodes are lost for good: rows whose experts stood only there have a reason, all others their sum."""
     cluster = open_cluster("local", 1, placement, options={"deadline": 0.5})

@@ -120,6 +120,7 @@ def test_tokens_that_come_too_slowly_refuse_until_nobody_runs():
 
 
 @pytest.mark.parametrize("places", [32, 16])
+@pytest.mark.slow
 def test_goodput_stays_under_four_times_the_load(places):
     """Scripted nodes with the real gateway: the narrow pool is prefill, then decode."""
     calm, taken, everyone = (

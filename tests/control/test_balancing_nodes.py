@@ -136,6 +136,7 @@ STEPS = ("lost", "comes", "goes", "controller_lost", "thinks", "settle")
     st.integers(1, 2),
     st.lists(st.sampled_from(STEPS), max_size=14),
 )
+@pytest.mark.slow
 def test_whoever_comes_and_goes_balance_is_thought_about(seed, nodes, spare, copies, steps):
     run = Run(seed, nodes, -(-EXPERTS // nodes) + 2 + spare, spare, copies)
     for step in steps:

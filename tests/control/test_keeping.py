@@ -153,6 +153,7 @@ def play(seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("block", range(4))
+@pytest.mark.slow
 def test_every_kept_request_is_answered_once_wherever_its_client_asks(block):
     each = IN_CI // 4
     found = [play(seed) for seed in range(block * each, (block + 1) * each)]

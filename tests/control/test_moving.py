@@ -22,6 +22,7 @@ def play(seed: int) -> World:
 
 
 @pytest.mark.parametrize("block", range(6))
+@pytest.mark.slow
 def test_every_request_is_answered_once_with_every_token_once(block):
     each = IN_CI // 6
     worlds = [play(seed) for seed in range(block * each, (block + 1) * each)]

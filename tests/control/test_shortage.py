@@ -90,6 +90,7 @@ def failing(membership, node, until, incidents=None):
     return started
 
 
+@pytest.mark.slow
 def test_a_place_is_tried_for_ever_later_each_time_and_at_most_some_minutes_apart():
     membership, members = served(attention=1, experts=2, on_loss=RECOVER, patience=AGES, restarts=2)
     node, incidents = expert_node(1), []

@@ -169,6 +169,7 @@ def test_all_at_once_are_given_more_time_than_one():
         st.tuples(st.sampled_from([A, B]), st.floats(0.3, 7.5), st.floats(0.4, 3.0)), min_size=1, max_size=8
     )
 )
+@pytest.mark.slow
 def test_nobody_who_lives_is_lost_while_everything_waits_for_a_processor(pauses):
     cluster = Cluster()
     cluster.run(2.0, load=HostLoad(0.2, 0.97))

@@ -79,6 +79,7 @@ def test_no_step_asks_for_the_spec_of_a_layer(tiny_checkpoint, monkeypatch):
     assert collect(cluster.run(requests(prompts())))
 
 
+@pytest.mark.slow
 def test_its_tokens_are_those_of_the_same_model_under_other_names(toy, tmp_path, tiny_checkpoint, expected):
     folder, renamed = folder_of(tmp_path / "weights"), {}
     names = {"gate.weight": "router.weight", "w1": "w_gate", "w2": "w_down", "w3": "w_up"}

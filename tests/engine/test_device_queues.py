@@ -223,6 +223,7 @@ def test_time_without_prompts_is_nobodys_share():
     assert not queues.busy and not queues.holds(Box(0, 0, 0))
 
 
+@pytest.mark.slow
 def test_decoding_beside_prompts_costs_a_block_and_prompts_what_decoding_takes():
     alone, without = run(Case("alone", FAST, period=0.3, **DEVICE)), Case("prompts", (), CHUNKS, **DEVICE)
     both = run(Case("both", FAST, CHUNKS, period=0.3, **DEVICE))

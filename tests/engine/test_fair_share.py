@@ -112,6 +112,7 @@ def test_every_request_has_its_turn_and_nothing_is_remembered(events, sequences,
     length=st.integers(1, 390),
     share=st.sampled_from((1, 2, 5)),
 )
+@pytest.mark.slow
 def test_a_flood_delays_another_tenant_by_its_share_only(flood, later, length, share):
     asked = Asked(scheduler())
     for tokens in flood:
@@ -234,6 +235,7 @@ CLIENT = st.tuples(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(CLIENT, min_size=1, max_size=4), st.integers(1, 10))
+@pytest.mark.slow
 def test_who_comes_and_goes_gets_no_more_than_who_always_waits(clients, share):
     """One floods. The others send a request at a time or a few, some after pauses: each gets at most its share."""
     asked = Asked(scheduler())

@@ -125,6 +125,7 @@ def play(node, events):
 
 @settings(max_examples=60, deadline=None)
 @given(EVENTS, PLACES, st.integers(1, 2), st.integers(24, 120), st.integers(1, 3), st.booleans())
+@pytest.mark.slow
 def test_tokens_are_those_of_running_alone_and_nobody_leaves_too_often(
     events, places, micro_batches, blocks, runs, often
 ):
@@ -144,6 +145,7 @@ def test_tokens_are_those_of_running_alone_and_nobody_leaves_too_often(
 
 @settings(max_examples=60, deadline=None)
 @given(EVENTS, PLACES, st.integers(1, 2))
+@pytest.mark.slow
 def test_a_sequence_makes_tokens_between_leaving(events, places, micro_batches):
     """With blocks enough none leaves but for a tenant that is behind; here also one that is hardly behind."""
     node = Node.of(max_sequences=places, micro_batches=micro_batches)
@@ -189,6 +191,7 @@ def test_who_is_behind_has_a_place_within_so_many_steps(places, share, own, late
     runs=st.integers(1, 3),
     apart=st.integers(0, 200),
 )
+@pytest.mark.slow
 def test_none_of_those_who_always_wait_is_ahead_without_end(places, tenants, runs, apart):
     """However long the run: between any two it stays below what a bounded number of tokens is worth."""
     node = Node.of(runs, max_sequences=places)
@@ -207,6 +210,7 @@ def test_none_of_those_who_always_wait_is_ahead_without_end(places, tenants, run
 
 @pytest.mark.parametrize("places", [1, 3, 4, 16])
 @pytest.mark.parametrize("shares", [(1, 1), (1, 3), (5, 2), (1, 1, 2)])
+@pytest.mark.slow
 def test_tokens_of_long_answers_follow_the_shares(places, shares):
     node = Node.of(max_sequences=places, kv_blocks=5000)
     tenants = [Tenant(f"t{index}", share) for index, share in enumerate(shares)]
@@ -220,6 +224,7 @@ def test_tokens_of_long_answers_follow_the_shares(places, shares):
     assert node.made.preemptions * AHEAD <= total
 
 
+@pytest.mark.slow
 def test_who_makes_more_tokens_in_a_place_has_fewer_places():
     node = Node.of(max_sequences=2, max_model_len=40_000, kv_blocks=5000)
     for step in range(6000):
@@ -232,6 +237,7 @@ def test_who_makes_more_tokens_in_a_place_has_fewer_places():
     assert abs(fast / slow - 1) < 0.3
 
 
+@pytest.mark.slow
 def test_tokens_of_long_answers_follow_the_shares_where_blocks_are_few():
     """Two of eight places have room. Nobody leaves so often that few tokens are new ones."""
     node = Node.of(max_sequences=8, kv_blocks=300)

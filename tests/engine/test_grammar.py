@@ -111,6 +111,7 @@ def test_the_best_token_is_taken_where_it_is_allowed(nano, tokenizer):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_after_preemption_and_on_another_node(nano, tokenizer):
     prompts = [tokenizer.encode(text) for text in ("def a():", "class B:", "import c", "x = [")]
     wanted = [
@@ -207,6 +208,7 @@ def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 6}])
+@pytest.mark.slow
 def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
     logits = torch.tensor([1.0, 3.0, 2.0, 0.0, 0.0, 2.0])
     wanted = torch.where(torch.arange(6) % 2 == 0, logits, float("-inf")).softmax(-1)

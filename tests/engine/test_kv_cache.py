@@ -71,6 +71,7 @@ def move(sequence, node):
 
 @pytest.mark.parametrize(("backend", "block_size"), KEPT)
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
 def test_a_sequence_goes_on_over_copies_of_its_blocks(name, backend, block_size, tiny_checkpoint, expected):
     """Again and again all running sequences move to other blocks, and those that they had are filled with NaN."""
     node = opened(

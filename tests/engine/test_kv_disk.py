@@ -47,6 +47,7 @@ def node(tmp_path, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
 def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
     """Memory holds one sequence only, so that each follow-up finds its blocks on the disk."""
     one, answers = node(name, kv_blocks=15), expected(name)
@@ -63,6 +64,7 @@ def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
     assert not (stats.damaged or stats.late or stats.refused)
 
 
+@pytest.mark.slow
 def test_another_process_life_finds_the_store(node, expected):
     first, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
     first.ask(request)

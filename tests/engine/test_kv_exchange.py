@@ -111,6 +111,7 @@ def test_tokens_are_those_of_a_request_that_stayed(name, faulty, tiny_checkpoint
     cluster.close()
 
 
+@pytest.mark.slow
 def test_only_what_fits_is_pulled(tiny_checkpoint, expected):
     """The node that goes on has little memory: the rest is computed, and nobody else loses a block."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")

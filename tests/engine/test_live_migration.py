@@ -79,6 +79,7 @@ def test_tokens_do_not_notice(name, tiny_checkpoint, expected):
     assert epochs > 5
 
 
+@pytest.mark.slow
 def test_bfloat16_tokens_do_not_depend_on_the_placement():
     """Parts of experts are rounded before they are added, so sums over nodes are exact however they are grouped."""
     source, rng = ModelSource(str(CONFIGS / "nano"), "nano"), random.Random(5)
