@@ -53,7 +53,9 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
     """An ASGI app; `app.state.service` is its Service. Text processes read the models' folders when they start."""
     http = HttpMetrics()
     times = Times(settings.ttft or None, settings.tpot or None)
-    hosted = Models([Hosted.over(backend, tokenizer, http.clock, times) for backend, tokenizer in models])
+    hosted = Models(
+        [Hosted.over_backend(backend, tokenizer, http.clock, times) for backend, tokenizer in models]
+    )
     database = Database(settings.state_dir)
     ring = Keyring(settings.api_keys, settings.admin_keys, settings.keys_file)
     accounts = Accounts(ring, database, shares_prefixes=settings.share_prefixes)
@@ -197,7 +199,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/status", info.status, methods=["GET"]),
         Route("/admin/placement", admin.show_placement, methods=["GET"]),
         Route("/admin/placement", admin.apply, methods=["POST"]),
-        *(Route(verb.path, admin.change(verb), methods=["POST"]) for verb in VERBS.values()),
+        *(Route(verb.path, admin.change_handler(verb), methods=["POST"]) for verb in VERBS.values()),
         Route("/admin/routing/start", admin.start_recording, methods=["POST"]),
         Route("/admin/routing/stop", admin.stop_recording, methods=["POST"]),
         Route("/admin/routing/dump", admin.dump, methods=["GET"]),

@@ -141,7 +141,7 @@ def test_small_bodies_pass_while_large_ones_stall(make_backend, run_server):
         for sock in stalled:
             sock.sendall(POST % size + b" " * (size - 1))
         until = time.monotonic() + 20
-        while server.app.state.service.bodies.held < 3 * size:
+        while server.app.state.service.bodies.held_bytes < 3 * size:
             assert time.monotonic() < until
             time.sleep(0.01)
         large = json.dumps({"prompt": "x", "user": "y" * (size - 1000)})
@@ -149,7 +149,7 @@ def test_small_bodies_pass_while_large_ones_stall(make_backend, run_server):
             headers = {"content-type": "application/json"}
             reply = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
             assert reply.status_code == 200, reply.text
-        assert server.app.state.service.bodies.held <= 4 * size
+        assert server.app.state.service.bodies.held_bytes <= 4 * size
 
 
 @pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_client"])
@@ -231,7 +231,7 @@ def test_a_second_client_is_served_and_memory_is_bounded(
         grown = resident(server) - before
         # 16 KiB a connection, four bodies, a socket's buffer and 64 pieces of every choice of a stream
         assert grown < 16 * connections + 4 * 8192 * 2 + 2048 * readers + 32_768, grown
-        assert server.app.state.service.bodies.held <= 4 << 23
+        assert server.app.state.service.bodies.held_bytes <= 4 << 23
 
 
 def test_a_reader_that_does_not_read_is_cancelled_by_name(make_backend, run_server):

@@ -40,9 +40,9 @@ def written(writer, pieces):
     """What it says of text in pieces, closed at the end, and what it leaves."""
     said, left = "", ""
     for piece in pieces:
-        more, rest = ("", piece) if writer.done else writer.feed(piece)
+        more, rest = ("", piece) if writer.done else writer.write_text(piece)
         said, left = said + more, left + rest
-    return said + writer.close(), left
+    return said + writer.close_text(), left
 
 
 @given(VALUES, st.sampled_from([None, 0, 2]), st.booleans())
@@ -106,9 +106,9 @@ def test_arguments_of_an_object_are_json(pieces):
         call = CallObject()
         told, rest = "", ""
         for piece in ['{"name": "f", "arguments": ', *pieces]:
-            more, left = ("", piece) if call.done else call.feed(piece)
+            more, left = ("", piece) if call.done else call.write_text(piece)
             told, rest = told + more, rest + left
-        return call.name, told + ("" if call.done else call.close()), rest
+        return call.name, told + ("" if call.done else call.close_text()), rest
 
     found = read(pieces)
     assert found == read(["".join(pieces)]) and found[0] == "f"
@@ -123,5 +123,9 @@ def test_depth_is_bounded(depth):
 
 def test_digits_go_out_as_they_come():
     writer = LiteralWriter()
-    assert writer.feed("[12")[0] == "[12" and writer.feed("3.")[0] == "3" and writer.feed("5 ")[0] == ".5 "
+    assert (
+        writer.write_text("[12")[0] == "[12"
+        and writer.write_text("3.")[0] == "3"
+        and writer.write_text("5 ")[0] == ".5 "
+    )
     assert math.isinf(json.loads(written(LiteralWriter(), "[1e999]")[0])[0])  # JSON has no greatest number

@@ -59,7 +59,7 @@ def test_answers_without_room_are_told(tmp_path):
         await table.keep_answer(row.id, 0, b"x" * 20, fine=True)
         await table.keep_answer(row.id, 1, b"no", fine=False)
         assert "at most 1034 are kept" in await table.end_batch(row.id, "completed")
-        done = (await table.get_batch("me", row.id)).body()
+        done = (await table.get_batch("me", row.id)).as_json()
         assert done["status"] == "failed" and done["errors"]["data"][0]["code"] == "no_room"
         assert await table.files.content("me", done["error_file_id"]) == b"no\n", (
             "the second file is tried too"

@@ -55,4 +55,4 @@ def test_nothing_is_left_behind(make_backend, run_server):
             time.sleep(0.02)
         assert sorted(map(id, backend.closed)) == sorted(map(id, backend.requests))
         assert "afserve_http_requests_in_flight" in httpx.get(f"{server.url}/metrics").text
-        assert server.app.state.service.bodies.held == 0
+        assert server.app.state.service.bodies.held_bytes == 0

@@ -48,7 +48,7 @@ class Asked:
         return cls(f"{_PREFIX[kind]}-{own or secrets.token_hex(16)}", kind, created, owner, prepared)
 
     @property
-    def seconds(self) -> float:
+    def kept_seconds(self) -> float:
         """How long it is kept without a connection."""
         return 0.0 if self.prepared.resume is None else self.prepared.resume.seconds
 
@@ -128,7 +128,7 @@ class Asked:
                 "kept; send it with fewer prompts, fewer tools, a shorter format, without echo, or without resume",
                 param="resume",
             )
-        return [Keep(self.id, i, self.choices, self.seconds, about) for i in range(self.choices)]
+        return [Keep(self.id, i, self.choices, self.kept_seconds, about) for i in range(self.choices)]
 
     def _about(self) -> bytes:
         head = {

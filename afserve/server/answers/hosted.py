@@ -21,12 +21,14 @@ class Hosted:
     metrics: ServerMetrics
 
     @classmethod
-    def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME) -> "Hosted":
+    def over_backend(
+        cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME
+    ) -> "Hosted":
         """`times` are those that the server asks for."""
         return cls(backend, tokenizer, ServerMetrics(clock, times, backend.draw_counts))
 
     @property
-    def name(self) -> str:
+    def model_name(self) -> str:
         """What answers have."""
         return self.backend.model.name
 
@@ -45,18 +47,18 @@ class Models:
         return len(self._hosted)
 
     @property
-    def first(self) -> Hosted:
+    def first_model(self) -> Hosted:
         return self._hosted[0]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def served_names(self) -> tuple[str, ...]:
         """What requests may say, aliases included."""
         return tuple(self._named)
 
     def named(self, name: str) -> Hosted:
         """By any of its names. Raises NotFoundError that lists them."""
         if (found := self._named.get(name)) is None:
-            raise unserved(name, self.names)
+            raise unserved(name, self.served_names)
         return found
 
     def one(self, name: str | None) -> Hosted:
@@ -64,10 +66,10 @@ class Models:
         if name is None and len(self) > 1:
             raise RequestError(
                 f"model: {len(self)} models are served here; say which with ?model=NAME, one of "
-                f"{', '.join(each.name for each in self)}",
+                f"{', '.join(each.model_name for each in self)}",
                 param="model",
             )
-        return self.first if name is None else self.named(name)
+        return self.first_model if name is None else self.named(name)
 
     def check_any_serves(self) -> None:
         """Raises the first one's reason where none of them takes requests."""

@@ -83,9 +83,10 @@ class Resumables:
 
     def _check(self, asked: Asked) -> None:
         most = self._settings.resume_seconds
-        if asked.seconds > most:
+        if asked.kept_seconds > most:
             raise RequestError(
-                f"resume: {asked.seconds:g} s, this server keeps requests for at most {most:g} s (--resume-seconds)",
+                f"resume: {asked.kept_seconds:g} s, this server keeps requests for at most {most:g} s "
+                "(--resume-seconds)",
                 param="resume",
             )
         if asked.choices > MOST_CHOICES:
@@ -226,7 +227,7 @@ class Resumables:
 
     def _wait(self, one: Resumable) -> None:
         loop = asyncio.get_running_loop()
-        one.expires = loop.call_later(one.asked.seconds, self.forget_kept, one)
+        one.expires = loop.call_later(one.asked.kept_seconds, self.forget_kept, one)
 
     def pieces(self, one: Resumable, since: Position) -> AsyncGenerator[Numbered, None]:
         tokenizer = self._model(one.asked).tokenizer

@@ -98,14 +98,14 @@ class Writer:
             and self._writer is None
             and not self._ended
             and (self._comment is None or self._comment.done())
-            and self._direct.free()
+            and self._direct.takes_more()
         )
 
     def write_now(self, data: bytes) -> None:
         """What nobody has to wait for, because the socket is `free`."""
         assert self._direct is not None
         self._since = self._loop.time()
-        self._direct.write(data)
+        self._direct.write_chunk(data)
 
     async def end_response(self, data: bytes) -> None:
         self._ended = True

@@ -47,18 +47,18 @@ class Files:
                 f"file: its name has {len(name)} characters, at most {MAX_NAME} are taken", param="file"
             )
         stored = await self.store.put_file(owner_of(request), name, named, data)
-        return json_response(stored.body())
+        return json_response(stored.as_json())
 
     async def list_files(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
-        files = [file.body() for file in await self.store.list_files(owner_of(request))]
+        files = [file.as_json() for file in await self.store.list_files(owner_of(request))]
         return json_response(
             page_of([file for file in files if purpose in (None, file["purpose"])], request.query_params)
         )
 
     async def show_file(self, request: Request) -> Response:
         stored = await self.store.get_file(owner_of(request), request.path_params["file_id"])
-        return json_response(stored.body())
+        return json_response(stored.as_json())
 
     async def content(self, request: Request) -> Response:
         data = await self.store.content(owner_of(request), request.path_params["file_id"])
@@ -92,22 +92,22 @@ class Batches:
         total = await checked(await self._files.store.content(owner, file_id), endpoint)
         row = await self._table.create(owner, endpoint, file_id, total, about)
         self._worker.begin_batch(row)
-        return json_response(row.body())
+        return json_response(row.as_json())
 
     async def list_batches(self, request: Request) -> Response:
         rows = await self._table.list_batches(owner_of(request))
-        return json_response(page_of([row.body() for row in rows], request.query_params))
+        return json_response(page_of([row.as_json() for row in rows], request.query_params))
 
     async def show_batch(self, request: Request) -> Response:
         row = await self._table.get_batch(owner_of(request), request.path_params["batch_id"])
-        return json_response(row.body())
+        return json_response(row.as_json())
 
     async def cancel_batch(self, request: Request) -> Response:
         """What is answered by now is kept."""
         owner, batch_id = owner_of(request), request.path_params["batch_id"]
         await self._table.ask_to_cancel(owner, batch_id)
         await self._worker.cancel_batch(batch_id)
-        return json_response((await self._table.get_batch(owner, batch_id)).body())
+        return json_response((await self._table.get_batch(owner, batch_id)).as_json())
 
 
 def _window(fields: Fields) -> str:

@@ -25,7 +25,7 @@ class StoredFile:
     size: int
     created: int
 
-    def body(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         return {
             "id": self.id,
             "object": "file",

@@ -37,7 +37,7 @@ class BatchRow:
     completed: int
     failed: int
 
-    def body(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         return {
             "id": self.id,
             "object": "batch",

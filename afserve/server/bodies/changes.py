@@ -17,7 +17,7 @@ def change_of(verb: Verb, body: Fields) -> Change:
     found: dict[str, Any] = {each.name: _read(verb, each, body) for each in verb.arguments}
     if not found:
         for name in body.raw():
-            body.refuse(name, "nothing: the body is {}")
+            body.refuse_field(name, "nothing: the body is {}")
     if any(value is None for value in found.values()):
         first = verb.arguments[0]
         raise RequestError(verb.missing, param=None if first.form is Form.COUNTS else first.name)
@@ -42,7 +42,7 @@ def _counts(body: Fields) -> dict[str, str]:
     """{"attention": 3, "experts": "-1"}: a number is how many there shall be, text with a sign a change of it."""
     for pool, value in body.raw().items():
         if isinstance(value, bool) or not isinstance(value, int | str):
-            body.refuse(pool, _NUMBER)
+            body.refuse_field(pool, _NUMBER)
     return {pool: str(value) for pool, value in body.raw().items()}
 
 

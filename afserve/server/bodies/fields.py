@@ -97,14 +97,14 @@ class Fields:
         self.path = path
         self.passed = {} if passed is None else passed
 
-    def name(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str) -> object:
         return self._values.get(key)
 
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        refuse(self.name(key), self.get(key), wanted)
+    def refuse_field(self, key: str, wanted: str) -> NoReturn:
+        refuse(self.path_of(key), self.get(key), wanted)
 
     def pass_over(self, name: str, instead: str) -> None:
         """Notes a wish that is not followed, by its whole name."""
@@ -121,7 +121,7 @@ class Fields:
     def text(self, key: str) -> str | None:
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            self.refuse(key, "a string")
+            self.refuse_field(key, "a string")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -129,7 +129,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.refuse(key, "true or false")
+            self.refuse_field(key, "true or false")
         return value
 
     def integer(self, key: str, low: int, high: int) -> int | None:
@@ -137,7 +137,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(key, "an integer")
+            self.refuse_field(key, "an integer")
         self._in_range(key, value, low, high)
         return value
 
@@ -146,7 +146,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(key, "a number")
+            self.refuse_field(key, "a number")
         self._in_range(key, value, low, high)
         return float(value)
 
@@ -155,7 +155,7 @@ class Fields:
         value = self.get(key)
         count = len(value) if isinstance(value, list | dict) else 0
         if count > most:
-            name = self.name(key)
+            name = self.path_of(key)
             raise RequestError(f"{name}: has {count} entries, at most {most} are allowed", param=name)
         return count
 
@@ -164,27 +164,27 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.refuse(key, "an object")
-        return Fields(value, self.name(key), self.passed)
+            self.refuse_field(key, "an object")
+        return Fields(value, self.path_of(key), self.passed)
 
     def array(self, key: str) -> Sequence[object] | None:
         value = self.get(key)
         if value is not None and not isinstance(value, list):
-            self.refuse(key, "an array")
+            self.refuse_field(key, "an array")
         return value
 
     def sections(self, key: str, most: int = MAX_SECTIONS) -> tuple["Fields", ...]:
         """An array of at most `most` objects; it is counted before any of them is looked at."""
         self.entries(key, most)
         return tuple(
-            Fields(item, f"{self.name(key)}[{i}]", self.passed)
+            Fields(item, f"{self.path_of(key)}[{i}]", self.passed)
             if isinstance(item, dict)
-            else refuse(f"{self.name(key)}[{i}]", item, "an object")
+            else refuse(f"{self.path_of(key)}[{i}]", item, "an object")
             for i, item in enumerate(self.array(key) or ())
         )
 
     def integers(self, key: str) -> tuple[int, ...]:
-        return token_ids(self.array(key) or (), self.name(key))
+        return token_ids(self.array(key) or (), self.path_of(key))
 
     def texts(self, key: str, most: int) -> tuple[str, ...]:
         """A string or an array of at most `most` strings."""
@@ -192,7 +192,7 @@ class Fields:
         items = [value] if isinstance(value, str) else self.array(key) or ()
         self.entries(key, most)
         return tuple(
-            item if isinstance(item, str) else refuse(f"{self.name(key)}[{i}]", item, "a string")
+            item if isinstance(item, str) else refuse(f"{self.path_of(key)}[{i}]", item, "a string")
             for i, item in enumerate(items)
         )
 
@@ -202,7 +202,7 @@ class Fields:
     def _in_range(self, key: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             raise RequestError(
-                f"{self.name(key)}: {shown(value)} is outside [{low}, {high}]", param=self.name(key)
+                f"{self.path_of(key)}: {shown(value)} is outside [{low}, {high}]", param=self.path_of(key)
             )
 
 

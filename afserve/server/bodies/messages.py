@@ -26,7 +26,7 @@ def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
 def _message(message: Fields) -> Mapping[str, object]:
     role = message.text("role")
     if not role:
-        message.refuse("role", "a string such as user, assistant or system")
+        message.refuse_field("role", "a string such as user, assistant or system")
     refuse_known(message, _NOT_SHOWN)
     plain: dict[str, object] = {
         **_reasoning(message),
@@ -51,18 +51,18 @@ def _content(message: Fields) -> str | None:
     if isinstance(value, list):
         return "".join(_part(part) for part in message.sections("content"))
     if value is None and message.get("role") == "user":
-        message.refuse("content", "a string or an array of text parts")
+        message.refuse_field("content", "a string or an array of text parts")
     return message.text("content")
 
 
 def _part(part: Fields) -> str:
     kind = part.text("type")
     if kind not in ("text", "input_text", "refusal"):
-        name = part.name("type")
+        name = part.path_of("type")
         raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
     text = part.text("refusal" if kind == "refusal" else "text")
     if text is None:
-        part.refuse("text", "a string")
+        part.refuse_field("text", "a string")
     return text
 
 
@@ -70,9 +70,9 @@ def _tool_call(call: Fields) -> Mapping[str, object]:
     """Templates want the arguments as an object, clients send them back as the text that they received."""
     function = call.section("function")
     if function is None:
-        call.refuse("function", "an object")
+        call.refuse_field("function", "an object")
     given = function.get("arguments")
     if given is not None and not isinstance(given, str | dict):
-        function.refuse("arguments", "a string, the JSON of an object")
+        function.refuse_field("arguments", "a string, the JSON of an object")
     arguments = given if isinstance(given, dict) else object_of(given or "")
     return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}

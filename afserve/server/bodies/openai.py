@@ -183,7 +183,7 @@ def prompts_of(fields: Fields, name: str = "prompt") -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        fields.refuse(name, "a string, an array of strings, token ids, or an array of token-id arrays")
+        fields.refuse_field(name, "a string, an array of strings, token ids, or an array of token-id arrays")
     if isinstance(value[0], int):
         return (token_ids(value, name),)
     return tuple(_prompt(item, f"{name}[{i}]") for i, item in enumerate(value))

@@ -80,33 +80,33 @@ def _response_format(fields: Fields) -> list[WantedGrammar]:
         )
     named = form.section("json_schema")
     if named is None:
-        form.refuse("json_schema", "an object with a name and a schema")
+        form.refuse_field("json_schema", "an object with a name and a schema")
     return [schema_in(named, "schema")]
 
 
 def schema_in(fields: Fields, key: str) -> WantedGrammar:
     """The JSON schema under `key`, which may be its text."""
-    name, value = fields.name(key), fields.get(key)
+    name, value = fields.path_of(key), fields.get(key)
     if isinstance(value, str):
         value = Fields.parsed(value, name)
     if not isinstance(value, dict | bool):
-        fields.refuse(key, "a JSON schema, an object")
+        fields.refuse_field(key, "a JSON schema, an object")
     return WantedGrammar(name, of_schema(value, name))
 
 
 def _choice(fields: Fields, key: str) -> WantedGrammar:
     choices = fields.texts(key, MAX_CHOICES)
     if not choices or not isinstance(fields.get(key), list):
-        fields.refuse(key, "an array of at least one string")
-    return WantedGrammar(fields.name(key), of_choice(choices, fields.name(key)))
+        fields.refuse_field(key, "an array of at least one string")
+    return WantedGrammar(fields.path_of(key), of_choice(choices, fields.path_of(key)))
 
 
 def _regex(fields: Fields, key: str) -> WantedGrammar:
-    return WantedGrammar(fields.name(key), of_regex(fields.text(key) or "", fields.name(key)))
+    return WantedGrammar(fields.path_of(key), of_regex(fields.text(key) or "", fields.path_of(key)))
 
 
 def _lark(fields: Fields, key: str) -> WantedGrammar:
-    return WantedGrammar(fields.name(key), of_lark(fields.text(key) or "", fields.name(key)))
+    return WantedGrammar(fields.path_of(key), of_lark(fields.text(key) or "", fields.path_of(key)))
 
 
 _KINDS: Mapping[str, Callable[[Fields, str], WantedGrammar]] = {
@@ -131,12 +131,12 @@ def _structured(fields: Fields) -> list[WantedGrammar]:
         return []
     found = [read(section, kind) for kind, read in _KINDS.items() if section.get(kind) is not None]
     if section.flag("json_object"):
-        found.append(WantedGrammar(section.name("json_object"), of_object()))
+        found.append(WantedGrammar(section.path_of("json_object"), of_object()))
     odd = [
         key for key in section.raw() if key not in (*_KINDS, "json_object") and section.get(key) is not None
     ]
     if odd:
-        name = section.name(odd[0])
+        name = section.path_of(odd[0])
         raise RequestError(
             f"{name}: is not supported; json, json_object, regex, choice and grammar are", param=name
         )

@@ -35,7 +35,7 @@ class Tools:
     parallel: bool | None = None
 
     @property
-    def used(self) -> bool:
+    def are_used(self) -> bool:
         return bool(self.shown) and self.choice != "none"
 
     @property
@@ -43,7 +43,7 @@ class Tools:
         """Whether the answer must be a call."""
         return bool(self.named) or self.choice == "required"
 
-    def wanted(self) -> WantedGrammar | None:
+    def wanted_grammar(self) -> WantedGrammar | None:
         """Of an answer that must be calls: a list of them, or the arguments of the named one. None: text.
 
         It is one call unless several were asked for: a small model begins a second one rather than to end.
@@ -149,19 +149,19 @@ def tools_of(fields: Fields) -> Tools:
 def _tool(tool: Fields) -> Tool:
     kind = tool.text("type")
     if kind != "function":
-        name = tool.name("type")
+        name = tool.path_of("type")
         raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
     function = tool.section("function")
     if function is None:
-        tool.refuse("function", "an object")
+        tool.refuse_field("function", "an object")
     called = function.text("name")
     if called is None or not _NAME.fullmatch(called):
         raise RequestError(
-            f"{function.name('name')}: {shown(called)} is not 1 to 128 letters, digits, or any of _ . : -",
-            param=function.name("name"),
+            f"{function.path_of('name')}: {shown(called)} is not 1 to 128 letters, digits, or any of _ . : -",
+            param=function.path_of("name"),
         )
     if function.section("parameters") is not None:
-        check_size(function.get("parameters"), function.name("parameters"))
+        check_size(function.get("parameters"), function.path_of("parameters"))
     function.flag("strict")
     return tool.raw()
 

@@ -163,7 +163,7 @@ def refuse_known(fields: Fields, table: Mapping[str, KnownField]) -> None:
         value = fields.get(name)
         if _asks_nothing(value, known) or any(_same(value, each) for each in known.neutral):
             continue
-        own = fields.name(name)
+        own = fields.path_of(name)
         if known.wish:
             fields.pass_over(own, known.instead)
         else:

@@ -42,7 +42,7 @@ class Admin:
         await model.backend.apply_placement(text)
         return json_response({"status": "moving"}, 202)
 
-    def change(self, verb: Verb) -> Endpoint:
+    def change_handler(self, verb: Verb) -> Endpoint:
         """What answers this verb: at once, when it is on its way; /status shows how far it is."""
 
         async def obey(request: Request) -> Response:
@@ -54,7 +54,7 @@ class Admin:
 
     def _any_ready(self) -> Hosted:
         models = self._service.models
-        return next((model for model in models if model.backend.ready()), models.first)
+        return next((model for model in models if model.backend.ready()), models.first_model)
 
     async def _fields(self, request: Request, verb: Verb) -> Fields:
         """Parsed here and not in a text process, since it is small."""

@@ -44,7 +44,7 @@ class EmbeddingsEndpoint:
             arrived = service.http.clock.now()
             service.check_serving()
             asked = await service.text.prepare(self._kind, body.data)
-            body.release()
+            body.release_bytes()
             assert isinstance(asked, Prepared)
             model = service.serving(asked.model)
             account = account_of(scope)

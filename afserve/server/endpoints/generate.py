@@ -33,7 +33,7 @@ class Generate:
             arrived = service.http.clock.now()
             service.check_serving()
             prepared = await service.text.prepare(self._kind, body.data)
-            body.release()
+            body.release_bytes()
             assert isinstance(prepared, Prepared)
             model = service.serving(prepared.model)
             account = account_of(scope)

@@ -23,7 +23,7 @@ class Info:
         self._service = service
 
     async def models(self, request: Request) -> Response:
-        names = self._service.models.names
+        names = self._service.models.served_names
         if ANTHROPIC in request.headers:
             return json_response(anthropic_models([(self._served(name), name) for name in names]))
         data = [model_object(self._served(name), name) for name in names]
@@ -74,8 +74,8 @@ class Info:
         """Requests that are being answered by this gateway, in all and by model."""
         service = self._service
         models = {
-            each.name: service.answering.count_of_model(each.name)
-            + service.resumables.count_readers(each.name)
+            each.model_name: service.answering.count_of_model(each.model_name)
+            + service.resumables.count_readers(each.model_name)
             for each in service.models
         }
         return json_response({"server_load": len(service.answering), "models": models})
@@ -95,5 +95,5 @@ class Info:
     async def status(self, request: Request) -> Response:
         models = self._service.models
         name = request.query_params.get("model")
-        model = models.first if name is None else models.named(name)
+        model = models.first_model if name is None else models.named(name)
         return json_response(await status_object(self._service, model))

@@ -53,9 +53,9 @@ class OllamaModels:
             fields = Fields(parse_object(body.data))
         name = fields.text("model") or fields.text("name")
         if not name:
-            fields.refuse("model", "the name of a model")
+            fields.refuse_field("model", "the name of a model")
         models = self._service.models
-        served = models.named(served_name(name, models.names)).backend.model
+        served = models.named(served_name(name, models.served_names)).backend.model
         card = await asyncio.to_thread(card_of, served.path)
         asked = json.dumps({"model": served.name}).encode()
         about = await self._service.text.prepare(BodyKind.TOKENIZER, asked)
@@ -66,7 +66,7 @@ class OllamaModels:
     async def _listed(self, more: Callable[[ServedModel], Mapping[str, object]]) -> list[object]:
         models = self._service.models
         listed: list[object] = []
-        for name in models.names:
+        for name in models.served_names:
             served = models.named(name).backend.model
             card = await asyncio.to_thread(card_of, served.path)
             head = {"name": name, "model": name, "size": card.size, "digest": card.digest}

@@ -109,7 +109,7 @@ def status_of(one: Resumable) -> dict[str, object]:
 
 
 def _status(asked: Asked, state: str, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    return _object(asked.watched(asked.owner), state, asked.seconds, choices)
+    return _object(asked.watched(asked.owner), state, asked.kept_seconds, choices)
 
 
 def _watched_status(one: Watched) -> dict[str, object]:

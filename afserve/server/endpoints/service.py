@@ -47,7 +47,7 @@ class Service:
         for each in models:
             each.backend.check()
             if not each.backend.ready():
-                which = f"{each.name}: " if len(self.models) > 1 else ""
+                which = f"{each.model_name}: " if len(self.models) > 1 else ""
                 raise CapacityError(
                     f"{which}not ready: nodes are starting, stopping or lost; try again when /ready answers 200"
                 )

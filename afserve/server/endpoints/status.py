@@ -47,7 +47,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
     view = await backend.view()
     return {
         "model": model_object(backend.model, backend.model.name),
-        "models": [each.name for each in service.models],
+        "models": [each.model_name for each in service.models],
         "ready": backend.ready() and not service.answering.draining,
         "version": __version__,
         "epoch": view.epoch,

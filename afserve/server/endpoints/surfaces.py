@@ -61,7 +61,7 @@ class Spoken:
             service.check_serving()
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
-            body.release()
+            body.release_bytes()
             send = service.ignored.naming(send, asked.ignored)
             if isinstance(asked, Computed):
                 await Whole([asked.body], service.settings.write_deadline)(scope, receive, send)

@@ -49,8 +49,8 @@ class Body:
         self.timeout: asyncio.Timeout | None = None
         self.put_off = False
 
-    def release(self) -> None:
-        self._bodies.forget(self)
+    def release_bytes(self) -> None:
+        self._bodies.forget_body(self)
         self.parts, self.data = [], b""
 
     def __enter__(self) -> "Body":
@@ -59,7 +59,7 @@ class Body:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self.release_bytes()
 
 
 class Bodies:
@@ -75,7 +75,7 @@ class Bodies:
         self._held = 0
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         return self._held
 
     async def read_body(self, request: Request) -> Body:
@@ -84,12 +84,12 @@ class Bodies:
         try:
             await self._read_all(request, body)
         except BaseException:
-            body.release()
+            body.release_bytes()
             raise
         body.data, body.parts = b"".join(body.parts), []
         return body
 
-    def forget(self, body: Body) -> None:
+    def forget_body(self, body: Body) -> None:
         self._held -= self._large.pop(body, 0)
 
     async def _read_all(self, request: Request, body: Body) -> None:
@@ -139,7 +139,7 @@ class Bodies:
         first.put_off = True
         assert first.timeout is not None
         first.timeout.reschedule(asyncio.get_running_loop().time())
-        self.forget(first)
+        self.forget_body(first)
 
 
 async def _drop(request: Request) -> None:

@@ -19,7 +19,7 @@ class Connection(Protocol):
         """Whether nothing of a request has come, and nothing was answered, for so long."""
         ...
 
-    def leave(self) -> None:
+    def make_room(self) -> None:
         """Makes room, after what is written already."""
         ...
 
@@ -43,7 +43,7 @@ class Connections:
     def __len__(self) -> int:
         return self._count
 
-    def admit(self, connection: Connection) -> bool:
+    def let_in(self, connection: Connection) -> bool:
         """False when there is no place, because all others are being answered."""
         client = connection.client_address
         if len(self._clients.get(client, ())) >= self._most_per_client:
@@ -53,14 +53,14 @@ class Connections:
             return False
         self._clients.setdefault(client, set()).add(connection)
         self._count += 1
-        self.wait(connection)
+        self.note_waiting(connection)
         return True
 
-    def wait(self, connection: Connection) -> None:
+    def note_waiting(self, connection: Connection) -> None:
         self._longest[connection] = None
         self._waiting.setdefault(connection.client_address, {})[connection] = None
 
-    def busy(self, connection: Connection) -> None:
+    def note_busy(self, connection: Connection) -> None:
         self._longest.pop(connection, None)
         waiting = self._waiting.get(connection.client_address)
         if waiting is not None:
@@ -68,12 +68,12 @@ class Connections:
             if not waiting:
                 del self._waiting[connection.client_address]
 
-    def leave(self, connection: Connection) -> None:
+    def note_gone(self, connection: Connection) -> None:
         """It has gone. May be said again."""
         mine = self._clients.get(connection.client_address, set())
         if connection not in mine:
             return
-        self.busy(connection)
+        self.note_busy(connection)
         mine.discard(connection)
         self._count -= 1
         if not mine:
@@ -82,15 +82,15 @@ class Connections:
     def close_quiet(self, seconds: float) -> None:
         """Those on which nothing has happened for so long: their clients, too, take them for unused."""
         for connection in [one for one in self._longest if one.quiet(seconds)]:
-            connection.leave()
+            connection.make_room()
 
     def _close_first(self, waiting: dict[Connection, None]) -> bool:
         first = next(iter(waiting), None)
         if first is None:
             return False
-        self.leave(first)
+        self.note_gone(first)
         self.closed += 1
-        first.leave()
+        first.make_room()
         return True
 
 

@@ -23,11 +23,11 @@ class Direct:
     def __init__(self, http: LimitedHTTP, seen: Seen) -> None:
         self._cycle, self._flow, self._write, self._seen = http.cycle, http.flow, http.transport.write, seen
 
-    def free(self) -> bool:
+    def takes_more(self) -> bool:
         """Whether the client is there and takes more now."""
         return not (self._flow.write_paused or self._cycle.disconnected)
 
-    def write(self, data: bytes) -> None:
+    def write_chunk(self, data: bytes) -> None:
         """One chunk, as h11 writes it: of its state a chunk changes nothing."""
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
         self._seen.sent += len(data)

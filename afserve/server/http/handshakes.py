@@ -29,7 +29,7 @@ class Handshake:
     def quiet(self, seconds: float) -> bool:
         return asyncio.get_running_loop().time() - self._began >= seconds
 
-    def leave(self) -> None:
+    def make_room(self) -> None:
         self.abort()
 
     def abort(self) -> None:
@@ -78,7 +78,7 @@ class Handshakes:
                 await asyncio.sleep(_PAUSE_SECONDS if short else 0.0)  # else the one that came has gone again
                 continue
             handshake = Handshake(peer, loop.time())
-            if not self._connections.admit(handshake):
+            if not self._connections.let_in(handshake):
                 connection.close()
                 continue
             task = handshake.task = asyncio.create_task(self._agree(handshake, connection))
@@ -98,4 +98,4 @@ class Handshakes:
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             log.debug("%s: no TLS: %s", handshake.client_address, error)
         finally:
-            self._connections.leave(handshake)
+            self._connections.note_gone(handshake)

@@ -56,8 +56,8 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         self.client_address = client_address(transport)
         if self.handshake is not None:
-            self._connections.leave(self.handshake)
-        if self._connections.admit(self):
+            self._connections.note_gone(self.handshake)
+        if self._connections.let_in(self):
             self._expect_head()
         else:
             self._refuse(503, "this server has no free connection; try again later", "capacity_error")
@@ -89,7 +89,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         self._expect_nothing()
         if self._look_timer is not None:
             self._look_timer.cancel()
-        self._connections.leave(self)
+        self._connections.note_gone(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -107,7 +107,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         between = self.cycle is None or self.cycle.response_complete
         return between and not self.conn.trailing_data[0] and self.loop.time() - self._quiet_since >= seconds
 
-    def leave(self) -> None:
+    def make_room(self) -> None:
         self.transport.close()
 
     def abort(self) -> None:
@@ -120,10 +120,10 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
     def _note(self) -> None:
         if self._answering():
-            self._connections.busy(self)
+            self._connections.note_busy(self)
             self._expect_nothing()
         elif not self.transport.is_closing() and self._dropped is None:
-            self._connections.wait(self)
+            self._connections.note_waiting(self)
             if self.cycle is None or self.cycle.response_complete:
                 self._expect_head()
             else:

@@ -43,14 +43,14 @@ class Feeds:
 
     def __init__(self, service: Service) -> None:
         self._models = service.models
-        self._feeds = {model.name: Feed(service, model) for model in service.models}
+        self._feeds = {model.model_name: Feed(service, model) for model in service.models}
 
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("model")
-        model = self._models.first if name is None else self._models.named(name)
+        model = self._models.first_model if name is None else self._models.named(name)
         if request.method == "HEAD":  # a stream without an end would be one without a beginning
             return Response(headers={"cache-control": "no-cache"}, media_type="text/event-stream")
-        return await self._feeds[model.name].events()
+        return await self._feeds[model.model_name].events()
 
     async def start_feeds(self) -> None:
         """The history is kept from now on, whoever looks."""

@@ -53,15 +53,15 @@ class ArgumentsWriter:
     def broken(self) -> bool:
         return self._writer.broken
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def write_text(self, text: str) -> tuple[str, str]:
         """(JSON, what comes behind the value)"""
-        said, rest = self._writer.feed(text)
+        said, rest = self._writer.write_text(text)
         if self._writer.broken:
-            said += self._writer.close()
+            said += self._writer.close_text()
         return self._told(said), rest
 
-    def close(self) -> str:
-        return "" if self.done else self._told(self._writer.close())
+    def close_text(self) -> str:
+        return "" if self.done else self._told(self._writer.close_text())
 
     def _told(self, said: str) -> str:
         if said and self._held is None and not self._said:
@@ -87,7 +87,7 @@ def arguments_of(text: str) -> str:
     if not text.lstrip().startswith("{"):
         return json_literal(text) or json.dumps(text, ensure_ascii=False)
     writer = LiteralWriter()
-    return writer.feed(text.lstrip())[0] + writer.close()
+    return writer.write_text(text.lstrip())[0] + writer.close_text()
 
 
 class CallObject:
@@ -106,16 +106,16 @@ class CallObject:
         self._arguments: list[str] = []
         self._argued = False
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def write_text(self, text: str) -> tuple[str, str]:
         """(new text of the arguments, what comes behind the object)."""
         while text and not self.done and not self.failed:
             text = self._in_value(self._value, text) if self._value is not None else self._between(text)
         return self._taken(), text
 
-    def close(self) -> str:
+    def close_text(self) -> str:
         """The arguments' end, where the text ended before the object."""
         if isinstance(self._value, ArgumentsWriter):
-            self._arguments.append(self._value.close())
+            self._arguments.append(self._value.close_text())
         self._end()
         return self._taken()
 
@@ -152,7 +152,7 @@ class CallObject:
         return text[1:]
 
     def _in_value(self, value: LiteralWriter | ArgumentsWriter, text: str) -> str:
-        said, rest = value.feed(text)
+        said, rest = value.write_text(text)
         (self._arguments if isinstance(value, ArgumentsWriter) else self._said).append(said)
         if value.done:
             self._value = None

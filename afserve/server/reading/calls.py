@@ -22,11 +22,11 @@ class Call(Protocol):
     broken: bool  # it was done before its end, at something that belongs in no call
     listed: bool  # one of a list in brackets
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def feed_call(self, text: str) -> tuple[str, str]:
         """(JSON text of the arguments, what comes behind the call)."""
         ...
 
-    def finish(self, *, cut: bool) -> tuple[str, str]:
+    def finish_call(self, *, cut: bool) -> tuple[str, str]:
         """The same where the text ends; with `cut` nothing closes the arguments. It has failed, or is done."""
         ...
 
@@ -167,7 +167,7 @@ class CallReader:
         known = call.name is not None
         if not known:
             self._raw += text
-        arguments, rest = call.feed(text)
+        arguments, rest = call.feed_call(text)
         if call.failed:
             self._fail(parts, "")
             return True
@@ -181,7 +181,7 @@ class CallReader:
         call = self._call
         assert call is not None, "words, marks and white space end by themselves"
         known = call.name is not None
-        arguments, rest = call.finish(cut=cut)
+        arguments, rest = call.finish_call(cut=cut)
         if call.failed:
             self._fail(parts, "")
             return

@@ -135,7 +135,7 @@ class ChannelReader:
                 return
             self._arguments = ArgumentsWriter()
             self._said.clear()
-        said = "" if self._arguments.done else self._arguments.feed(text)[0]
+        said = "" if self._arguments.done else self._arguments.write_text(text)[0]
         if said:
             parts.append(Argued(self._calls, said))
 
@@ -143,7 +143,7 @@ class ChannelReader:
         """Of the message that is open."""
         if self._calling:
             open_, said = self._arguments, "".join(self._said)
-            rest = arguments_of(said) if open_ is None else "" if open_.done else open_.close()
+            rest = arguments_of(said) if open_ is None else "" if open_.done else open_.close_text()
             rest = rest if not cut else "" if open_ is not None else "{"
             if rest:
                 parts.append(Argued(self._calls, rest))

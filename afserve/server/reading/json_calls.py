@@ -101,7 +101,7 @@ class JsonCall:
         self.broken = False
         self.listed = listed
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def feed_call(self, text: str) -> tuple[str, str]:
         if self._header is None:
             return self._in_object(text)
         self._header += text
@@ -115,11 +115,11 @@ class JsonCall:
             return ("", "") if self.failed else self._in_object(rest)
         return self._begin_bare(header), rest
 
-    def finish(self, *, cut: bool) -> tuple[str, str]:
+    def finish_call(self, *, cut: bool) -> tuple[str, str]:
         if self._header is not None:
             closing = self._begin_bare(self._header)
             return ("" if cut else closing), ""
-        closing = self._object.close()
+        closing = self._object.close_text()
         if isinstance(self._object, CallObject):
             self.failed = self._object.failed
         self.done = not self.failed
@@ -153,7 +153,7 @@ class JsonCall:
 
     def _in_object(self, text: str) -> tuple[str, str]:
         call = self._object
-        said, rest = call.feed(text)
+        said, rest = call.write_text(text)
         if isinstance(call, CallObject):
             self.name, self.failed = call.name, call.failed
         self.done, self.broken = call.done and not self.failed, call.broken

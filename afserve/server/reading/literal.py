@@ -45,7 +45,7 @@ class LiteralWriter:
         self._gap = ""  # a comma and the space behind it, kept until something follows
         self._out: list[str] = []
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def write_text(self, text: str) -> tuple[str, str]:
         """(JSON text, what comes behind the value). A word that breaks the value is in the second, whole."""
         at = 0
         while at < len(text) and not self.done:
@@ -60,7 +60,7 @@ class LiteralWriter:
             rest, self._word = self._word[self._sent :] + rest, ""
         return self._taken(), rest
 
-    def close(self) -> str:
+    def close_text(self) -> str:
         """What makes it JSON, wherever it stands."""
         if self._quote:
             self._end_string()
@@ -241,6 +241,6 @@ def _escaped(escape: str) -> str:
 def json_literal(text: str) -> str | None:
     """The JSON text of what is JSON or a literal of Python as a whole; None for other words."""
     writer = LiteralWriter(streamed=False)
-    said, rest = writer.feed(text.strip() + " ")
+    said, rest = writer.write_text(text.strip() + " ")
     whole = writer.done and not (writer.broken or writer.mended or rest.strip())
     return said if whole else None

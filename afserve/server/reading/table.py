@@ -92,7 +92,7 @@ class NamedReader:
             return []
         parts: list[Part] = [] if self._begun else [Called(0, self._name)]
         self._begun = True
-        said, rest = ("", text) if self._arguments.done else self._arguments.feed(text)
+        said, rest = ("", text) if self._arguments.done else self._arguments.write_text(text)
         if said:
             parts.append(Argued(0, said))
         say(parts, rest if rest.strip() else "")
@@ -101,7 +101,7 @@ class NamedReader:
     def finish(self, *, cut: bool = False) -> list[Part]:
         if not self._begun or self._arguments.done or cut:
             return []
-        return [Argued(0, self._arguments.close())]
+        return [Argued(0, self._arguments.close_text())]
 
 
 def calls_of(template: str) -> str:

@@ -107,11 +107,11 @@ class TagCall:
         self.failed = False
         self.done = False
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def feed_call(self, text: str) -> tuple[str, str]:
         self._text += text
         return self._read(final=False)
 
-    def finish(self, *, cut: bool) -> tuple[str, str]:
+    def finish_call(self, *, cut: bool) -> tuple[str, str]:
         said, rest = self._read(final=True, cut=cut)
         if self.failed or self.done:
             return said, rest

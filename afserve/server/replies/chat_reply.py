@@ -60,7 +60,7 @@ class ReadChoice:
         first = self._reading.earlier_calls
         return call_id(self._reading.ids, call.name, first + call.index, self._name)
 
-    def delta(self, part: Part) -> str:
+    def delta_json(self, part: Part) -> str:
         """The JSON of a stream's `delta`."""
         match part:
             case Content(text):
@@ -219,7 +219,7 @@ class ChatReply:
         if told is None:
             told = self._told[index] = ReadChoice(self._reading, self._name(index))
         parts = told.read_piece(piece)
-        deltas = [told.joined(parts)] if self._joined and parts else [told.delta(part) for part in parts]
+        deltas = [told.joined(parts)] if self._joined and parts else [told.delta_json(part) for part in parts]
         reason = told.reason(piece.finish_reason)
         if not deltas and reason is None and scores == "null":
             return b""
@@ -235,7 +235,7 @@ class ChatReply:
 
     def usage(self, usage: Usage) -> dict[str, object]:
         thought = sum(told.reasoning_tokens for told in self._told.values())
-        return {**usage.body(), "completion_tokens_details": {"reasoning_tokens": thought}}
+        return {**usage.as_json(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str | None, tail: str) -> bytes:
         lead = self._leads.get(index)

@@ -50,7 +50,7 @@ class CompletionDraft:
     def add_piece(self, piece: TextPiece) -> Iterator[None]:
         """Stops now and then while it draws a long prompt, so that others have their turn."""
         reply, echo = self._reply, self._reply.echo
-        if echo is not None and reply.first(self.index):
+        if echo is not None and reply.is_first_piece(self.index):
             p = self.index // reply.n
             self._say(echo.words.texts[p])
             if self.columns is not None:
@@ -124,7 +124,7 @@ class CompletionReply:
         """Whether no piece needs a draft."""
         return self._logprobs is None and self.echo is None
 
-    def first(self, index: int) -> bool:
+    def is_first_piece(self, index: int) -> bool:
         """Whether this choice has not begun; it has from now on."""
         if index in self._begun:
             return False
@@ -132,7 +132,7 @@ class CompletionReply:
         return True
 
     def draft(self, index: int) -> CompletionDraft:
-        columns = None if self._logprobs is None else Columns.at(self._offsets.get(index, 0))
+        columns = None if self._logprobs is None else Columns.starting_at(self._offsets.get(index, 0))
         return CompletionDraft(self, index, columns)
 
     def plain(self, index: int, piece: TextPiece, tail: str) -> bytes | None:
@@ -153,7 +153,7 @@ class CompletionReply:
     def usage(self, usage: Usage) -> dict[str, object]:
         """The one token that is generated and dropped where none was asked for does not count."""
         dropped = self.echo is not None and not self.echo.words.generate
-        return Usage(usage.prompt_tokens, 0, usage.cached_tokens).body() if dropped else usage.body()
+        return Usage(usage.prompt_tokens, 0, usage.cached_tokens).as_json() if dropped else usage.as_json()
 
     def _framed(self, choice: str, tail: str) -> bytes:
         return f'data: {self._head[:-1]},"choices":[{choice}]{tail}}}\n\n'.encode()

@@ -38,7 +38,7 @@ class Columns:
     size: int = 0
 
     @classmethod
-    def at(cls, offset: int) -> "Columns":
+    def starting_at(cls, offset: int) -> "Columns":
         return cls(offset, [], [], [], [])
 
     def add_scores(self, tokenizer: Tokenizer, scored: Iterable[Scored]) -> None:

@@ -29,7 +29,7 @@ class Usage:
         """Of the prompt; a request that moved may have found more than it has."""
         return min(self.cached_tokens, self.prompt_tokens)
 
-    def body(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -37,7 +37,7 @@ def translate(fields: Fields) -> Translated:
     refuse_known(fields, OF_MESSAGES)
     refuse_unsupported(fields)
     if fields.get("max_tokens") is None:
-        fields.refuse("max_tokens", "an integer")
+        fields.refuse_field("max_tokens", "an integer")
     messages = _system(fields)
     names: dict[str, str] = {}
     for message in fields.sections("messages"):
@@ -99,7 +99,7 @@ def _thinking(thinking: Fields, chat: Body) -> None:
         chat["thinking_token_budget"] = thinking.integer("budget_tokens", 0, MAX_TOKENS)
     display = or_else(thinking.text("display"), "summarized")
     if display not in ("summarized", "omitted"):
-        name = thinking.name("display")
+        name = thinking.path_of("display")
         raise RequestError(f"{name}: {shown(display)} is neither summarized nor omitted", param=name)
     chat["include_reasoning"] = display == "summarized"
 
@@ -108,12 +108,12 @@ def _output(output: Fields, chat: Body) -> Mapping[str, str]:
     """What chat fields are called then. An effort counts where thinking is not off."""
     effort, names = output.text("effort"), {}
     if effort is not None and chat.get("reasoning_effort") != "none":
-        chat["reasoning_effort"], names = effort, {"reasoning_effort": output.name("effort")}
+        chat["reasoning_effort"], names = effort, {"reasoning_effort": output.path_of("effort")}
     form = output.section("format")
     if form is None:
         return names
     if form.text("type") != "json_schema":
-        name = form.name("type")
+        name = form.path_of("type")
         raise RequestError(f"{name}: {shown(form.get('type'))} is not json_schema", param=name)
     chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return names
@@ -144,14 +144,14 @@ def _remind(words: str, messages: list[Body]) -> None:
 def _words(message: Fields) -> str:
     if isinstance(message.get("content"), list):
         return "\n".join(_text(block) for block in message.sections("content"))
-    return message.text("content") or message.refuse("content", "a text or blocks of text")
+    return message.text("content") or message.refuse_field("content", "a text or blocks of text")
 
 
 def _message(message: Fields) -> list[Body]:
     """One message, or several: results of tools are messages of their own."""
     role, content = message.text("role"), message.get("content")
     if role not in ("user", "assistant", "developer"):
-        name = message.name("role")
+        name = message.path_of("role")
         raise RequestError(f"{name}: {shown(role)} is none of user, assistant and system", param=name)
     if not isinstance(content, list):
         return [{"role": role, "content": message.text("content")}]
@@ -178,7 +178,7 @@ def _message(message: Fields) -> list[Body]:
                 f"messages.{kind}", "tools that Anthropic runs are not served; leave its blocks out"
             )
         elif kind != "redacted_thinking":
-            name = block.name("type")
+            name = block.path_of("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
     if texts or calls or not found:
         whole: Body = {"role": role, "content": "".join(texts)}
@@ -196,7 +196,7 @@ def _is_hosted(kind: str | None) -> bool:
 def _text(block: Fields) -> str:
     text = block.text("text") if block.text("type") == "text" else None
     if text is None:
-        block.refuse("text", "the text of a block of type text")
+        block.refuse_field("text", "the text of a block of type text")
     return text
 
 
@@ -217,7 +217,7 @@ def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
         if passes_hosted(tool):
             continue
         if tool.get("type") not in (None, "custom"):
-            name = tool.name("type")
+            name = tool.path_of("type")
             raise RequestError(
                 f"{name}: {shown(tool.get('type'))} is not served here, only your own tools", param=name
             )
@@ -227,7 +227,7 @@ def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
             if tool.get(name) is not None:
                 function[name] = tool.get(name)
         own = f"tools[{len(tools)}]"
-        names |= {f"{own}.function.parameters": tool.name("input_schema"), f"{own}.function": tool.path}
+        names |= {f"{own}.function.parameters": tool.path_of("input_schema"), f"{own}.function": tool.path}
         tools.append({"type": "function", "function": function})
     if tools:
         chat["tools"] = tools

@@ -101,7 +101,7 @@ def _completion(fields: Fields, common: Body, prompt: str) -> Body:
 
 def _message(message: Fields) -> Body:
     if message.get("images"):
-        name = message.name("images")
+        name = message.path_of("images")
         raise RequestError(f"{name}: this model reads text only", param=name)
     role = message.text("role")
     plain: Body = {"role": role, "content": or_else(message.text("content"), "")}

@@ -91,7 +91,7 @@ def _offered(tool: Fields, namespace: str | None = None) -> Sequence[OfferedTool
     if kind == "namespace" and namespace is None:
         return _members(tool)
     if kind not in ("function", "custom"):
-        name = tool.name("type")
+        name = tool.path_of("type")
         raise RequestError(
             f"{name}: {shown(kind)} is not served, only functions, custom tools and namespaces of them are",
             param=name,
@@ -107,7 +107,7 @@ def _members(tool: Fields) -> Sequence[OfferedTool]:
     """The functions of a namespace, whose description leads that of the first."""
     name = tool.text("name")
     if not name:
-        tool.refuse("name", "a string")
+        tool.refuse_field("name", "a string")
     found = [each for member in tool.sections("tools") for each in _offered(member, name)]
     about = tool.text("description")
     if found and about:

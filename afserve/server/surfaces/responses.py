@@ -112,7 +112,7 @@ def _items(fields: Fields) -> list[object]:
     fields.entries("input", MAX_ITEMS)
     items: list[object] = [dict(item.raw()) for item in fields.sections("input")]
     if not items:
-        fields.refuse("input", "a string or an array of at least one item")
+        fields.refuse_field("input", "a string or an array of at least one item")
     return items
 
 
@@ -132,8 +132,8 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
             _call(*asked, fields, messages, names)
         elif kind in _OUTPUTS:
             call_id, content = or_else(fields.get("call_id"), fields.get("id")), _content(fields, "output")
-            names[f"messages[{len(messages)}].tool_call_id"] = fields.name("call_id")
-            names[f"messages[{len(messages)}].content"] = fields.name("output")
+            names[f"messages[{len(messages)}].tool_call_id"] = fields.path_of("call_id")
+            names[f"messages[{len(messages)}].content"] = fields.path_of("output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif kind == "reasoning":
             thought += "".join(or_else(part.text("text"), "") for part in fields.sections("content"))
@@ -142,7 +142,7 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
             body.pass_over(f"input.{kind}", "tools that a server runs are not served; leave their items out")
             continue
         else:
-            own = fields.name("type")
+            own = fields.path_of("type")
             raise RequestError(f"{own}: {shown(kind)} is not served, this model reads text only", param=own)
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
@@ -167,7 +167,7 @@ def _text_of(content: object) -> str:
 def _message(fields: Fields) -> Body:
     role = fields.text("role")
     if not role:
-        fields.refuse("role", "a string such as user, assistant or system")
+        fields.refuse_field("role", "a string such as user, assistant or system")
     return {"role": role, "content": _content(fields, "content")}
 
 
@@ -179,11 +179,11 @@ def _content(fields: Fields, key: str) -> object:
     for part in fields.sections(key):
         kind = part.text("type")
         if kind not in _TEXTS:
-            name = part.name("type")
+            name = part.path_of("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
         text = part.text("refusal" if kind == "refusal" else "text")
         if text is None:
-            part.refuse("text", "a string")
+            part.refuse_field("text", "a string")
         parts.append({"type": "text", "text": text})
     return parts
 
@@ -217,7 +217,7 @@ def _call(
     calls = messages[-1].setdefault("tool_calls", [])
     assert isinstance(calls, list), "made here"
     chat = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
-    names |= {f"{chat}.id": fields.name("call_id"), f"{chat}.function": fields.path}
+    names |= {f"{chat}.id": fields.path_of("call_id"), f"{chat}.function": fields.path}
     calls.append(call)
 
 

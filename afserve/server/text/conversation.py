@@ -41,7 +41,7 @@ class Conversation:
 
     def render(self, asked: ChatRequest) -> str:
         """The prompt text."""
-        tools = asked.tools.shown if asked.tools.used else ()
+        tools = asked.tools.shown if asked.tools.are_used else ()
         messages = as_templates_want(self._calls, self._roles.shown(asked.messages))
         if not self._knows_tools:
             messages, tools = told_in_words(messages, tools), ()
@@ -63,11 +63,11 @@ class Conversation:
             )
         if asked.tools.named:
             reading = replace(reading, name=asked.tools.named)
-        elif asked.tools.used:
+        elif asked.tools.are_used:
             calls = "list" if asked.tools.choice == "required" else self._calls
             most = 1 if asked.tools.parallel is False else 0
             reading = replace(reading, calls=calls, most_calls=most, types=asked.tools.types())
-        if asked.tools.used:
+        if asked.tools.are_used:
             reading = replace(reading, ids=self._calls, earlier_calls=next_number(asked.messages))
         return reading if reading.thinks or reading.calls or reading.name else None
 
@@ -77,8 +77,8 @@ class Conversation:
 
     def format(self, asked: ChatRequest, prompt: str) -> WantedGrammar | None:
         """What the answer must follow, from its first token on."""
-        found = asked.tools.wanted() or asked.wanted
-        strict = asked.tools.strict if found is None and asked.tools.used else ""
+        found = asked.tools.wanted_grammar() or asked.wanted
+        strict = asked.tools.strict if found is None and asked.tools.are_used else ""
         if strict:
             found = self._strict(asked)
         if found is not None and self._begins_inside(asked, prompt):

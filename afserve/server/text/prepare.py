@@ -97,7 +97,7 @@ class Preparer:
         self._elsewhere = elsewhere
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def model_names(self) -> tuple[str, ...]:
         """What a request may call this model, the one that answers have first."""
         return (self._model.name, *self._model.aliases)
 
@@ -138,7 +138,7 @@ class Preparer:
     ) -> Prepared:
         prompts = [self._tokens.ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
-        rooms = [self._tokens.room(len(ids), wanted, default, "prompt") for ids in prompts]
+        rooms = [self._tokens.tokens_left(len(ids), wanted, default, "prompt") for ids in prompts]
         params = sampling_params(
             asked.sampling,
             self._defaults,
@@ -156,7 +156,7 @@ class Preparer:
         asked = embedding_request(body)
         prompts = [self._tokens.ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
-            self._tokens.room(len(ids), None, None, "input")
+            self._tokens.tokens_left(len(ids), None, None, "input")
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
         scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
         return Prepared(
@@ -172,7 +172,7 @@ class Preparer:
         reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
-        room = self._tokens.room(len(ids), asked.wanted_tokens, None, "messages", field)
+        room = self._tokens.tokens_left(len(ids), asked.wanted_tokens, None, "messages", field)
         params = sampling_params(
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
@@ -278,7 +278,7 @@ class Preparer:
     def _detokenize(self, fields: Fields) -> bytes:
         """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
         if fields.get("tokens") is None:
-            fields.refuse("tokens", "an array of token ids")
+            fields.refuse_field("tokens", "an array of token ids")
         fields.entries("tokens", self._model.max_model_len)
         ids = fields.integers("tokens")
         self._tokens.check_quick()

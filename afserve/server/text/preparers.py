@@ -16,7 +16,7 @@ class Preparers:
 
     def __init__(self, preparers: Sequence[Preparer]) -> None:
         self._first = preparers[0]
-        self._named = {name: each for each in preparers for name in each.names}
+        self._named = {name: each for each in preparers for name in each.model_names}
 
     def prepare(self, kind: BodyKind, body: bytes) -> Answer:
         """Raises NotFoundError for a model that is not served, and what `Preparer.prepare` raises."""

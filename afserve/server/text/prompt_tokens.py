@@ -53,7 +53,7 @@ class PromptTokens:
                 raise RequestError(f"{param}: {error.message}", param=param) from error
         top, limit = self._model.vocab_size, self._model.max_model_len
         if len(prompt) > limit:
-            self.room(len(prompt), None, None, param)
+            self.tokens_left(len(prompt), None, None, param)
         if prompt and not 0 <= min(prompt) <= max(prompt) < top:
             at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
             raise RequestError(
@@ -111,7 +111,7 @@ class PromptTokens:
                 tokens=max(size + 1, sample * len(text) // SAMPLED_CHARACTERS),
             )
 
-    def room(
+    def tokens_left(
         self, count: int, wanted: int | None, default: int | None, param: str, field: str = "max_tokens"
     ) -> int:
         """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
