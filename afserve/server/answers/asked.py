@@ -75,21 +75,7 @@ class Asked:
         origin: Origin = NO_ORIGIN,
         watched: Watched | None = None,
     ) -> Task:
-        asked = self.prepared
-        return Task(
-            self.id,
-            asked.prompts,
-            asked.params,
-            arrived,
-            asked.skip_special_tokens,
-            asked.scheduling,
-            account or Account(),
-            span,
-            origin,
-            watched,
-            asked.echo is not None,
-            asked.format_field,
-        )
+        return Task(self.id, self.prepared, arrived, account or Account(), span, origin, watched)
 
     def watched(self, owner: str) -> Watched:
         """For this owner, an account's, who asks about it while it runs."""

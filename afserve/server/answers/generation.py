@@ -14,7 +14,6 @@ from afserve.engine.scheduling.request import (
     NO_ORIGIN,
     GenerationRequest,
     Origin,
-    SamplingParams,
     Tenant,
     TokenEvent,
 )
@@ -23,7 +22,7 @@ from afserve.server.access.accounts import Account
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.surface import PieceWriter
-from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.bodies.prepared import Prepared
 from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
@@ -39,51 +38,46 @@ FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p.
+    """What to generate: every prompt of `asked` n times, choice p*n+i being the i-th of prompt p.
 
     `arrived` is when its request was read, on the metrics' clock: times to first token count from there. Its tokens are
-    spent by `account`. `format_field` is the field that asked for a grammar.
+    spent by `account`.
     """
 
     request_id: str
-    prompts: tuple["array[int]", ...]
-    params: SamplingParams
+    asked: Prepared
     arrived: float
-    skip_special_tokens: bool = True
-    scheduling: Scheduling = field(default_factory=Scheduling)
     account: Account = field(default_factory=Account)
     span: Span = NOWHERE
     origin: Origin = NO_ORIGIN
     watched: Watched | None = None
-    echoes: bool = False
-    format_field: str = ""
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(ids) for ids in self.prompts)
+        return sum(len(ids) for ids in self.asked.prompts)
 
     @property
     def choices(self) -> int:
-        return len(self.prompts) * self.params.n
+        return len(self.asked.prompts) * self.asked.params.n
 
     def prompt(self, choice: int) -> "array[int]":
-        return self.prompts[choice // self.params.n]
+        return self.asked.prompts[choice // self.asked.params.n]
 
     def decoder(self, tokenizer: Tokenizer, choice: int) -> ChoiceDecoder:
         return ChoiceDecoder(
             tokenizer,
-            self.params,
+            self.asked.params,
             self.prompt(choice),
-            skip_special_tokens=self.skip_special_tokens,
-            echoes=self.echoes,
+            skip_special_tokens=self.asked.skip_special_tokens,
+            echoes=self.asked.echo is not None,
         )
 
     def named(self, error: RequestError) -> RequestError:
         """The same in the words of the request, which knows no grammar but the field that it came from."""
-        if error.param != "grammar" or not self.format_field:
+        if error.param != "grammar" or not self.asked.format_field:
             return error
-        message = error.message.replace("grammar", self.format_field, 1)
-        return RequestError(message, param=self.format_field)
+        message = error.message.replace("grammar", self.asked.format_field, 1)
+        return RequestError(message, param=self.asked.format_field)
 
     def request(self, choice: int) -> GenerationRequest:
         """Made when it begins: as Python's integers a prompt takes many times its size.
@@ -93,12 +87,12 @@ class Task:
         return GenerationRequest(
             choice,
             tuple(self.prompt(choice)),
-            self.params.choice(choice % self.params.n),
-            priority=self.scheduling.priority,
-            cache_salt=self.scheduling.cache_salt,
+            self.asked.params.choice(choice % self.asked.params.n),
+            priority=self.asked.scheduling.priority,
+            cache_salt=self.asked.scheduling.cache_salt,
             origin=self.origin,
-            tenant=Tenant(self.scheduling.tenant, self.scheduling.share),
-            ttft=self.scheduling.ttft,
+            tenant=Tenant(self.asked.scheduling.tenant, self.asked.scheduling.share),
+            ttft=self.asked.scheduling.ttft,
         )
 
 
@@ -118,19 +112,19 @@ class SequenceRun:
         opened: Opened | None = None,
         paid: int | None = None,
     ) -> None:
-        scheduling, prompt = task.scheduling, task.prompt(index)
+        scheduling, prompt = task.asked.scheduling, task.prompt(index)
         self._model, self._task, self._index = model, task, index
         self._writer, self._opened = writer, opened
         self._decoder = task.decoder(model.tokenizer, index)
         self._timer = model.metrics.timer(
-            task.arrived, len(prompt), task.params.max_tokens, Times(scheduling.ttft, scheduling.tpot)
+            task.arrived, len(prompt), task.asked.params.max_tokens, Times(scheduling.ttft, scheduling.tpot)
         )
         self._timed, self._free = paid is None, paid or 0
         self._failure: Exception | None = None
 
     def _open(self) -> Opened:
         """Nobody takes an event whose piece may be the last before the engine says so, or has to wait for its turn."""
-        alone = self._task.choices == 1 and not self._task.params.stop
+        alone = self._task.choices == 1 and not self._task.asked.params.stop
         taker = self._take if self._writer is not None and alone else None
         return self._model.backend.open(self._task.request(self._index), taker=taker)
 

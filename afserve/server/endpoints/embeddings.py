@@ -8,6 +8,7 @@ import uuid
 from array import array
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -48,20 +49,11 @@ class EmbeddingsEndpoint:
             assert isinstance(asked, Prepared)
             model = service.serving(asked.model)
             account = account_of(scope)
-            scheduling = account.scheduled(asked.scheduling)
+            asked = replace(asked, scheduling=account.scheduled(asked.scheduling))
             id, choices = uuid.uuid4().hex, len(asked.prompts)
             watched = Watched(id, account.owner, int(time.time()), asked.model, choices, stream=False)
-            service.check_objectives(model, asked.prompts, scheduling)
-            task = Task(
-                id,
-                asked.prompts,
-                asked.params,
-                arrived,
-                scheduling=scheduling,
-                account=account,
-                origin=origin_of(scope),
-                watched=watched,
-            )
+            service.check_objectives(model, asked.prompts, asked.scheduling)
+            task = Task(id, asked, arrived, account, origin=origin_of(scope), watched=watched)
             service.answering.watch_request(watched)
             vectors = await until_gone(receive, self._vectors(model, task, base64=_is_base64(asked.facts)))
             data = await asyncio.to_thread(self._drawn, asked.model, task, vectors, asked.facts)
@@ -72,7 +64,7 @@ class EmbeddingsEndpoint:
         """In the order of the inputs. The first failure ends all."""
         model.metrics.prompt_tokens.add(task.prompt_tokens)
         task.account.spend(task.prompt_tokens)
-        async with within(task.scheduling.deadline, watched=task.watched):
+        async with within(task.asked.scheduling.deadline, watched=task.watched):
             try:
                 async with asyncio.TaskGroup() as group:
                     ones = [

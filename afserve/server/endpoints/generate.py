@@ -68,5 +68,5 @@ class Generate:
             surface,
             asked.prepared.stream is not None,
             service.settings,
-            deadline=task.scheduling.deadline,
+            deadline=asked.prepared.scheduling.deadline,
         )

@@ -82,19 +82,7 @@ class Spoken:
         self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
     ) -> Answer:
         service, account = self._service, account_of(scope)
-        task = Task(
-            watched.id,
-            asked.prompts,
-            asked.params,
-            arrived,
-            asked.skip_special_tokens,
-            asked.scheduling,
-            account,
-            span_of(scope),
-            origin_of(scope),
-            watched,
-            format_field=asked.format_field,
-        )
+        task = Task(watched.id, asked, arrived, account, span_of(scope), origin_of(scope), watched)
         surface = self._make(asked, watched.id, service.http.clock)
         return Answer(
             lambda writer: generate(model, task, writer),
@@ -103,7 +91,7 @@ class Spoken:
             surface,
             asked.stream is not None,
             service.settings,
-            deadline=task.scheduling.deadline,
+            deadline=asked.scheduling.deadline,
             keep=self._keeping(asked, surface, account.owner),
         )
 
