@@ -62,7 +62,7 @@ class OpenAIStream:
     size = 0
 
     def __init__(self, reply: Reply, options: StreamOptions, since: Position | None = None) -> None:
-        self._reply, self._options = reply, options
+        self._reply, self._counts, self._tells_usage = reply, options.continuous, options.include_usage
         self.at_once = reply.is_plain
         self._tail = ',"usage":null' if options.include_usage else ""
         self._at = None if since is None else Position(since.tokens, since.ended)
@@ -75,14 +75,16 @@ class OpenAIStream:
         """Nothing where the client is to see nothing of it."""
         if self._at is not None and not piece.old:
             self._at.passed(index, piece)
-        if self._options.continuous:
+        if self._counts:
             self._tail = f',"usage":{encode(self._reply.usage(usage))}'
         if not (piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs):
             return ()
         chunk = self._reply.plain(index, piece, self._tail)
         if chunk is None:
             return self._drafted(index, piece)
-        return (self._stamped(chunk),) if chunk and not piece.old else ()
+        if not chunk or piece.old:
+            return ()
+        return (chunk if self._at is None else self._stamped(chunk),)
 
     def _drafted(self, index: int, piece: TextPiece) -> Iterator[bytes]:
         reply = self._reply
@@ -96,7 +98,7 @@ class OpenAIStream:
 
     def end(self, usage: Usage) -> bytes:
         counts = b""
-        if self._options.include_usage and not self._last:
+        if self._tells_usage and not self._last:
             counts = self._stamped(_usage_chunk(self._reply, usage), USAGE)
         return counts + self._stamped(DONE, LAST)
 
