@@ -180,6 +180,15 @@ def test_prompts_that_other_nodes_compute(cluster, alone, helpers):
     assert sum(end.moves.stats().split for end in world.prefilling) == helpers
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_to_the_wires(cluster, alone, seed):
+    world = Phased(cluster(3, experts=2, micro_batches=2), 1, seed=seed, faulty=0.3)
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, world.prefilling[0], world.decoding[request.handle % 2])
+    world.run()
+    assert world.said == alone
+
+
 @pytest.mark.parametrize("below", ["host", "disk", "both"])
 def test_blocks_come_back_from_below_the_cache(source, family, alone, tmp_path, below):
     made = config(**SMALL | {"kv_blocks": 24})
@@ -200,7 +209,6 @@ def test_blocks_come_back_from_below_the_cache(source, family, alone, tmp_path, 
             events = node.ask(behind(request, alone[request.handle], 10 + request.handle))
             assert tokens_of(events) == {10 + request.handle: alone[request.handle][30:]}
             found += events[0].cached_tokens
-        # Host memory gets blocks as they leave the cache, with what is still there of the last tokens' groups.
-        assert found >= (150 if below == "host" else 300) and node.tiers.stats().restores >= 3
+        assert found >= 300 and node.tiers.stats().restores >= 3
     finally:
         node.close()

@@ -74,8 +74,8 @@ class KvCache:
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with
-    their names, while they can still be read; `on_idle` is told the named blocks that nobody holds any more;
-    `on_forgotten` is told names that can no longer be found.
+    their names, while they can still be read, and `on_part` those that are about to lose what one group keeps of them;
+    `on_idle` is told the named blocks that nobody holds any more; `on_forgotten` names that can no longer be found.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class KvCache:
         )
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
+        self.on_part: OnEvict | None = None
         self.on_forgotten: Callable[[Hash], None] | None = None
         self._ops = model.ops
         root, caching = root_hash(self.fingerprint.model, self.fingerprint.dtype), config.prefix_caching
@@ -111,7 +112,9 @@ class KvCache:
             self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, model.dtype)
             self.group_of = [0] * len(keeps)
         else:
-            self.pool = pool = GroupedPool(groups, caching=caching, root=root, **told)
+            self.pool = pool = GroupedPool(
+                groups, caching=caching, root=root, **told, on_part=self._loses_part
+            )
             self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, model.dtype)
             self.group_of = memory.group_of
         self.halves = model.bind(self._memory.layers)
@@ -197,6 +200,10 @@ class KvCache:
         if self.on_forgotten is not None:
             for _, name in blocks:
                 self.on_forgotten(name)
+
+    def _loses_part(self, blocks: Sequence[tuple[int, Hash]]) -> None:
+        if self.on_part is not None:
+            self.on_part(blocks)
 
     def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_idle is not None:

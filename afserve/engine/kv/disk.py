@@ -62,6 +62,13 @@ class DiskTier:
         here = self.holds([name for _, name in blocks])
         return [one or other for one, other in zip(kept, here, strict=True)]
 
+    def keep_whole(self, blocks: Named) -> None:
+        """Those that are still to be written are now, where there is room."""
+        for block, name in blocks:
+            if name in self._unsaved and self._disk.staging_room >= self._blocks.block_bytes:
+                del self._unsaved[name]
+                self._disk.write([name], self._blocks.read([block]))
+
     def wanted(self, names: Sequence[Hash]) -> list[Hash]:
         """Those that are worth to be given to `keep`, as a nearer tier lets them go, and for which there is room."""
         found = self._wanted(names)

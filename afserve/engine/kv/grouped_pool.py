@@ -7,7 +7,7 @@ next token sees is there. It knows no tensors and no requests.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from afserve.engine.kv.blocks import ROOT, BlockPool, Hash, OnEvict, OnIdle
 from afserve.engine.kv.groups import KvGroup
@@ -36,21 +36,17 @@ class AttachedBlocks:
     """The blocks of a group that sees the last tokens only: so many of them in a row are attached to a block of the
     first group, or none."""
 
-    def __init__(self, group: KvGroup, unit: int) -> None:
+    def __init__(self, group: KvGroup, unit: int, on_take: Callable[[int], None]) -> None:
+        """`on_take` is told a block of the first group whose part is about to be taken back, and can still be read."""
         assert group.sees is not None
-        self.block_size, self._per, self._unit, self._sees = (
-            group.block_size,
-            unit // group.block_size,
-            unit,
-            group.sees,
-        )
+        self.block_size, self._per = group.block_size, unit // group.block_size
+        self._unit, self._sees, self._on_take = unit, group.sees, on_take
         self._rows = group.blocks // self._per
         self._free = list(range(self._rows))
         self._row: dict[int, int] = {}
         self._readers: dict[int, int] = {}  # sequences whose next token sees it
-        self._unread: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # attached, without readers, the longest unused first
+        # Attached and without readers, the longest unused first.
+        self._unread: OrderedDict[int, None] = OrderedDict()
 
     def table(self, blocks: Iterable[int]) -> list[int]:
         """As of `FixedBlocks`; 0, which nobody reads, for what is not attached."""
@@ -82,7 +78,9 @@ class AttachedBlocks:
             if not self._free and not self._unread:
                 return False
             if not self._free:
-                self.detach(next(iter(self._unread)))
+                taken = next(iter(self._unread))
+                self._on_take(taken)
+                self.detach(taken)
             self._row[block] = self._free.pop()
         if not self._readers.get(block):
             self._unread[block] = None
@@ -139,17 +137,25 @@ class GroupedPool(BlockPool):
         root: Hash = ROOT,
         on_evict: OnEvict = lambda blocks: None,
         on_idle: OnIdle = lambda blocks: None,
+        on_part: OnEvict = lambda blocks: None,
     ) -> None:
+        """`on_part` is told blocks that are about to lose a part and keep their names, one at a time."""
+        self._on_part = on_part
         first, *others = groups
         super().__init__(
             first.blocks, first.block_size, caching=caching, root=root, on_evict=on_evict, on_idle=on_idle
         )
+        unit = first.block_size
         attached = {
-            group: AttachedBlocks(group, first.block_size) for group in others if group.sees is not None
+            group: AttachedBlocks(group, unit, self._loses_part) for group in others if group.sees is not None
         }
         self.further = tuple(attached.get(group) or FixedBlocks(group, first.block_size) for group in others)
         self._attached = list(attached.values())
         self.slides = bool(attached)
+
+    def _loses_part(self, block: int) -> None:
+        if (name := self._hash_of.get(block)) is not None:
+            self._on_part([(block, name)])
 
     def own_blocks(self, group: int, blocks: Sequence[int]) -> Sequence[int]:
         if not group:

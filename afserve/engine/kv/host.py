@@ -152,6 +152,9 @@ class HostTier:
         self._written += len(placed) * self._blocks.block_bytes
         return [one or name in self._slots for one, (_, name) in zip(kept, blocks, strict=True)]
 
+    def keep_whole(self, blocks: Named) -> None:
+        self.evicted(blocks, [False] * len(blocks))
+
     def _copy_out(self, blocks: Sequence[int], placed: Placed) -> None:
         """Their bytes to their slots, with checksums as soon as they are there."""
         memory = self._blocks.memory(blocks) if self._passes is not None else None

@@ -64,6 +64,10 @@ class Tier(Protocol):
         this one's."""
         ...
 
+    def keep_whole(self, blocks: Named) -> None:
+        """These stay in the cache, but lose a part of what can be read until this returns."""
+        ...
+
     def save(self, until: float) -> None:
         """Go on keeping what is to be kept: one piece at least, then until this time."""
         ...
@@ -130,7 +134,7 @@ class KvTiers:
         self._seconds = 0.0
         self._ready: list[int] = []
         self.ended: list[Restored] = []
-        kv.on_idle, kv.on_evict = self._idle, self._evicted
+        kv.on_idle, kv.on_evict, kv.on_part = self._idle, self._evicted, self._loses_part
 
     @property
     def busy(self) -> bool:
@@ -150,6 +154,10 @@ class KvTiers:
         kept = [False] * len(blocks)
         for tier in self._tiers:
             kept = tier.evicted(blocks, kept)
+
+    def _loses_part(self, blocks: Named) -> None:
+        for tier in self._tiers:
+            tier.keep_whole(blocks)
 
     # ---- back into the cache
 
@@ -262,7 +270,7 @@ class KvTiers:
         for job in list(self._jobs.values()):
             self._finish(job)
         self._let_go()
-        self._kv.on_idle = self._kv.on_evict = None
+        self._kv.on_idle = self._kv.on_evict = self._kv.on_part = None
         for tier in self._tiers:
             self._blocks.release(tier.close())
 
