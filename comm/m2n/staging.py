@@ -16,7 +16,7 @@ class Copy(Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """On the host, theirs until the next copy of the same key; not to be read before `done`."""
+        """On the host, theirs until the next copy of the same key; not to be read before it is `copied`."""
         ...
 
     def copied(self) -> bool: ...

@@ -28,7 +28,7 @@ class LateCopy:
     def tensors(self):
         return self._hosts
 
-    def done(self):
+    def copied(self):
         self._polls -= 1
         if self._polls < 0:
             self.wait()
