@@ -82,7 +82,7 @@ class _Cluster:
 async def gateway_part(nodes: int) -> None:
     """Prints its two ports, serves until its parent closes its standard input."""
     gateway = Gateway(TOKEN)
-    gateway.told(
+    gateway.update_nodes(
         AttentionNodes(
             tuple(AttentionPeer(attention_life(index, 0), accepting=True) for index in range(nodes))
         )

@@ -339,7 +339,7 @@ def check_hits(llm: LLM, tokens: int, rounds: int) -> None:
     """What was measured as found in host memory was found there, by what the node says within a few heartbeats."""
     wanted, until = 0.9 * rounds * tokens, time.monotonic() + 10.0
     while time.monotonic() < until:
-        member = llm.run.controller.members.at(attention_node(0))
+        member = llm.run.controller.members.last_at(attention_node(0))
         hits = member.stats.tiers.host.hit_tokens if member is not None and member.stats is not None else 0
         if hits >= wanted:
             return

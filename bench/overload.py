@@ -120,7 +120,7 @@ class World:
             AttentionPeer(attention_life(index, 0), True, f"node-{index}", AttentionPhase.DECODE)
             for index in decode
         ]
-        self.homes.told(AttentionNodes(tuple(peers)))
+        self.homes.update_nodes(AttentionNodes(tuple(peers)))
         for index in prefill:
             self.homes.entered(Node(attention_life(index, 0)), ())
         for node in self.nodes:
@@ -161,7 +161,7 @@ class World:
                 node.waiting.append(request)
         for node in self.nodes:
             self._decode(node, now)
-        self.homes.tick()
+        self.homes.check_time()
 
     def _submitted(self, node: Node, submit: Submit, now: float) -> None:
         assert submit.kv_from is not None, "a prefill node is there"

@@ -40,7 +40,7 @@ class Attendance:
         ] = {}  # generation and number of the last stream that was let in
         self._broken: dict[Life, float] = {}  # when
 
-    def told(self, value: AttentionNodes) -> None:
+    def update_peers(self, value: AttentionNodes) -> None:
         self.refusing = value.refusing
         self._told = {peer.life.index: peer for peer in value.nodes}
 
@@ -59,7 +59,7 @@ class Attendance:
         self._streams[life.index] = stream
         self._broken.pop(life, None)
 
-    def left(self, stream: Attending, now: float) -> None:
+    def note_left(self, stream: Attending, now: float) -> None:
         """Nothing where another stream has taken its place."""
         if self.is_present(stream):
             del self._streams[stream.life.index]
@@ -73,7 +73,7 @@ class Attendance:
         found = self._streams.get(life.index)
         return found if found is not None and found.life == life else None
 
-    def present(self) -> list[Attending]:
+    def open_streams(self) -> list[Attending]:
         """All streams that are open."""
         return list(self._streams.values())
 
@@ -82,7 +82,7 @@ class Attendance:
         lives = (peer.life for peer in self._told.values() if peer.accepting)
         return [life for life in lives if self.stream(life) is not None]
 
-    def decoding(self) -> list[Life]:
+    def decoders(self) -> list[Life]:
         """Those of `usable` that requests go to: prefill nodes only where there are no others."""
         usable = self.usable()
         others = [life for life in usable if self._told[life.index].phase is not AttentionPhase.PREFILL]
@@ -125,12 +125,12 @@ class Attendance:
         """Whether time alone may lose a node: a stream is away."""
         return bool(self._broken)
 
-    def forget(self, now: float) -> None:
+    def forget_streams(self, now: float) -> None:
         """Streams that have been away for long are not looked at any more."""
         kept = 2 * max(self._grace, LAST_GRACE)
         self._broken = {life: at for life, at in self._broken.items() if now - at < kept}
 
-    def missing(self) -> list[int]:
+    def unattended(self) -> list[int]:
         """Nodes that accept requests and have no stream."""
         usable = {life.index for life in self.usable()}
         return sorted(index for index, peer in self._told.items() if peer.accepting and index not in usable)

@@ -28,9 +28,9 @@ class AttentionNews:
         """Where attention nodes have phases, all nodes are told: decode rows come first at expert nodes."""
         members, deployment = self._membership.members, self._membership.deployment
         self._phased = self._phased or bool(deployment.phases)
-        hear = [member for member in members.of(Role.ATTENTION) if self._hears(member.id)]
-        hear += members.of(Role.EXPERT) if self._phased else ()
-        for member in (*hear, *members.of(Role.GATEWAY)):
+        hear = [member for member in members.living(Role.ATTENTION) if self._hears(member.id)]
+        hear += members.living(Role.EXPERT) if self._phased else ()
+        for member in (*hear, *members.living(Role.GATEWAY)):
             self._tell(member.id, self.nodes)
 
     def tell_who_came(self, member: Life, *, knew: bool, serves: bool) -> None:
@@ -44,6 +44,6 @@ class AttentionNews:
 
     def _hears(self, member: Life) -> bool:
         """An attention node that serves, of others: to keep copies for them, or to ask them for prompts."""
-        found = self._membership.members.get(member)
+        found = self._membership.members.find_life(member)
         wants = bool(self._membership.deployment.engine.kv_copies) or self._phased
         return wants and found is not None and found.serving and member.node.role is Role.ATTENTION

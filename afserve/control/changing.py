@@ -114,10 +114,10 @@ class Changing:
         """Whose number it is, and how many there are."""
         deployment, membership = self._controller.deployment, self._controller.membership
         if pool in PHASE_POOLS:
-            return Role.ATTENTION, PHASE_POOLS[pool], len(membership.wishes.in_phase(PHASE_POOLS[pool]))
+            return Role.ATTENTION, PHASE_POOLS[pool], len(membership.wishes.nodes_in_phase(PHASE_POOLS[pool]))
         if POOLS[pool] is Role.ATTENTION and deployment.phases:
             both = AttentionPhase.BOTH
-            return Role.ATTENTION, both, len(membership.wishes.in_phase(both))
+            return Role.ATTENTION, both, len(membership.wishes.nodes_in_phase(both))
         return POOLS[pool], None, deployment.count(POOLS[pool])
 
     def _new_phase(self, change: NewPhase) -> Changed:

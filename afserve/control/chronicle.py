@@ -48,11 +48,11 @@ class Chronicle:
         now = self._clock.now()
         match value:
             case Routed(rows):
-                self._counts_advice.ask(now, lambda: self._balancing.heard(rows, now), None)
+                self._counts_advice.ask(now, lambda: self._balancing.count_rows(rows, now), None)
             case Noted(text, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
             case Recorded():
-                self._trace_advice.ask(now, lambda: self.recordings.heard(member, value), None)
+                self._trace_advice.ask(now, lambda: self.recordings.collect_part(member, value), None)
             case Traced(data):
                 self._trace_advice.ask(now, lambda: self._keep_trace(member, data), None)
             case _:
@@ -60,20 +60,20 @@ class Chronicle:
         return True
 
     def _keep_trace(self, member: Life, data: bytes) -> None:
-        found = self._members.get(member)
+        found = self._members.find_life(member)
         if self._traces is not None and found is not None:
             self._traces.keep(member, found.host, data, time.monotonic())
 
     def keep_stats(self, member: Life, stats: AttentionStats) -> None:
         """Rows that were sent again, and how long work stood still."""
-        self._story_advice.ask(self._clock.now(), lambda: self.incidents.heard(member, stats), None)
+        self._story_advice.ask(self._clock.now(), lambda: self.incidents.count_stalls(member, stats), None)
 
     def keep_incident(self, incident: Incident) -> None:
         now = self._clock.now()
-        self._story_advice.ask(now, lambda: self.incidents.note(incident, time.time()), None)
+        self._story_advice.ask(now, lambda: self.incidents.note_incident(incident, time.time()), None)
         self._trace_advice.ask(now, lambda: self._show(incident), None)
 
     async def record(self) -> tuple[bytes, ...]:
         """What some nodes of each role that serve do for a moment from now on, packed."""
-        serving = [member for role in MODEL_ROLES for member in self._members.of(role) if member.serving]
-        return await self.recordings.take([member.id for member in serving])
+        serving = [member for role in MODEL_ROLES for member in self._members.living(role) if member.serving]
+        return await self.recordings.record_nodes([member.id for member in serving])

@@ -151,7 +151,7 @@ class Controller:
 
     def interrupt(self, error: AfserveError) -> None:
         """Gateways end what is open, with this reason."""
-        for gateway in self.members.of(Role.GATEWAY):
+        for gateway in self.members.living(Role.GATEWAY):
             self._tell(gateway.id, values.Shutdown(error))
 
     async def stop(self) -> None:
@@ -173,7 +173,7 @@ class Controller:
         self.check()
         self._on(event)
 
-    def waited(self, said: values.Unheard) -> None:
+    def report_unheard(self, said: values.Unheard) -> None:
         """By the gateway of this process."""
         self._on(events.Waited(said))
 
@@ -182,7 +182,7 @@ class Controller:
         if isinstance(who, NodeId):
             self._on(events.Exited(who, reason))
         else:
-            self.fail(PeerLost(who, reason))
+            self.end_run(PeerLost(who, reason))
 
     # ---- what nodes say
 
@@ -207,7 +207,7 @@ class Controller:
             self.chronicle.keep_stats(member, value.stats)
         if isinstance(value, values.Identity):
             self._compare_own(full=is_full(value.things))
-        found = self.members.get(member)
+        found = self.members.find_life(member)
         if found is not None and isinstance(value, values.Progress | values.Ready):
             self._progress_advice.ask(self._clock.now(), lambda: self._wiring.show_progress(found), None)
             if found.node.role is Role.GATEWAY and found.serving and self._settled.is_set():
@@ -260,12 +260,12 @@ class Controller:
             case events.AllDrained():
                 self._drained.set()
             case events.EndRun(error):
-                self.fail(error)
+                self.end_run(error)
 
     def _tell(self, member: Life, value: values.ToNode) -> None:
         self._streams.tell(member, value)
 
-    def fail(self, error: AfserveError) -> None:
+    def end_run(self, error: AfserveError) -> None:
         """The run ends with this; the first reason counts."""
         if self._failure is not None or self._stopping:
             return
@@ -289,7 +289,7 @@ class Controller:
                 # What cannot be read now was read before: nodes are compared with one another.
                 log.warning("the controller's own copy of the checkpoint is not compared: %s", error.message)
             else:
-                self.fail(error)
+                self.end_run(error)
         self._settle()
 
     def _expect(self, things: Mapping[str, str]) -> None:
@@ -303,7 +303,7 @@ class Controller:
     def _settle(self) -> None:
         if self._all_here and not self._settled.is_set():
             self._settled.set()
-            for gateway in self.members.of(Role.GATEWAY):
+            for gateway in self.members.living(Role.GATEWAY):
                 self._tell(gateway.id, values.Serve())
 
     # ---- time
@@ -321,7 +321,7 @@ class Controller:
             if self._own is not None:
                 self._own.check(now)
         except DeadlineError as error:
-            self.fail(error)
+            self.end_run(error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -333,4 +333,4 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
-            self.fail(AfserveError("the controller failed; its log says why"))
+            self.end_run(AfserveError("the controller failed; its log says why"))

@@ -49,7 +49,7 @@ class Frontend:
 
     async def find(self, id: str, *, take: bool) -> "list[KeptThere]":
         asking = await self._gateway.find(id, take=take)
-        if not asking.found and (not asking.complete or self._gateway.missing()):
+        if not asking.found and (not asking.complete or self._gateway.unattended()):
             raise UnavailableError(
                 "not every attention node could say whether it keeps this request; ask again",
                 retry_after=_AGAIN_SECONDS,
@@ -128,7 +128,7 @@ class Frontend:
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""
-        return [attention_node(index) for index in self._gateway.missing()]
+        return [attention_node(index) for index in self._gateway.unattended()]
 
     async def wait_attended(self) -> None:
         """Returns when every attention node has opened its stream."""

@@ -140,17 +140,17 @@ class Gateway:
         """Whether any node may be given a request."""
         return bool(self._attendance.usable())
 
-    def missing(self) -> list[int]:
+    def unattended(self) -> list[int]:
         """Attention nodes that the controller named and that have no stream to this gateway."""
-        return self._attendance.missing()
+        return self._attendance.unattended()
 
     async def wait_attended(self) -> None:
         """Returns when every attention node that the controller named, and at least one, has opened its stream."""
         await self._complete.wait()
 
-    def told(self, value: AttentionNodes) -> None:
+    def update_nodes(self, value: AttentionNodes) -> None:
         """By the controller: who attends from now on."""
-        self._homes.told(value)
+        self._homes.update_nodes(value)
         self._look()
 
     def stop(self) -> None:
@@ -194,7 +194,7 @@ class Gateway:
 
     def _look(self) -> None:
         """Who attends has changed."""
-        if self.attended and not self.missing():
+        if self.attended and not self.unattended():
             self._complete.set()
         else:
             self._complete.clear()
@@ -216,7 +216,7 @@ class Gateway:
 
     def _tick(self) -> None:
         self._timer = None
-        self._homes.tick()
+        self._homes.check_time()
         for said in self._homes.unheard():
             self._report_unheard(said)
         self._keep_time()

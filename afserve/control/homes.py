@@ -94,7 +94,7 @@ class Homes:
         self._admission_advice.ask(now, lambda: self._admit(prompts, wanted, now), None)
 
     def _admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives, now: float) -> None:
-        nodes = [life.index for life in self.attendance.decoding()]
+        nodes = [life.index for life in self.attendance.decoders()]
         tokens = sum(self._affinity.missing(prompt, nodes, wanted.cache_salt) for prompt in prompts)
         self.admission.check(tokens, wanted, now)
 
@@ -113,7 +113,7 @@ class Homes:
 
     def leave(self, request: Request) -> None:
         """Nothing is said of it: where it is kept, another gateway may ask for it."""
-        self._prompts.over(request)
+        self._prompts.forget_prompt(request)
         self.requests.close(request)
         self.moves.closed(request)
 
@@ -131,7 +131,7 @@ class Homes:
 
     async def find(self, id: str, *, take: bool) -> Asking:
         """What attention nodes keep of a request; with `take` it is this gateway's, and `adopt` is called for each."""
-        return await self._claims.ask(id, self.attendance.present(), CLAIM_SECONDS, take=take)
+        return await self._claims.ask(id, self.attendance.open_streams(), CLAIM_SECONDS, take=take)
 
     def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
         """From its first token on. One without its log-probabilities is computed once more: it gives the same."""
@@ -148,8 +148,8 @@ class Homes:
 
     # ---- what the controller says
 
-    def told(self, value: AttentionNodes) -> None:
-        self.attendance.told(value)
+    def update_nodes(self, value: AttentionNodes) -> None:
+        self.attendance.update_peers(value)
         self._review()
 
     # ---- what attention nodes do
@@ -162,7 +162,9 @@ class Homes:
         for one in held:
             if (answer := self._answer(one, stream.life)) is not None:
                 stream.send(answer)
-        lost = [request for request in self.requests.at(stream.life) if request.number not in numbers]
+        lost = [
+            request for request in self.requests.requests_at(stream.life) if request.number not in numbers
+        ]
         self._move(lost, "stream", f"{stream.life} came back without them")
         self._review()
 
@@ -177,7 +179,7 @@ class Homes:
 
     def left(self, stream: Attending) -> None:
         self._claims.left(stream)
-        self.attendance.left(stream, self._clock.now())
+        self.attendance.note_left(stream, self._clock.now())
         if self.attendance.stream(stream.life) is None:
             self._heard.pop(stream.life, None)
 
@@ -188,7 +190,7 @@ class Homes:
         self._heard[stream.life] = self._clock.now()
         match value:
             case Tokens(events):
-                if self.moves.under_way or self._prompts.under_way:
+                if self.moves.moving or self._prompts.any_open:
                     self._moves_advice.ask(self._clock.now(), lambda: self._note_arrival(events), None)
                 ended = self.requests.deliver(events)
             case Refused(number, error):
@@ -230,7 +232,7 @@ class Homes:
         for event in events:
             if (request := self.requests.find(event.handle)) is not None:
                 self.moves.came(request, now)
-                self._prompts.over(request)
+                self._prompts.forget_prompt(request)
 
     def _refused(self, number: int, error: AfserveError) -> None:
         """A request that was taken in once is not refused later because another node is full."""
@@ -253,7 +255,7 @@ class Homes:
         """Whether `tick` has anything to look after."""
         return self.attendance.waited_for or bool(self.requests.waiting)
 
-    def tick(self) -> None:
+    def check_time(self) -> None:
         """Several times a second while `restless`."""
         now = self._clock.now()
         self._review()
@@ -261,7 +263,7 @@ class Homes:
         for request in self.requests.waiting:
             if now - request.since >= self._rules.deadline:
                 request.put(self._too_late(request))
-        self.attendance.forget(now)
+        self.attendance.forget_streams(now)
 
     def _too_late(self, request: Request) -> AfserveError:
         waited = f"no attention node took the request over within {self._rules.deadline:.0f} s"
@@ -287,9 +289,9 @@ class Homes:
         now = self._clock.now()
         for home in self.requests.homes():
             if why := self.attendance.why_lost(home, now):
-                self._move(self.requests.at(home), "lost", f"{home}: {why}")
+                self._move(self.requests.requests_at(home), "lost", f"{home}: {why}")
             elif self.attendance.is_draining(home) and self.attendance.usable():
-                self._move(self.requests.at(home), "drained", f"{home} is drained")
+                self._move(self.requests.requests_at(home), "drained", f"{home} is drained")
         for request in self.requests.resting:
             assert request.home is not None, "it rests somewhere"
             if self.attendance.is_draining(request.home) or self.attendance.why_lost(request.home, now):
@@ -317,7 +319,7 @@ class Homes:
             stream.send(value)
 
     def _place_waiting(self) -> None:
-        usable = self.attendance.decoding()
+        usable = self.attendance.decoders()
         waiting = self.requests.waiting if usable else []
         now = self._clock.now() if waiting else 0.0
         for request in waiting:

@@ -40,7 +40,7 @@ class Incidents:
         self._last: deque[IncidentView] = deque(maxlen=KEPT)
         self._told: dict[NodeId, tuple[Life, AttentionStats]] = {}  # the last life of each place
 
-    def note(self, incident: Incident, at: float) -> None:
+    def note_incident(self, incident: Incident, at: float) -> None:
         """`at` in Unix seconds."""
         self._last.append(_view(incident, at))
         self.reloaded_bytes += incident.bytes
@@ -48,7 +48,7 @@ class Incidents:
             self.lost[str(incident.who.role), str(incident.cause)] += 1
         log.log(_LEVEL.get(incident.what, logging.INFO), "%s", incident)
 
-    def heard(self, member: Life, stats: AttentionStats) -> None:
+    def count_stalls(self, member: Life, stats: AttentionStats) -> None:
         """What an attention node has counted since its start. Waits belong to the last expert node that was lost."""
         life, before = self._told.get(member.node, (member, AttentionStats()))
         if life != member:

@@ -37,7 +37,7 @@ class Moves:
         self._under_way.setdefault(request, _Move(cause, left, now))
 
     @property
-    def under_way(self) -> bool:
+    def moving(self) -> bool:
         """Whether any request waits for its next token."""
         return bool(self._under_way)
 

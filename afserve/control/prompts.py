@@ -23,7 +23,7 @@ class Prompts:
         self._under_way: dict[Request, tuple[Life, int]] = {}
 
     @property
-    def under_way(self) -> bool:
+    def any_open(self) -> bool:
         return bool(self._under_way)
 
     def source(
@@ -31,7 +31,7 @@ class Prompts:
     ) -> KvSource | None:
         """Where its prompt is computed, of prefill nodes that take requests; None: where it is decoded. It has `waited`
         so many seconds."""
-        self.over(request)
+        self.forget_prompt(request)
         asked = request.asked
         tokens = len(asked.prompt_ids) + len(request.generated)
         scored = asked.params.prompt_logprobs is not None and not request.generated
@@ -67,7 +67,7 @@ class Prompts:
         )
         return tuple(SplitMember(node.life.generation, node.address) for node in others[: MOST_PARTS - 1])
 
-    def over(self, request: Request) -> None:
+    def forget_prompt(self, request: Request) -> None:
         """It has a token, or has gone. May be said of any request."""
         self._under_way.pop(request, None)
 

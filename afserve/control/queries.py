@@ -111,8 +111,8 @@ class OwnQueries:
     async def record_routing(self, on: bool) -> bytes:
         recorder = self._controller.balancing.recorder
         if not on:
-            return recorder.stop()
-        recorder.start(self._clock.now())
+            return recorder.stop_recording()
+        recorder.start_recording(self._clock.now())
         return b""
 
     async def recorded_routing(self) -> bytes:
@@ -180,7 +180,7 @@ class DistantQueries:
         self._answers.clear()
         error = UnavailableError("the controller is started again; ask again", retry_after=_AGAIN_SECONDS)
         for number in list(self._open):
-            self.answered(QueryAnswer(number, error=error))
+            self.take_answer(QueryAnswer(number, error=error))
 
     def serve(self) -> None:
         """A controller says that everyone is ready."""
@@ -191,7 +191,7 @@ class DistantQueries:
         """Returns once a controller has said that everyone is ready."""
         await self._serving.wait()
 
-    def answered(self, answer: QueryAnswer) -> None:
+    def take_answer(self, answer: QueryAnswer) -> None:
         if (found := self._open.pop(answer.number, None)) is not None and not found.done():
             found.set_result(answer)
 

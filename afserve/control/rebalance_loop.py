@@ -62,8 +62,8 @@ class RebalanceLoop:
         try:
             if asked.lost:
                 lost, nodes, barred = asked.lost, asked.nodes, asked.barred
-                return await asyncio.to_thread(balancing.without, lost, nodes, now, barred)
-            return await asyncio.to_thread(balancing.over, asked.nodes, now)
+                return await asyncio.to_thread(balancing.plan_without, lost, nodes, now, barred)
+            return await asyncio.to_thread(balancing.plan_over, asked.nodes, now)
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)
             return None

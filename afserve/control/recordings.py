@@ -31,7 +31,7 @@ class Recordings:
         self._complete = asyncio.Event()
         self._taking: asyncio.Task[tuple[bytes, ...]] | None = None
 
-    async def take(self, serving: Sequence[Life]) -> tuple[bytes, ...]:
+    async def record_nodes(self, serving: Sequence[Life]) -> tuple[bytes, ...]:
         """Of the first MOST_NODES of each role, in this order; those that do not answer in time are left out."""
         if self._taking is None or self._taking.done():
             chosen = [
@@ -55,7 +55,7 @@ class Recordings:
                 self._missing.clear()
         return tuple(self._found[member] for member in chosen if member in self._found)
 
-    def heard(self, member: Life, said: Recorded) -> None:
+    def collect_part(self, member: Life, said: Recorded) -> None:
         """An answer that nobody waits for any more, or that is too large, is nobody's."""
         if said.number == self._number and member in self._missing:
             self._missing.discard(member)

@@ -229,7 +229,7 @@ class Requests:
         """When one of `homes()` got the first request since it had none."""
         return self._busy[home]
 
-    def at(self, home: Life) -> list[Request]:
+    def requests_at(self, home: Life) -> list[Request]:
         return [request for request in self._placed.values() if request.home == home]
 
     def load(self, home: Life) -> int:

@@ -369,7 +369,7 @@ class World:
             self.clock.advance(dice.choice((0.01, 0.05, 0.3)))
         elif roll < 0.87:
             gateway = dice.choice(self.gateways)
-            dice.choice((gateway.homes.tick, gateway.read, lambda: self.hear(gateway)))()
+            dice.choice((gateway.homes.check_time, gateway.read, lambda: self.hear(gateway)))()
         elif roll < 0.95:
             self.client()
         else:
@@ -377,7 +377,7 @@ class World:
 
     def hear(self, gateway: GatewaySide) -> None:
         if gateway.told:
-            gateway.homes.told(gateway.told.popleft())
+            gateway.homes.update_nodes(gateway.told.popleft())
 
     def client(self) -> None:
         gateway = self.dice.choice(self.gateways)
@@ -426,7 +426,7 @@ class World:
                 node.turn()
             for gateway in self.gateways:
                 self.hear(gateway)
-                gateway.homes.tick()
+                gateway.homes.check_time()
                 gateway.read()
             self.clock.advance(0.05)
             if self.quiet():

@@ -127,8 +127,8 @@ ROWS = RoutedRows.__new__(RoutedRows)
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [
-        ("balancing", "heard", Routed(ROWS)),
-        ("recordings", "heard", Recorded(1, b"")),
+        ("balancing", "count_rows", Routed(ROWS)),
+        ("recordings", "collect_part", Recorded(1, b"")),
         ("_traces", "keep", Traced(b"x")),
     ],
     ids=["routing counts", "recordings", "traces"],
@@ -136,7 +136,7 @@ ROWS = RoutedRows.__new__(RoutedRows)
 def test_what_nodes_tell_for_the_record_costs_no_node(controller, where, name, value, monkeypatch, caplog):
     if where == "_traces":
         controller.chronicle._traces = SimpleNamespace(keep=broken)
-        monkeypatch.setattr(controller.members, "get", lambda member: SimpleNamespace(host="h"))
+        monkeypatch.setattr(controller.members, "find_life", lambda member: SimpleNamespace(host="h"))
     else:
         part = controller if where == "balancing" else controller.chronicle
         monkeypatch.setattr(getattr(part, where), name, broken)
@@ -148,13 +148,13 @@ def test_what_nodes_tell_for_the_record_costs_no_node(controller, where, name, v
 
 def test_stories_for_people_cost_no_node(monkeypatch, caplog):
     controller = controller_with(show_progress=broken, show_incident=broken)
-    monkeypatch.setattr(controller.chronicle.incidents, "heard", broken)
-    monkeypatch.setattr(controller.chronicle.incidents, "note", broken)
-    monkeypatch.setattr(controller.members, "get", lambda member: None)
+    monkeypatch.setattr(controller.chronicle.incidents, "count_stalls", broken)
+    monkeypatch.setattr(controller.chronicle.incidents, "note_incident", broken)
+    monkeypatch.setattr(controller.members, "find_life", lambda member: None)
     controller._follow(MEMBER, Heartbeat(1, AttentionStats()))
     controller._carry_out(Incident(Happening.LOST, attention_node(0), "why"))
     loading = SimpleNamespace(node=attention_node(0), serving=False)
-    monkeypatch.setattr(controller.members, "get", lambda member: loading)
+    monkeypatch.setattr(controller.members, "find_life", lambda member: loading)
     controller._follow(MEMBER, Progress(0.5, "weights"))
     controller._hear(MEMBER, Noted("a line"))
     controller.check()
@@ -194,7 +194,7 @@ def test_places_for_experts_are_looked_for_again(controller, lost, monkeypatch, 
     async def sleep(seconds):
         slept.append(seconds)
 
-    for name in ("over", "without"):
+    for name in ("plan_over", "plan_without"):
         monkeypatch.setattr(controller.balancing, name, third_time)
     monkeypatch.setattr("afserve.control.rebalance_loop.asyncio.sleep", sleep)
     asyncio.run(controller.rebalancing.replan_places(Replan(frozenset({0}), lost)))
@@ -214,7 +214,11 @@ def test_a_question_that_fails_is_answered_so(monkeypatch, caplog):
 @pytest.mark.parametrize("name", ["_shortage", "_slowness", "_coverage"])
 def test_advice_of_the_membership_ends_nothing(name, monkeypatch, caplog):
     membership, members = served(attention=1, experts=2, on_loss=OnLoss.RECOVER, patience=1e6)
-    for method in {"_shortage": ["look"], "_slowness": ["heard"], "_coverage": ["lost", "check"]}[name]:
+    for method in {
+        "_shortage": ["check_shortage"],
+        "_slowness": ["judge_stats"],
+        "_coverage": ["explain_loss", "check_covered"],
+    }[name]:
         part = membership if name == "_shortage" else membership.losses
         monkeypatch.setattr(type(getattr(part, name)), method, broken)
     if name == "_coverage":
@@ -240,12 +244,12 @@ def test_a_request_finds_its_node_whatever_a_gateways_advisers_do(owner, name, m
     homes.admit([[1, 2, 3]], Objectives(ttft=1.0))
     sent = []
     stream = SimpleNamespace(life=attention_life(0, 0), number=0, send=sent.append)
-    homes.told(AttentionNodes((AttentionPeer(attention_life(0, 0), True),)))
+    homes.update_nodes(AttentionNodes((AttentionPeer(attention_life(0, 0), True),)))
     homes.entered(stream, ())
     homes.heard(stream, Prefixes((1,), (), anew=True))
     homes.open(GenerationRequest(0, (1, 2, 3), SamplingParams()))
     assert isinstance(sent[-1], Submit)
-    homes.tick()
+    homes.check_time()
     if name not in ("source", "came"):  # of runs with phases, and with moved requests, only
         assert told(caplog)
 

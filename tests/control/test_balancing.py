@@ -51,7 +51,7 @@ def values(outgoing):
 
 def test_fill_adopt_retire():
     migration = Migration(START, crew(2, 2))
-    assert values(migration.begin(TARGET, 0.0)) == [
+    assert values(migration.begin_move(TARGET, 0.0)) == [
         ("expert", 0, "FillSlots", 1),
         ("expert", 1, "FillSlots", 1),
     ]
@@ -75,29 +75,29 @@ def test_fill_adopt_retire():
 
 def test_a_route_thought_out_ahead_is_taken_unless_things_have_moved():
     ahead, plain = Migration(START, crew(1, 2)), Migration(START, crew(1, 2))
-    route = ahead.route(TARGET)
-    assert ahead.begin(TARGET, 0.0, route) == plain.begin(TARGET, 0.0)
+    route = ahead.plan_route(TARGET)
+    assert ahead.begin_move(TARGET, 0.0, route) == plain.begin_move(TARGET, 0.0)
     for node in (0, 1):
         ahead.filled(expert_node(node), 1, 0.0)
     ahead.adopted(attention_node(0), 1, 0.0)
-    first = ahead.route(START).stages[0]
-    back = ahead.begin(START, 0.0, route)
+    first = ahead.plan_route(START).stages[0]
+    back = ahead.begin_move(START, 0.0, route)
     assert back[0][1].placement == first.with_epoch(2)
 
 
 def test_late_and_wrong_answers_are_named():
     migration = Migration(START, crew(1, 2))
-    migration.begin(TARGET, 0.0)
+    migration.begin_move(TARGET, 0.0)
     with pytest.raises(ProtocolError, match="expert-0 answered for epoch 7"):
         migration.filled(expert_node(0), 7, 0.0)
     migration.filled(expert_node(0), 1, 0.0)
     with pytest.raises(ProtocolError, match="expert-0"):
         migration.filled(expert_node(0), 1, 0.0)
     with pytest.raises(DeadlineError, match="expert-1: epoch 1 was not filled in time"):
-        migration.check(1e6)
+        migration.check_deadline(1e6)
     migration.filled(expert_node(1), 1, 0.0)
     with pytest.raises(DeadlineError, match="attention-0: epoch 1 was not adopted"):
-        migration.check(1e6)
+        migration.check_deadline(1e6)
 
 
 class Cluster:
@@ -153,10 +153,10 @@ def test_any_interleaving_of_plans_and_answers_is_valid(seed):
 
     start = target()
     migration, cluster = Migration(start, crew(2, nodes)), Cluster(start, 2, nodes)
-    pending = migration.begin(target(), 0.0)
+    pending = migration.begin_move(target(), 0.0)
     for _ in range(rng.randrange(60)):
         if rng.random() < 0.1:
-            pending += migration.begin(target(), 0.0)
+            pending += migration.begin_move(target(), 0.0)
         if not pending:
             continue
         fill_first = [i for i, p in enumerate(pending) if isinstance(p[1], FillSlots)]
@@ -189,10 +189,10 @@ def drive(balancing, load, seconds, now):
     for _ in range(int(seconds / 0.5)):
         now += 0.5
         for _ in range(2):
-            balancing.heard(routed(load * 0.25), now)
+            balancing.count_rows(routed(load * 0.25), now)
         stats, migration = balancing.age(now), balancing._migration
         place = None if stats is None else balancing.decided(balancing.think(stats, now))
-        todo = [] if place is None else migration.begin(place.placement, now, place.route)
+        todo = [] if place is None else migration.begin_move(place.placement, now, place.route)
         while todo:
             node, value = todo.pop(0)
             if isinstance(value, FillSlots):
@@ -236,11 +236,11 @@ def test_off_only_counts():
 def test_recording_is_what_the_nodes_counted():
     start = Placement.contiguous(layers=2, experts=4, nodes=2)
     balancing = Balancing("m", Migration(start, crew(1, 2)), BalanceRules())
-    balancing.heard(routed([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
-    balancing.recorder.start(1.0)
-    balancing.heard(routed([[0, 0, 0, 0], [0, 2, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 0]]), 2.5)
+    balancing.count_rows(routed([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
+    balancing.recorder.start_recording(1.0)
+    balancing.count_rows(routed([[0, 0, 0, 0], [0, 2, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 0]]), 2.5)
     assert balancing.routed() == ((2, 2, 3, 4), (4, 5, 2, 1))
-    recording = decode(balancing.recorder.stop())
+    recording = decode(balancing.recorder.stop_recording())
     assert (recording.model, recording.layers, recording.experts) == ("m", 2, 4)
     assert recording.total_load().tolist() == [[1, 0, 0, 0], [0, 2, 0, 0]]
     assert recording.total_load(0).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
@@ -263,11 +263,11 @@ def test_what_was_thought_while_something_else_began_is_dropped():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
     balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))
     total = skewed([0], 1, 8)
-    balancing.heard(routed(total), 1.0)
+    balancing.count_rows(routed(total), 1.0)
     decision = balancing.think(balancing.age(1.0), 1.0)
     assert decision.placement is not None
     asked = layered([[0, 1, 2, 3, 4], [4, 5, 6, 7]], experts=8, width=6)
-    assert balancing._migration.begin(balancing.asked(asked).placement, 1.1)
+    assert balancing._migration.begin_move(balancing.asked(asked).placement, 1.1)
     assert balancing.decided(decision) is None
     for node in range(2):
         balancing._migration.filled(expert_node(node), 1, 1.3)
@@ -302,27 +302,27 @@ def test_rebalancing_keeps_copies_apart_and_spare_slots_empty():
 def test_spare_slots_hold_a_lost_nodes_experts_and_are_empty_again_when_it_is_back():
     start = Placement.contiguous(layers=1, experts=12, nodes=3, slots_per_node=6)
     balancing = Balancing("m", Migration(start, crew(1, 3)), BalanceRules(spare=2))
-    balancing.heard(routed([[1] * 12]), 1.0)
+    balancing.count_rows(routed([[1] * 12]), 1.0)
     with pytest.raises(ConfigError, match="there is room for 4"):
         balancing.asked(layered([[0, 1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11]], experts=12, width=6))
-    survivors = balancing.over(frozenset({0, 2}), 2.0).placement
+    survivors = balancing.plan_over(frozenset({0, 2}), 2.0).placement
     assert [sum(e != FREE for e in row) for row in survivors.layers[0].slots] == [6, 0, 6]
     balancing._migration.placement = survivors
-    everyone = balancing.over(frozenset({0, 1, 2}), 3.0).placement
+    everyone = balancing.plan_over(frozenset({0, 1, 2}), 3.0).placement
     assert [sum(e != FREE for e in row) for row in everyone.layers[0].slots] == [4, 4, 4]
     with pytest.raises(ConfigError, match=r"\[1\] have no room for all experts"):
-        balancing.over(frozenset({1}), 4.0)
+        balancing.plan_over(frozenset({1}), 4.0)
 
 
 def test_copies_come_back_as_far_as_the_others_have_room():
     balancing = two_copies()
-    balancing.heard(routed(skewed([3, 5], 2, 16)), 1.0)
-    three = balancing.over(frozenset({0, 1, 2}), 2.0).placement
+    balancing.count_rows(routed(skewed([3, 5], 2, 16)), 1.0)
+    three = balancing.plan_over(frozenset({0, 1, 2}), 2.0).placement
     copies = [len(layer.replicas(e)) for layer in three.layers for e in range(16)]
     assert min(copies) == 1 and sum(copies) == 2 * 27  # 27 of 32: every slot is used, nothing is refused
     assert all(len(layer.replicas(e)) == 2 for layer in three.layers for e in (3, 5))
     balancing._migration.placement = three
-    four = balancing.over(frozenset({0, 1, 2, 3}), 3.0).placement
+    four = balancing.plan_over(frozenset({0, 1, 2, 3}), 3.0).placement
     assert all(len(layer.replicas(e)) >= 2 for layer in four.layers for e in range(16))
 
 
@@ -333,7 +333,7 @@ def test_what_a_lost_node_held_goes_to_holders_only():
     placement = Placement(0, 3, 6, (LayerPlacement(rows, share),))
     for holders in (frozenset({0}), frozenset({0, 3})):
         migration = Migration(placement, lambda role: [])
-        place = Balancing("m", migration, BalanceRules()).without(frozenset({1}), holders, 0.0)
+        place = Balancing("m", migration, BalanceRules()).plan_without(frozenset({1}), holders, 0.0)
         assert {node for node, *_ in place.placement.layers[0].replicas(3)} <= holders | {1}
         held = {e for n in holders for e in place.placement.layers[0].slots[n]} - {FREE}
         assert held == (set(range(6)) if 3 in holders else held) and len(held) >= 5
@@ -347,10 +347,10 @@ def test_what_nobody_holds_is_loaded_and_adopted_in_parts_biggest_load_first(cou
     migration = Migration(layered([[0, 1, 2, 3], [4, 5, 6, 7]], experts=8, width=8), crew(1, 1))
     balancing = Balancing("m", migration, BalanceRules(at_once=1))
     rows_LE = np.array([counts])
-    balancing.heard(RoutedRows(np.zeros_like(rows_LE), rows_LE), 0.0)
+    balancing.count_rows(RoutedRows(np.zeros_like(rows_LE), rows_LE), 0.0)
     balancing.age(1.0)
-    place = balancing.without(frozenset({1}), frozenset({0}), 2.0)
-    outgoing = migration.begin(place.placement, 2.0, place.route, urgent=place.urgent)
+    place = balancing.plan_without(frozenset({1}), frozenset({0}), 2.0)
+    outgoing = migration.begin_move(place.placement, 2.0, place.route, urgent=place.urgent)
     served, survivor = [], frozenset({0})
     while not migration.steady:
         number = migration._following.epoch

@@ -48,14 +48,14 @@ class Run:
         if place is None or (place.nodes is not None and place.nodes != self.holders()):
             return
         try:
-            self.migration.begin(place.placement, self.now, place.route)
+            self.migration.begin_move(place.placement, self.now, place.route)
         except ConfigError:
             return
         while self.migration.phase is not Phase.STEADY and self.dice.random() < 0.97:
             self.answer()
 
     def answer(self):
-        node, epoch = self.migration.missing[0], self.migration.placements[1].epoch
+        node, epoch = self.migration.unanswered[0], self.migration.placements[1].epoch
         filling = self.migration.phase is Phase.FILLING
         (self.migration.filled if filling else self.migration.adopted)(node, epoch, self.now)
 
@@ -70,9 +70,9 @@ class Run:
         lost = self.migration.holding - self.here
         try:
             if lost:
-                self.follow(self.balancing.without(lost, self.holders(), self.now))
+                self.follow(self.balancing.plan_without(lost, self.holders(), self.now))
             else:
-                self.follow(self.balancing.over(self.holders(), self.now))
+                self.follow(self.balancing.plan_over(self.holders(), self.now))
         except ConfigError:
             return  # there is no room
 
@@ -81,7 +81,7 @@ class Run:
             node = self.dice.choice(sorted(self.here))
             self.here.discard(node)
             self.leaving.discard(node)
-            self.migration.lost(expert_node(node), self.now)
+            self.migration.drop_node(expert_node(node), self.now)
             self.replan()
 
     def comes(self):
@@ -103,7 +103,7 @@ class Run:
         before = self.migration
         self.migration = Migration(self.start, self.serving)
         following = before.placements[1] if before.phase is Phase.ADOPTING else None
-        missing = before.missing if following is not None else []
+        missing = before.unanswered if following is not None else []
         newest = max(p.epoch for p in before.placements)
         self.migration.resume(before.placement, following, missing, (), newest, self.now)
         self.balancing = self.balanced()
@@ -112,7 +112,7 @@ class Run:
         self.now += 3.0
         shape = (LAYERS, EXPERTS)
         rows = np.array([[self.dice.choice((0, 1, 400)) for _ in range(EXPERTS)] for _ in range(LAYERS)])
-        self.balancing.heard(RoutedRows(np.zeros(shape, np.int64), rows.astype(np.int64)), self.now)
+        self.balancing.count_rows(RoutedRows(np.zeros(shape, np.int64), rows.astype(np.int64)), self.now)
         stats = self.balancing.age(self.now)
         assert len(self.balancing.imbalance()) == LAYERS and np.isfinite(self.balancing.imbalance()).all()
         if stats is None:

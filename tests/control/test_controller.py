@@ -144,7 +144,7 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
     gateway, clock = Gateway(TOKEN), clock or MonotonicClock()
     asked = []
     wiring = Wiring(
-        tell_failure=gateway.fail, tell_attention=gateway.told, read_own=own(asked) if own else None
+        tell_failure=gateway.fail, tell_attention=gateway.update_nodes, read_own=own(asked) if own else None
     )
     controller = Controller(RUN, TOKEN, clock, rules=rules, wiring=wiring)
     frontend = Frontend(
@@ -435,7 +435,9 @@ def test_an_earlier_life_is_not_let_in():
             await ready(controller, frontend)
             ended = threading.Event()
             old = Stream(nodes[0].address, TOKEN, ATTEND, print, lambda error: ended.set())
-            frontend._gateway.told(AttentionNodes((AttentionPeer(attention_life(0, 3), accepting=True),)))
+            frontend._gateway.update_nodes(
+                AttentionNodes((AttentionPeer(attention_life(0, 3), accepting=True),))
+            )
             old.send(Attend(attention_life(0, 2)))
             old.start()
             assert await asyncio.to_thread(ended.wait, SECONDS)
@@ -454,13 +456,13 @@ def test_new_requests_are_refused_with_the_reason_and_running_ones_go_on():
             there = AttentionNodes(
                 (AttentionPeer(attention_life(0, 0), accepting=True),), "layer 3 has no expert 7"
             )
-            frontend._gateway.told(there)
+            frontend._gateway.update_nodes(there)
             with pytest.raises(UnavailableError, match="layer 3 has no expert 7") as refused:
                 await answer(frontend, ask(1))
             assert (refused.value.status, refused.value.retry_after) == (503, 2.0) and not frontend.ready()
             attention.answer(replace(submitted(attention)[0], params=SamplingParams()))
             assert await asyncio.wait_for(open_one, SECONDS) == [1, 2]
-            frontend._gateway.told(replace(there, refusing=""))
+            frontend._gateway.update_nodes(replace(there, refusing=""))
             assert frontend.ready() and await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
@@ -552,7 +554,7 @@ def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_
             known = {member.id for member in first.members}
             await first._streams._server.stop(0)  # as a killed process: nobody is told to go
             gateway = Gateway(TOKEN, generation=256)
-            wiring = Wiring(tell_attention=gateway.told)
+            wiring = Wiring(tell_attention=gateway.update_nodes)
             second = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER, wiring=wiring, life=1)
             await second.start(port=port, also=[gateway.handler], shares_port=True)
             await asyncio.wait_for(second.wait_ready(), SECONDS)

@@ -53,13 +53,13 @@ class Scene:
             self.homes.entered(stream, ())
 
     def tell(self, *nodes, draining=()):
-        self.homes.told(
+        self.homes.update_nodes(
             AttentionNodes(tuple(AttentionPeer(attention_life(n, 0), n not in draining) for n in nodes))
         )
 
     def after(self, seconds):
         self.clock.advance(seconds)
-        self.homes.tick()
+        self.homes.check_time()
 
     def submits(self):
         return [len(stream.submitted()) for stream in self.streams]
@@ -210,7 +210,7 @@ def kv_scene(copies=0):
 
 def tell_with_addresses(scene, *nodes, draining=()):
     peers = (AttentionPeer(attention_life(n, 0), n not in draining, f"unix:{n}") for n in nodes)
-    scene.homes.told(AttentionNodes(tuple(peers)))
+    scene.homes.update_nodes(AttentionNodes(tuple(peers)))
 
 
 def last_submit(stream):
@@ -239,7 +239,9 @@ def test_a_lost_nodes_requests_go_where_copies_are():
 
 def test_a_buddy_that_is_too_busy_is_asked_for_the_copies():
     scene, _ = kv_scene(copies=1)
-    scene.homes.attendance.told(AttentionNodes((AttentionPeer(attention_life(1, 0), True, "unix:1"),)))
+    scene.homes.attendance.update_peers(
+        AttentionNodes((AttentionPeer(attention_life(1, 0), True, "unix:1"),))
+    )
     for handle in range(20):
         scene.homes.open(GenerationRequest(handle, (7, 8, handle)))
     tell_with_addresses(scene, 1, 2)
@@ -289,7 +291,7 @@ def tell_phases(scene, phases):
         AttentionPeer(attention_life(n, 0), True, f"unix:{n}", AttentionPhase(phase))
         for n, phase in phases.items()
     )
-    scene.homes.told(AttentionNodes(tuple(peers)))
+    scene.homes.update_nodes(AttentionNodes(tuple(peers)))
 
 
 def prefills(stream):

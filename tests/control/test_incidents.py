@@ -26,9 +26,9 @@ def lost(node=None, cause=Cause.ENDED):
 def test_losses_are_counted_by_role_and_cause_and_the_last_are_kept():
     incidents = Incidents()
     for number in range(KEPT + 5):
-        incidents.note(lost(cause=Cause.SLOW), float(number))
-    incidents.note(lost(attention_node(0)), 99.0)
-    incidents.note(Incident(Happening.RELOADED, expert_node(0), "2 experts", 0.5, bytes=77), 100.0)
+        incidents.note_incident(lost(cause=Cause.SLOW), float(number))
+    incidents.note_incident(lost(attention_node(0)), 99.0)
+    incidents.note_incident(Incident(Happening.RELOADED, expert_node(0), "2 experts", 0.5, bytes=77), 100.0)
     assert len(incidents.last) == KEPT and incidents.last[-1].at == 100.0
     assert incidents.lost_nodes() == {"attention": {"ended": 1}, "expert": {"slow": KEPT + 5}}
     assert incidents.reloaded_bytes == 77
@@ -37,11 +37,15 @@ def test_losses_are_counted_by_role_and_cause_and_the_last_are_kept():
 
 def test_waits_belong_to_the_expert_node_that_was_lost_last():
     incidents = Incidents()
-    incidents.note(lost(), 1.0)
-    incidents.note(lost(attention_node(1)), 2.0)
-    incidents.heard(ONE, AttentionStats(resent_rows=6, stalled=2, unnoticed_seconds=0.2, resend_seconds=0.1))
-    incidents.heard(ONE, AttentionStats(resent_rows=6, stalled=2, unnoticed_seconds=0.2, resend_seconds=0.1))
-    incidents.heard(OTHER, AttentionStats(resent_rows=1, stalled=1, homeless_seconds=0.1))
+    incidents.note_incident(lost(), 1.0)
+    incidents.note_incident(lost(attention_node(1)), 2.0)
+    incidents.count_stalls(
+        ONE, AttentionStats(resent_rows=6, stalled=2, unnoticed_seconds=0.2, resend_seconds=0.1)
+    )
+    incidents.count_stalls(
+        ONE, AttentionStats(resent_rows=6, stalled=2, unnoticed_seconds=0.2, resend_seconds=0.1)
+    )
+    incidents.count_stalls(OTHER, AttentionStats(resent_rows=1, stalled=1, homeless_seconds=0.1))
     assert [round(each.stall, 6) for each in incidents.last] == [0.15, 0.0]
     assert str(incidents.last[0]) == "expert-1 lost (ended): why; done; its rows waited 150 ms"
     assert incidents.resent_rows == 7
@@ -50,8 +54,8 @@ def test_waits_belong_to_the_expert_node_that_was_lost_last():
 
 def test_another_life_of_an_attention_node_counts_from_zero():
     incidents = Incidents()
-    incidents.heard(ONE, AttentionStats(resent_rows=6))
-    incidents.heard(Life(ONE.node, 1), AttentionStats(resent_rows=2))
+    incidents.count_stalls(ONE, AttentionStats(resent_rows=6))
+    incidents.count_stalls(Life(ONE.node, 1), AttentionStats(resent_rows=2))
     assert incidents.resent_rows == 8
 
 
@@ -60,14 +64,14 @@ def test_experts_without_a_node_are_told_until_they_have_one():
     assert [len(homeless(*held)) for held in ((ALONE, both), (ALONE, one), (TWICE, one))] == [0, 4, 0]
     coverage = Coverage()
     member = Life(expert_node(1), 2)
-    assert coverage.lost(member, TWICE, one, 1.0) == "its rows go to replicas"
-    assert coverage.check(TWICE, one, 1.1) == []
-    assert coverage.lost(member, ALONE, one, 2.0).startswith("4 experts")
-    assert coverage.check(ALONE, one, 2.1) == []
-    (found,) = coverage.check(TWICE.with_epoch(1), one, 2.5)
+    assert coverage.explain_loss(member, TWICE, one, 1.0) == "its rows go to replicas"
+    assert coverage.check_covered(TWICE, one, 1.1) == []
+    assert coverage.explain_loss(member, ALONE, one, 2.0).startswith("4 experts")
+    assert coverage.check_covered(ALONE, one, 2.1) == []
+    (found,) = coverage.check_covered(TWICE.with_epoch(1), one, 2.5)
     assert (found.what, found.who, found.generation) == (Happening.COVERED, member.node, 2)
     assert round(found.seconds, 6) == 0.5
-    assert coverage.check(ALONE, one, 2.6) == []
+    assert coverage.check_covered(ALONE, one, 2.6) == []
 
 
 def test_a_moved_request_waits_until_its_next_token():
@@ -81,7 +85,7 @@ def test_a_moved_request_waits_until_its_next_token():
     moves.came(one, 9.0)
     assert moves.counts == {"lost": 2, "stream": 1} and moves.seconds == {"lost": 0.5}
     assert moves.stall_of("attention-1", 2) == 0.5 and moves.stall_of("attention-1", 3) == 0.0
-    assert not moves.under_way
+    assert not moves.moving
 
 
 def test_all_of_it_reaches_gateways_elsewhere():

@@ -117,7 +117,7 @@ class KeepingWorld(World):
             home, kept = asking.found[-1]
             request = gateway.homes.adopt(home, kept, one.client.asked)
             self.claimed += 1
-        elif one.misses > MOST_MISSES and not gateway.homes.attendance.missing():
+        elif one.misses > MOST_MISSES and not gateway.homes.attendance.unattended():
             if one.home is not None:
                 one.home.homes.close(one.client.request)  # it expires there
             request = gateway.homes.open(one.client.asked)  # its node was lost too: it is sent again

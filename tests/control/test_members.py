@@ -26,7 +26,7 @@ def members(nodes=NODES, *, colocated=False):
 
 
 def admit(table, request):
-    return table.admit(table.check(request), request, 0.0)
+    return table.admit_member(table.check_register(request), request, 0.0)
 
 
 def register(role="attention", index=None, version="1.0", protocol=PROTOCOL):
@@ -37,11 +37,11 @@ def test_places_are_given_in_order_and_once():
     table = members()
     assert [str(admit(table, register()).node) for _ in range(2)] == ["attention-0", "attention-1"]
     assert admit(table, register("expert", 1)).node == expert_node(1)
-    assert table.missing() == [expert_node(0)]
+    assert table.vacancies() == [expert_node(0)]
     with pytest.raises(RendezvousError, match="all 2 places for attention nodes are taken"):
-        table.check(register())
+        table.check_register(register())
     with pytest.raises(RendezvousError, match="expert-1 is registered already"):
-        table.check(register("expert", 1))
+        table.check_register(register("expert", 1))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_places_are_given_in_order_and_once():
 )
 def test_a_stranger_is_refused_by_field(request_, field):
     with pytest.raises(RendezvousError, match=field):
-        members().check(request_)
+        members().check_register(request_)
 
 
 def test_colocated_runs_have_no_expert_nodes():
     with pytest.raises(RendezvousError, match="colocated"):
-        members(NODES[:2], colocated=True).check(register("expert"))
+        members(NODES[:2], colocated=True).check_register(register("expert"))
 
 
 def test_a_disagreement_names_both_nodes_and_the_field():
@@ -96,7 +96,7 @@ def test_the_controllers_copy_is_the_one_to_have(first):
     table = members()
     expert = admit(table, register("expert"))
     steps = [
-        lambda: table.expect({"expert weights": "aa", "attention weights": "bb"}),
+        lambda: table.expect_copy({"expert weights": "aa", "attention weights": "bb"}),
         lambda: table.identify(expert, {"expert weights": "cc"}),
     ]
     for number, step in enumerate(steps if first == "the controller" else reversed(steps)):
@@ -124,17 +124,17 @@ def test_a_node_that_says_nothing_of_its_copy_is_refused():
 def test_a_place_is_taken_again_by_its_next_generation():
     table = members()
     first = admit(table, register("expert", 0))
-    table.move(first, State.GONE)
-    assert table.get(first.id) is None and expert_node(0) in table.missing()
+    table.set_state(first, State.GONE)
+    assert table.find_life(first.id) is None and expert_node(0) in table.vacancies()
     second = admit(table, register("expert"))
     assert (second.node, second.id.generation) == (expert_node(0), 1)
-    assert table.get(second.id) is second and table.get(first.id) is None
+    assert table.find_life(second.id) is second and table.find_life(first.id) is None
 
 
 def test_says_who_is_missing_and_who_is_slow():
     table = members()
     for role in ("attention", "attention", "expert"):
-        table.move(admit(table, register(role)), State.READY)
+        table.set_state(admit(table, register(role)), State.READY)
     assert table.unready() == ["expert-1 never registered"] and not table.all_ready()
     admit(table, register("expert"))
     assert table.unready() == ["expert-1 is at 0% (starting)"]

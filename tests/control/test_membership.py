@@ -131,7 +131,7 @@ def test_a_gateway_beyond_those_that_were_asked_for_comes_and_goes():
     (told,) = say(membership, guest, Endpoint("host:1", {}))
     assert told == Tell(first, Gateways(((0, ""), (1, "host:1"))))
     assert membership.on(Left(guest, "killed"), 1.0) == [Tell(first, Gateways(((0, ""),)))]
-    assert not membership.members.missing() and not membership.ended
+    assert not membership.members.vacancies() and not membership.ended
 
 
 def test_the_place_of_a_gateway_that_came_by_itself_may_be_wanted_later():
@@ -246,7 +246,7 @@ def test_a_fill_that_never_ends_costs_the_fill_and_its_answer_is_no_offence_late
     assert [e.what for e in effects if isinstance(e, Incident)] == [Happening.UNREAD]
     assert not [e for e in effects if isinstance(e, Dismiss)] and membership.migration.phase is Phase.STEADY
     late = say(membership, second, Filled(placement.epoch))
-    assert not [e for e in late if isinstance(e, Dismiss)] and membership.members.get(second).serving
+    assert not [e for e in late if isinstance(e, Dismiss)] and membership.members.find_life(second).serving
 
 
 def test_who_cannot_read_what_it_comes_back_to_waits_and_is_asked_again():
@@ -262,34 +262,34 @@ def test_who_cannot_read_what_it_comes_back_to_waits_and_is_asked_again():
     ]
     assert told.placement.epoch == 1
     effects = say(membership, back, Unfilled(1, ((0, 3),), "EIO"))
-    assert not fills_of(effects) and membership.members.get(back).alive
+    assert not fills_of(effects) and membership.members.find_life(back).alive
     assert not fills_of(membership.on(Ticked(), 0.3))
     assert fills_of(membership.on(Ticked(), 0.6)) == {back: target}
     say(membership, back, Filled(1))
-    assert membership.members.get(back).serving
+    assert membership.members.find_life(back).serving
 
 
 @pytest.mark.parametrize("fails", [1, 2, 5, 20])
 def test_between_two_tries_is_twice_the_time_up_to_a_limit(fails):
     unreadable, now, waits = UnreadableExperts(), 0.0, []
     for _ in range(fails):
-        unreadable.note(0, [(0, 1)], now)
+        unreadable.note_unread(0, [(0, 1)], now)
         began = now
-        while not unreadable.due(now):
+        while not unreadable.retry_due(now):
             now += 0.25
         waits.append(now - began)
     assert waits == [min(0.5 * 2**i, 10.0) for i in range(fails)]
-    assert not unreadable.note(0, [(0, 1)], now), "it was told of"
-    assert not unreadable.due(now) and unreadable.due(now + 10.0)
-    unreadable.read()
-    assert unreadable.note(0, [(0, 1)], now)
-    assert unreadable.due(now + 0.5)
+    assert not unreadable.note_unread(0, [(0, 1)], now), "it was told of"
+    assert not unreadable.retry_due(now) and unreadable.retry_due(now + 10.0)
+    unreadable.note_all_read()
+    assert unreadable.note_unread(0, [(0, 1)], now)
+    assert unreadable.retry_due(now + 0.5)
 
 
 def test_an_expert_that_many_nodes_could_not_read_is_asked_of_none():
     unreadable = UnreadableExperts()
     for node in range(TRIED):
-        unreadable.note(node, [(0, 1)], 0.0)
-    unreadable.note(0, [(0, 2)], 0.0)
+        unreadable.note_unread(node, [(0, 1)], 0.0)
+    unreadable.note_unread(0, [(0, 2)], 0.0)
     assert unreadable.barred(range(9)) == {(0, 1): frozenset(range(9)), (0, 2): {0}}
-    assert unreadable.of(0) and not unreadable.of(8)
+    assert unreadable.waits_for_node(0) and not unreadable.waits_for_node(8)

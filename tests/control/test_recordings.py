@@ -74,15 +74,15 @@ def test_some_of_each_role_are_asked_and_all_who_ask_get_one_answer():
     async def run():
         asked = []
         several = Recordings(lambda member, said: asked.append((member, said)))
-        both = [asyncio.create_task(several.take(serving)) for _ in range(2)]
+        both = [asyncio.create_task(several.record_nodes(serving)) for _ in range(2)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [str(member) for member, _ in asked].count("attention-1") == 1
         assert len(asked) == 2 + MOST_NODES
         for index, (member, said) in enumerate(reversed(asked)):
-            several.heard(member, Recorded(said.number - 1, b"of another question"))
-            several.heard(member, Recorded(said.number, str(member).encode()))
-            several.heard(member, Recorded(said.number, b"said twice"))
+            several.collect_part(member, Recorded(said.number - 1, b"of another question"))
+            several.collect_part(member, Recorded(said.number, str(member).encode()))
+            several.collect_part(member, Recorded(said.number, b"said twice"))
             assert index < len(asked)
         first, second = await asyncio.gather(*both)
         assert first == second == tuple(str(member).encode() for member, _ in asked)
@@ -98,13 +98,13 @@ def test_who_does_not_answer_or_says_too_much_is_left_out(monkeypatch):
     async def run():
         asked = {}
         several = Recordings(lambda member, said: asked.update({member: said}))
-        taking = asyncio.create_task(several.take([one, two, three]))
+        taking = asyncio.create_task(several.record_nodes([one, two, three]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        several.heard(one, Recorded(asked[one].number, b"in time"))
-        several.heard(two, Recorded(asked[two].number, bytes(MOST_BYTES + 1)))
+        several.collect_part(one, Recorded(asked[one].number, b"in time"))
+        several.collect_part(two, Recorded(asked[two].number, bytes(MOST_BYTES + 1)))
         assert await taking == (b"in time",)
-        several.heard(three, Recorded(asked[three].number, b"late"))
-        assert await several.take([]) == ()
+        several.collect_part(three, Recorded(asked[three].number, b"late"))
+        assert await several.record_nodes([]) == ()
 
     asyncio.run(run())

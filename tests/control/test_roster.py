@@ -15,15 +15,15 @@ def life(node, generation=0):
 def test_lists_stay_until_something_changes():
     roster = Roster([attention_node(0), expert_node(0)])
     attention = life(attention_node(0))
-    roster.put(attention.node, attention)
-    before, experts = roster.of(Role.ATTENTION), roster.of(Role.EXPERT)
-    assert before.missing == () and not before.serving
-    roster.move(attention, State.LOADING)
+    roster.put_member(attention.node, attention)
+    before, experts = roster.view_of(Role.ATTENTION), roster.view_of(Role.EXPERT)
+    assert before.vacancies == () and not before.serving
+    roster.set_state(attention, State.LOADING)
     roster.locate(attention, "")
     roster.locate(attention, "")
-    assert roster.of(Role.ATTENTION).version == before.version + 1  # the address came, once
-    roster.move(attention, State.READY)
-    assert roster.of(Role.ATTENTION).serving_indices == {0} and roster.of(Role.EXPERT) is experts
+    assert roster.view_of(Role.ATTENTION).version == before.version + 1  # the address came, once
+    roster.set_state(attention, State.READY)
+    assert roster.view_of(Role.ATTENTION).serving_indices == {0} and roster.view_of(Role.EXPERT) is experts
     with pytest.raises(AttributeError):
         attention.state = State.GONE
 
@@ -37,18 +37,18 @@ def test_lists_are_what_a_look_at_all_finds(seed):
         match random.randrange(5):
             case 0:
                 known[node] = random.choice((None, life(node, turn)))
-                roster.put(node, known[node])
+                roster.put_member(node, known[node])
             case 1:
                 known.pop(node, None)
-                roster.remove(node)
+                roster.remove_place(node)
             case _ if member is not None:
-                roster.move(member, random.choice(list(State)))
+                roster.set_state(member, random.choice(list(State)))
         for role in random.sample(MODEL_ROLES, random.randrange(3)):
             places = sorted(place for place in known if place.role is role)
             here = [m for place in places if (m := known[place]) is not None and m.alive]
-            view = roster.of(role)
+            view = roster.view_of(role)
             assert view.places == tuple(places) and view.members == tuple(here)
-            assert view.missing == tuple(
+            assert view.vacancies == tuple(
                 place for place in places if known[place] is None or not known[place].alive
             )
             assert view.unready == tuple(m for m in here if m.state is not State.READY)

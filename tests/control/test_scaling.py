@@ -115,9 +115,9 @@ def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     assert membership.on(Ticked(), 2.5) == [], "its process may still be writing"
     membership.on(Exited(node, "exit 0"), 2.6)
     successor = join(membership, node)
-    assert successor.generation == 1 and membership.state.renewals.busy
+    assert successor.generation == 1 and membership.state.renewals.planned
     say(membership, successor, Endpoint("", {}), Ready(1))
-    assert membership.state.renewals.busy, "gateways are about to hear of it"
+    assert membership.state.renewals.planned, "gateways are about to hear of it"
     assert membership.on(RestartNodes((node,)), 2.7) == [Tell(successor, Drain())], (
         "asked again, it has its turn again"
     )
@@ -141,13 +141,13 @@ def test_once_the_last_one_serves_again_other_changes_may_follow():
         membership.on(Scale(Role.ATTENTION, 1), 2.0)  # the second one's turn is to come
     membership.on(Ticked(), 3.0)
     goes_and_comes(second)
-    assert membership.state.renewals.busy, "gateways are about to hear of it"
+    assert membership.state.renewals.planned, "gateways are about to hear of it"
     effects = membership.on(Scale(Role.ATTENTION, 1), 3.0)
     assert Tell(members[second], Drain()) in effects and membership.deployment.count(Role.ATTENTION) == 1
     say(membership, members[second], Drained())
     membership.on(Left(members[second], "ended"), 3.1)
     membership.on(Ticked(), 4.0)
-    assert not membership.state.renewals.busy and not membership.ended
+    assert not membership.state.renewals.planned and not membership.ended
     assert list(membership.members.places(Role.ATTENTION)) == [first]
 
 
@@ -161,7 +161,9 @@ def test_the_turn_of_a_node_that_serves_again_ends():
     assert membership.on(Left(members[node], "ended"), 2.0) == [Start(node)]
     successor = join(membership, node)
     say(membership, successor, Endpoint("", {}), Ready(1))
-    assert membership.on(Ticked(), 3.0) == [] and not membership.state.renewals.busy and not membership.ended
+    assert (
+        membership.on(Ticked(), 3.0) == [] and not membership.state.renewals.planned and not membership.ended
+    )
 
 
 def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
@@ -173,7 +175,7 @@ def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
     members[node] = join(membership, node)  # nobody has been started for it yet
     say(membership, members[node], Endpoint("", {}), Ready(1))
     membership.on(Ticked(), 2.0)
-    assert not membership.state.renewals.busy
+    assert not membership.state.renewals.planned
 
 
 def test_each_starts_when_the_one_before_it_serves():
@@ -219,7 +221,7 @@ def test_who_does_not_go_is_dismissed_and_its_place_given_to_another():
     say(membership, members[node], Drained())
     for member in members.values():
         membership.on(Ticked(), 3.0)
-        assert membership.members.get(member)
+        assert membership.members.find_life(member)
     effects = membership.on(Ticked(), 6.0)
     assert [type(e) for e in effects] == [Dismiss] and "did not go" in effects[0].error.message
     assert membership.on(Ticked(), 8.5) == [Start(node)] and not any(isinstance(e, EndRun) for e in effects)
@@ -262,7 +264,7 @@ def test_a_pool_of_a_phase_scales_alone():
     assert membership.deployment.phase(3) is AttentionPhase.PREFILL
     assert membership.deployment.count(Role.ATTENTION) == 4
     membership.on(Scale(Role.ATTENTION, 1, AttentionPhase.DECODE), 2.0)
-    assert membership.wishes.in_phase(AttentionPhase.DECODE) == [attention_node(1)]
+    assert membership.wishes.nodes_in_phase(AttentionPhase.DECODE) == [attention_node(1)]
     assert membership.deployment.count(Role.ATTENTION) == 3
 
 

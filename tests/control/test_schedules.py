@@ -156,7 +156,7 @@ class World:
         """As the controller does at each look at the time, while its run is ready."""
         rows = self.rng.choices((0, 5, 300), k=LAYERS * EXPERTS)
         counts = np.array(rows, np.int64).reshape(LAYERS, EXPERTS)
-        self.balancing.heard(RoutedRows(np.zeros_like(counts), counts), self.now)
+        self.balancing.count_rows(RoutedRows(np.zeros_like(counts), counts), self.now)
         assert len(self.balancing.imbalance()) == LAYERS
         stats = self.balancing.age(self.now) if self.membership.settled else None
         if stats is not None:
@@ -386,7 +386,9 @@ class World:
         if self.balanced:
             balancing, now = self.balancing, self.now
             with contextlib.suppress(ConfigError):  # there is no room
-                place = balancing.without(lost, holders, now) if lost else balancing.over(holders, now)
+                place = (
+                    balancing.plan_without(lost, holders, now) if lost else balancing.plan_over(holders, now)
+                )
                 if place is not None:
                     self.on(place)
             return
@@ -473,7 +475,7 @@ class World:
                     assert expert_node.held.get((y, slot)) == expert, "routed to an expert that is not there"
 
     def serves(self, member):
-        found = self.membership.members.get(member)
+        found = self.membership.members.find_life(member)
         return found is not None and found.serving
 
     def reached(self):
@@ -483,7 +485,7 @@ class World:
         for role in MODEL_ROLES:
             if len(members.places(role)) != membership.deployment.count(role):
                 return f"{role}: {members.places(role)}"
-        if membership.state.renewals.busy:
+        if membership.state.renewals.planned:
             return f"{membership.state.renewals}"
         if not members.all_ready() or not membership.migration.steady:
             return f"{members.unready()}, {membership.migration.phase}"
@@ -492,7 +494,7 @@ class World:
         if not holders <= present:
             return f"experts on {holders}, nodes {present}"
         for process in self.processes.values():
-            if process.member is None or members.get(process.member) is None:
+            if process.member is None or members.find_life(process.member) is None:
                 continue
             if process.node.role is Role.ATTENTION and process.routing.epoch != placement.epoch:
                 return f"{process.node} routes by epoch {process.routing.epoch}, not {placement.epoch}"

@@ -120,7 +120,7 @@ def test_who_asks_for_a_place_that_waits_has_it_tried_at_once(asked):
     assert not any(isinstance(e, Start) for e in membership.on(Ticked(), now)), "it waits for minutes"
     assert Start(node) in membership.on(asked, now) + membership.on(Ticked(), now + 0.25)
     back(membership, node)
-    assert membership.members.at(node).serving and not membership.state.renewals.busy
+    assert membership.members.last_at(node).serving and not membership.state.renewals.planned
 
 
 def test_a_restart_of_all_stops_at_one_that_does_not_come_back_and_other_changes_are_taken():
@@ -131,7 +131,7 @@ def test_a_restart_of_all_stops_at_one_that_does_not_come_back_and_other_changes
     membership.on(Left(members[first], "told to"), now)
     membership.on(Exited(first, "exit 0"), now)
     failing(membership, first, 200.0)
-    assert not membership.state.renewals.busy and membership.members.at(expert_node(1)).serving
+    assert not membership.state.renewals.planned and membership.members.last_at(expert_node(1)).serving
     assert membership.on(Scale(Role.EXPERT, 4), 201.0)
 
 

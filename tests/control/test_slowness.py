@@ -40,7 +40,7 @@ class Load:
 @pytest.fixture
 def load():
     slowness = Slowness()
-    return Load(lambda index, stats, now: slowness.heard(expert_node(index), "host", 0, stats, now))
+    return Load(lambda index, stats, now: slowness.judge_stats(expert_node(index), "host", 0, stats, now))
 
 
 def only(which, times):
@@ -88,7 +88,9 @@ def test_a_node_without_a_past_or_without_enough_rows_is_let_be(load):
 def test_the_next_process_of_a_place_has_the_past_of_the_one_before(load):
     slowness = Slowness()
     generation = 0
-    load.hear = lambda index, stats, now: slowness.heard(expert_node(index), "host", generation, stats, now)
+    load.hear = lambda index, stats, now: slowness.judge_stats(
+        expert_node(index), "host", generation, stats, now
+    )
     assert load.run(30) == [] and load.run(20, only(1, 12.0))
     generation = 1
     assert load.run(10, only(1, 12.0)) == [] and load.run(10, only(1, 12.0))

@@ -79,10 +79,10 @@ def test_what_an_attention_node_was_asked_to_adopt_is_finished_and_all_else_give
 
 def test_an_attention_node_that_routes_by_a_given_up_epoch_is_sent_away():
     takeover, inherited = found([front(OLD), front(NEW)], [holder(NEW)])
-    stale, good = takeover.of(Role.ATTENTION)
-    inherited.check(good)
+    stale, good = takeover.claims_of(Role.ATTENTION)
+    inherited.check_claim(good)
     with pytest.raises(RendezvousError, match="attention-0 knows epoch 3, epoch 4 is in force"):
-        inherited.check(stale)
+        inherited.check_claim(stale)
 
 
 def test_an_expert_node_serves_once_it_holds_all_that_may_be_routed_to_it():
@@ -105,7 +105,7 @@ def test_of_two_lives_the_later_counts_and_of_two_streams_of_one_life_too():
     assert takeover.claim(second) is first
     assert takeover.claim(late) is late
     takeover.withdraw(0)
-    assert takeover.complete({Role.EXPERT: 1}) and not takeover.complete({Role.ATTENTION: 1})
+    assert takeover.all_back({Role.EXPERT: 1}) and not takeover.all_back({Role.ATTENTION: 1})
 
 
 @pytest.mark.parametrize("role", [Role.ATTENTION, Role.GATEWAY])

@@ -19,7 +19,7 @@ def cached(stream):
 
 def kv_of(run):
     """What each attention node last said."""
-    found = (run.controller.members.at(attention_node(index)) for index in (0, 1))
+    found = (run.controller.members.last_at(attention_node(index)) for index in (0, 1))
     return [member.stats.kv for member in found]
 
 
@@ -36,7 +36,7 @@ def test_a_drained_node_hands_its_kv_over_and_goes():
             await until(lambda: len(run.controller.members.places(Role.ATTENTION)) == 1)
             moved = [stream for stream in streams if cached(stream)]
             assert all(cached(stream) > 0.9 * stream.usage["prompt_tokens"] for stream in moved) and moved
-            stayed = run.controller.members.at(attention_node(1 - leaver))
+            stayed = run.controller.members.last_at(attention_node(1 - leaver))
             await until(lambda: stayed.stats.kv.pulls == len(moved))
             assert stayed.stats.kv.bytes_received and not stayed.stats.kv.pulls_failed
             for stream in streams:

@@ -17,7 +17,7 @@ def test_a_killed_node_finds_its_disk_again(tmp_path):
         async with serving(attention=1, disk=str(tmp_path)) as (run, client):
 
             def stats():
-                member = run.controller.members.at(attention_node(0))
+                member = run.controller.members.last_at(attention_node(0))
                 return member.stats if member is not None else None
 
             first = await Stream(client, LONG).read()
@@ -44,7 +44,7 @@ def test_what_left_the_cache_is_found_in_host_memory():
             assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * again.usage["prompt_tokens"]
 
             def found():
-                member = run.controller.members.at(attention_node(0))
+                member = run.controller.members.last_at(attention_node(0))
                 return member.stats.tiers.host.hit_tokens
 
             await until(lambda: found() > 500)

@@ -165,7 +165,7 @@ def kill(run, index):
 
 
 async def both_there(run):
-    await until(lambda: not run._gateway.missing() and len(run._gateway._attendance.usable()) == 2)
+    await until(lambda: not run._gateway.unattended() and len(run._gateway._attendance.usable()) == 2)
 
 
 def test_every_stream_goes_on_with_the_same_tokens(answers):
@@ -243,7 +243,7 @@ def test_requests_leave_a_node_that_drains(answers):
             await until(lambda: all(stream.pieces > 3 for stream in streams))
             attending = run.controller._news.nodes
             first, second = attending.nodes
-            run._gateway.told(replace(attending, nodes=(first, replace(second, accepting=False))))
+            run._gateway.update_nodes(replace(attending, nodes=(first, replace(second, accepting=False))))
             assert homes(run).keys() == {0} and run._gateway.moves.counts.keys() == {"drained"}
             await asyncio.gather(*reading)
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]

@@ -15,7 +15,7 @@ OTHER = {"prompt": "class Tree:\n    pass\n" * 100, "max_tokens": 30, "temperatu
 
 
 def stats(run, index):
-    return run.controller.members.at(attention_node(index)).stats
+    return run.controller.members.last_at(attention_node(index)).stats
 
 
 def ready(run):

@@ -64,7 +64,7 @@ CASES = {  # what begins, the moment, the loss
     "every copy of an expert": (nothing, lambda world: True, kill_all_copies),
     "during recovery": (
         lambda world: kill(world, Role.EXPERT),
-        lambda world: bool(world.membership.members.missing()),
+        lambda world: bool(world.membership.members.vacancies()),
         kill,
     ),
     "while experts are loaded": (

@@ -200,7 +200,7 @@ class World:
     def replan(self, holders, lost) -> None:
         now, balancing = self.clock.now(), self.balancing
         try:
-            place = balancing.without(lost, holders, now) if lost else balancing.over(holders, now)
+            place = balancing.plan_without(lost, holders, now) if lost else balancing.plan_over(holders, now)
         except ConfigError:
             return
         if place is not None:
@@ -286,8 +286,8 @@ class World:
         self.wires = [wire for wire in self.wires if not (wire.gateway_knows and wire.node_knows)]
         for gateway in self.gateways:
             if gateway.told and self.dice.random() < 0.8:
-                gateway.homes.told(gateway.told.popleft())
-            gateway.homes.tick()
+                gateway.homes.update_nodes(gateway.told.popleft())
+            gateway.homes.check_time()
             gateway.read()
             self.done += [client for client in gateway.clients if client.ended]
             gateway.clients = [client for client in gateway.clients if not client.ended]
@@ -376,7 +376,7 @@ class World:
         return (
             members.all_ready()
             and migration.steady
-            and not self.membership.state.renewals.busy
+            and not self.membership.state.renewals.planned
             and not self.membership.attention_nodes().refusing
             and not any(len(gateway.homes.requests) for gateway in self.gateways)
             and not any(process.kept or process.engine.busy for process in nodes)
@@ -388,7 +388,7 @@ class World:
         why = self.membership.attention_nodes().refusing
         phase = self.membership.migration.phase.value
         return (
-            f"{open_} requests open; {members}; missing {self.membership.members.missing()}; {phase}; {why}"
+            f"{open_} requests open; {members}; missing {self.membership.members.vacancies()}; {phase}; {why}"
         )
 
     def check(self) -> None:

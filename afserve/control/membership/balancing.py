@@ -69,10 +69,10 @@ class RoutingRecorder:
     def running(self) -> bool:
         return self._records is not None
 
-    def start(self, now: float) -> None:
+    def start_recording(self, now: float) -> None:
         self._records, self._began = [], now
 
-    def stop(self) -> bytes:
+    def stop_recording(self) -> bytes:
         """What was recorded; recording ends."""
         data, self._records = self.dump(), None
         return data
@@ -80,7 +80,9 @@ class RoutingRecorder:
     def dump(self) -> bytes:
         return self._header + b"".join(self._records or ())
 
-    def note(self, now: float, kind: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
+    def note_counts(
+        self, now: float, kind: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    ) -> None:
         if self._records is not None and counts.any():
             self._records.append(encode_record(now - self._began, kind, counts))
 
@@ -133,14 +135,14 @@ class Balancing:
         self._thinking = threading.Lock()  # two threads may think: about balance, and about other nodes
         self._route: PlacementRoute | None = None  # thought out together with the decision
 
-    def heard(self, rows: RoutedRows, now: float) -> None:
+    def count_rows(self, rows: RoutedRows, now: float) -> None:
         """An attention node routed so many rows since it last said so. Raises ProtocolError on another model's."""
         ours = (self.stats.layers, self.stats.experts)
         if rows.decode_LE.shape != ours:
             raise ProtocolError(f"counts of {rows.decode_LE.shape} layers and experts, this model has {ours}")
         for kind, counts_LE in ((PREFILL, rows.prefill_LE), (DECODE, rows.decode_LE)):
             self.stats.merge(counts_LE, kind)
-            self.recorder.note(now, kind, counts_LE)
+            self.recorder.note_counts(now, kind, counts_LE)
 
     def routed(self) -> tuple[tuple[int, ...], ...]:
         """All rows so far, per MoE layer and expert."""
@@ -164,7 +166,7 @@ class Balancing:
         if decision is None or decision.placement is None or not self._migration.steady:
             return decision
         try:
-            self._route = self._migration.route(decision.placement)
+            self._route = self._migration.plan_route(decision.placement)
         except (
             ConfigError
         ) as error:  # where every slot of a node holds something, as after a move that was given up
@@ -194,7 +196,7 @@ class Balancing:
             )
         return self._place(placement)
 
-    def over(self, holders: frozenset[int], now: float) -> Place:
+    def plan_over(self, holders: frozenset[int], now: float) -> Place:
         """Where experts stand when these expert nodes hold them all. Takes as long as `think`.
 
         Spare slots are used where the others do not hold every expert as often as was asked for. Raises ConfigError
@@ -213,7 +215,7 @@ class Balancing:
             )
         return self._place(decision.placement, holders)
 
-    def without(
+    def plan_without(
         self, lost: frozenset[int], holders: frozenset[int], now: float, barred: Barred | None = None
     ) -> Place | None:
         """Where experts go that lived on lost nodes only, in which parts; all others stay. None where nobody has room.

@@ -48,11 +48,11 @@ class ClusterState:
         return [node for node in places if node not in self.leaving and node not in self.guests]
 
     def serving(self, role: Role) -> list[NodeId]:
-        return [member.node for member in self.members.view(role).serving]
+        return [member.node for member in self.members.role_view(role).serving]
 
     def answering(self) -> frozenset[int]:
         """Expert nodes that rows are sent to."""
-        return self.members.view(Role.EXPERT).serving_indices
+        return self.members.role_view(Role.EXPERT).serving_indices
 
     def can_spare(self, node: NodeId) -> bool:
         """Whether the expert nodes beside this one have room for all experts."""
@@ -75,4 +75,4 @@ class ClusterState:
         """There is no such place any more. Whoever takes one with this index later may be wanted."""
         self.leaving.discard(node)
         self.guests.discard(node)
-        self.members.remove(node)
+        self.members.remove_place(node)

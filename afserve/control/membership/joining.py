@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from afserve.control.membership.announcing import Announcer
+from afserve.control.membership.announcing import Announcer, Draining
 from afserve.control.membership.cluster_state import ClusterState
-from afserve.control.membership.draining import Draining
 from afserve.control.membership.events import Admit, Effect, EndRun, Joined, Refuse, Settled, Tell
 from afserve.control.membership.losses import Losses
 from afserve.control.membership.members import NO_EPOCH
@@ -46,7 +45,7 @@ class Joining:
 
     def join(self, event: Joined, now: float) -> list[Effect]:
         try:
-            node = self._state.members.check(event.register, taken=self.awaited())
+            node = self._state.members.check_register(event.register, taken=self.awaited())
         except RendezvousError as error:
             return [Refuse(event.connection, error)]
         if node.role is Role.EXPERT and self._state.migration.adopting:
@@ -72,7 +71,7 @@ class Joining:
         if self._state.migration.adopting:
             return []
         effects: list[Effect] = []
-        for member in self._state.members.view(Role.EXPERT).unready:
+        for member in self._state.members.role_view(Role.EXPERT).unready:
             if member.loaded and member.state is State.LOADING and not unreadable(member.node.index):
                 effects += self.catch_up(member, now)
         waiting, self._waiting = self._waiting, []
@@ -82,7 +81,7 @@ class Joining:
 
     def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
         state = self._state
-        member = state.members.admit(node, event.register, now)
+        member = state.members.admit_member(node, event.register, now)
         if node.role is Role.GATEWAY and not state.deployment.wants(node):
             state.guests.add(node)
         member.epoch = member.asked = state.migration.placement.epoch
@@ -107,16 +106,16 @@ class Joining:
             phase = Phase.FILLING if is_expert else Phase.ADOPTING
             return [*before, Tell(member.id, asks(phase, in_force))]
         if self._draining.ends and not is_expert:
-            self._state.members.move(member, State.DRAINED)
+            self._state.members.set_state(member, State.DRAINED)
             return []
         return self._serve(member, now)
 
     def _serve(self, member: Member, now: float) -> list[Effect]:
         """From now on."""
-        self._state.members.move(member, State.READY)
+        self._state.members.set_state(member, State.READY)
         node = member.node
         self._state.renewals.serves(node, now)
-        effects = self._announcer.relay(self._state.migration.joined(node))
+        effects = self._announcer.relay(self._state.migration.include_node(node))
         if node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self._state.members.gateways()))
         if self._state.settled:  # before, everyone is told when the run settles
@@ -135,5 +134,5 @@ class Joining:
         except RendezvousError as error:
             return [EndRun(error)]
         state.settled = True
-        self._placing.settle()
+        self._placing.accept_first()
         return [Settled(), *(self._announcer.announce_experts() if self._losses.restarted else [])]

@@ -94,11 +94,11 @@ class Losses:
     def fill_place(self, node: NodeId) -> None:
         """Somebody has come."""
         self._since.pop(node, None)
-        self._recovery.forget(node)
+        self._recovery.forget_place(node)
 
     def forget_place(self, node: NodeId) -> None:
         """Nobody is wanted there any more."""
-        self._recovery.forget(node)
+        self._recovery.forget_place(node)
 
     def report_serving(self, member: Member, now: float) -> list[Effect]:
         """From now on; told where somebody was lost there."""
@@ -111,7 +111,7 @@ class Losses:
     def absent(self) -> list[str]:
         """A phrase for every place whose member is gone."""
         members = self._state.members
-        gone = ((node, members.at(node)) for node in members.missing())
+        gone = ((node, members.last_at(node)) for node in members.vacancies())
         said = {node: f"{node} is gone: {member.why}" for node, member in gone if member is not None}
         failing = self._recovery.is_failing
         return [
@@ -120,29 +120,31 @@ class Losses:
 
     def restart_place(self, node: NodeId, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
         """By the rules; the first that is due is started by `check_time`."""
-        effects = self._recovery.lost(node, reason, now, settled=self._state.settled, counts=counts)
+        effects = self._recovery.plan_restart(node, reason, now, settled=self._state.settled, counts=counts)
         if self._recovery.is_failing(node):
             self._state.renewals.abandon(node)
         return effects
 
     # ---- losses
 
-    def lose(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
+    def lose_member(
+        self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED
+    ) -> list[Effect]:
         """A member is gone."""
         state, served = self._state, member.serving
         member.why, member.lost_by = reason, cause
-        state.members.move(member, State.GONE)
+        state.members.set_state(member, State.GONE)
         node = member.node
         self._since[node] = now
         self._placing.replan_anew()
-        effects = self._announcer.relay(state.migration.lost(node, now))
+        effects = self._announcer.relay(state.migration.drop_node(node, now))
         if node.role is Role.GATEWAY:
             effects += self._announcer.announce_gateways()
         if node.role is Role.EXPERT and state.settled:
             effects += self._announcer.announce_experts()
         if node in state.guests:
             state.guests.discard(node)
-            state.members.remove(node)
+            state.members.remove_place(node)
             return effects
         if node in state.leaving or state.renewals.gone(node, now):
             return effects
@@ -159,7 +161,7 @@ class Losses:
         if role is Role.EXPERT:
             placement, answering = self._state.migration.placement, self._state.answering()
             did = self._coverage_advice.ask(
-                now, lambda: self._coverage.lost(member.id, placement, answering, now), ""
+                now, lambda: self._coverage.explain_loss(member.id, placement, answering, now), ""
             )
         elif role is Role.ATTENTION:
             others = len(self._state.serving(Role.ATTENTION))
@@ -175,7 +177,7 @@ class Losses:
         placement, answering = self._state.migration.placement, self._state.answering()
         nothing: list[Incident] = []
         told = self._coverage_advice.ask(
-            now, lambda: self._coverage.check(placement, answering, now), nothing
+            now, lambda: self._coverage.check_covered(placement, answering, now), nothing
         )
         return [*told]
 
@@ -194,7 +196,7 @@ class Losses:
         unwanted = node in state.leaving or node not in state.members.places(node.role)
         if unwanted or self._state.renewals.has_exited(node, now):
             return []
-        member = state.members.at(node)
+        member = state.members.last_at(node)
         if self._recovery.awaits(node) and (member is None or not member.alive) and not taking_over:
             return self.restart_place(node, event.reason, now)
         return self._recovery.exited(event)
@@ -209,7 +211,7 @@ class Losses:
             return [EndRun(error)]
         reason = error.reason if isinstance(error, PeerLost) else error.message
         reason = reason.removeprefix(f"{member.node}: ")
-        return [Dismiss(member.id, error), *self.lose(member, reason, now, cause)]
+        return [Dismiss(member.id, error), *self.lose_member(member, reason, now, cause)]
 
     def report_failure(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """It says that it cannot go on."""
@@ -217,14 +219,14 @@ class Losses:
             if member.node not in self._state.guests:
                 self._recovery.accused(member.node, error.message, now)
             return []
-        why = self._recovery.failed(member.node, error)
+        why = self._recovery.explain_failure(member.node, error)
         if not self._state.settled and not isinstance(why, PeerLost):
             return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
         return self.give_up(member, why, now, Cause.FAILED)
 
     def report_stuck(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
-        found = self._state.members.get(said.life)
+        found = self._state.members.find_life(said.life)
         if found is None or not found.serving:
             return []
         patience = self._patience(found, now)
@@ -257,7 +259,7 @@ class Losses:
 
     def report_unheard(self, asker: str, said: Unheard, now: float) -> list[Effect]:
         """A gateway waits for an attention node, whose own last word may be older than the requests."""
-        found = self._state.members.get(said.life)
+        found = self._state.members.find_life(said.life)
         if found is None or not found.serving:
             return []
         why = self._recovery.unheard(found, said, asker, now, self._patience(found, now))
@@ -269,7 +271,7 @@ class Losses:
             return []
         life, stats = member.id, member.stats
         why = self._slowness_advice.ask(
-            now, lambda: self._slowness.heard(life.node, member.host, life.generation, stats, now), ""
+            now, lambda: self._slowness.judge_stats(life.node, member.host, life.generation, stats, now), ""
         )
         if (
             not why
@@ -283,7 +285,7 @@ class Losses:
 
     def dismiss_stranger(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
         """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""
-        found = self._state.members.get(event.member) if isinstance(event, Said) else None
+        found = self._state.members.find_life(event.member) if isinstance(event, Said) else None
         if found is None:
             return [EndRun(error)]
         ends = not self._recovery.rules.recovers or not self._state.settled
@@ -297,7 +299,7 @@ class Losses:
         """What time alone brings about. `awaited` are places of those who have come and are let in later."""
         rules, members = self._recovery.rules, self._state.members
         self._placing.retry_unreadable(now)
-        effects = self._recovery.due(now)
+        effects = self._recovery.restarts_due(now)
         self.await_members([effect.node for effect in effects if isinstance(effect, Start)], now)
         effects += self._check_places(awaited, now)
         for member in members:
@@ -317,7 +319,7 @@ class Losses:
         seconds = rules.register * self._watch.stretch(now)
         late = [
             node
-            for node in members.missing()
+            for node in members.vacancies()
             if node not in awaited
             and not self._recovery.pauses(node)
             and now - self._since.get(node, now) > seconds
@@ -331,10 +333,12 @@ class Losses:
     def _check_migration(self, now: float) -> list[Effect]:
         migration, members = self._state.migration, self._state.members
         try:
-            migration.check(now - ADOPT_SECONDS * (self._watch.stretch(now) - 1.0))
+            migration.check_deadline(now - ADOPT_SECONDS * (self._watch.stretch(now) - 1.0))
         except DeadlineError as error:
             if not migration.adopting:
                 return self._placing.give_up_late_fills(error.message, now)
-            late = [m for node in migration.missing if (m := members.at(node)) is not None and m.alive]
+            late = [
+                m for node in migration.unanswered if (m := members.last_at(node)) is not None and m.alive
+            ]
             return [e for member in late for e in self.give_up(member, error, now)]
         return []

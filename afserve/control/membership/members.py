@@ -50,60 +50,62 @@ class Members:
 
     def __iter__(self) -> Iterator[Member]:
         """Attention nodes first, each role in the order of its indices; who is gone is not among them."""
-        return iter([member for role in Role for member in self.of(role)])
+        return iter([member for role in Role for member in self.living(role)])
 
-    def view(self, role: Role) -> View:
+    def role_view(self, role: Role) -> View:
         """Who of a role is there, serves or is missing."""
-        return self._roster.of(role)
+        return self._roster.view_of(role)
 
     def places(self, role: Role) -> Sequence[NodeId]:
-        return self.view(role).places
+        return self.role_view(role).places
 
-    def of(self, role: Role) -> Sequence[Member]:
-        return self.view(role).members
+    def living(self, role: Role) -> Sequence[Member]:
+        return self.role_view(role).members
 
-    def at(self, node: NodeId) -> Member | None:
+    def last_at(self, node: NodeId) -> Member | None:
         """The last member of a place, also one that is gone."""
-        return self._roster.at(node)
+        return self._roster.last_at(node)
 
-    def get(self, member: Life) -> Member | None:
+    def find_life(self, member: Life) -> Member | None:
         """None for an earlier life, and for one that is gone."""
-        found = self.at(member.node)
+        found = self.last_at(member.node)
         return found if found is not None and found.id == member and found.alive else None
 
-    def move(self, member: Member, state: State) -> None:
+    def set_state(self, member: Member, state: State) -> None:
         """`member` is in this state from now on."""
-        self._roster.move(member, state)
+        self._roster.set_state(member, state)
 
-    def add(self, role: Role) -> NodeId:
+    def add_place(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
         taken = {node.index for node in self.places(role)}
         if role is Role.GATEWAY and self.own_gateway:
             taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
-        self._roster.put(node, None)
+        self._roster.put_member(node, None)
         return node
 
-    def keep(self, node: NodeId) -> None:
+    def keep_place(self, node: NodeId) -> None:
         """There is such a place, whoever takes it."""
         if node not in self._roster:
-            self._roster.put(node, None)
+            self._roster.put_member(node, None)
 
-    def remove(self, node: NodeId) -> None:
-        self._roster.remove(node)
+    def remove_place(self, node: NodeId) -> None:
+        self._roster.remove_place(node)
 
-    def missing(self) -> list[NodeId]:
+    def vacancies(self) -> list[NodeId]:
         """Places without a member."""
-        return [node for role in Role for node in self.view(role).missing]
+        return [node for role in Role for node in self.role_view(role).vacancies]
 
     def vacant(self, node: NodeId) -> bool:
         """Whether there is such a place, and it has no member."""
-        member = self.at(node)
+        member = self.last_at(node)
         return node in self._roster and (member is None or not member.alive)
 
     def unready(self) -> list[str]:
         """A phrase for everyone that is not ready yet."""
-        never = [f"{node} {'is gone' if self.at(node) else 'never registered'}" for node in self.missing()]
+        never = [
+            f"{node} {'is gone' if self.last_at(node) else 'never registered'}" for node in self.vacancies()
+        ]
         slow = [
             f"{m.node} is at {m.progress.fraction:.0%} ({m.progress.what})"
             for m in self
@@ -113,14 +115,14 @@ class Members:
 
     def all_ready(self, besides: Collection[NodeId] = ()) -> bool:
         """Nobody is waited for; `besides` are not waited for anyway."""
-        views = [self.view(role) for role in Role]
-        return not any(view.missing for view in views) and all(
+        views = [self.role_view(role) for role in Role]
+        return not any(view.vacancies for view in views) and all(
             member.node in besides for view in views for member in view.unready
         )
 
     # ---- coming in
 
-    def check(self, request: Register, taken: Collection[NodeId] = ()) -> NodeId:
+    def check_register(self, request: Register, taken: Collection[NodeId] = ()) -> NodeId:
         """The place for whoever asks, none of `taken`. Raises RendezvousError where there is none, or it is another
         afserve."""
         return self._free(self.check_kind(request), request.index, taken)
@@ -146,9 +148,9 @@ class Members:
     def _free(self, role: Role, index: int | None, taken: Collection[NodeId]) -> NodeId:
         places = self.places(role)
         if index is None:
-            missing = [node for node in self.view(role).missing if node not in taken]
+            missing = [node for node in self.role_view(role).vacancies if node not in taken]
             if not missing and role is Role.GATEWAY:
-                return self.add(role)  # there may be any number of them
+                return self.add_place(role)  # there may be any number of them
             if not missing:
                 raise RendezvousError(f"index: all {len(places)} places for {role} nodes are taken")
             return missing[0]
@@ -160,7 +162,7 @@ class Members:
             raise RendezvousError(f"index: {node} is registered already")
         return node
 
-    def admit(self, node: NodeId, request: Register, now: float) -> Member:
+    def admit_member(self, node: NodeId, request: Register, now: float) -> Member:
         generation = max(self._generation.get(node, -1) + 1, self._first)
         return self._seat(node, generation, request, now)
 
@@ -174,20 +176,20 @@ class Members:
             if standing.identity is not None:
                 self.identify(member, standing.identity.things)
         except RendezvousError:
-            self.move(member, State.GONE)
+            self.set_state(member, State.GONE)
             raise
         return member
 
-    def seen(self, node: NodeId, generation: int) -> None:
+    def count_life(self, node: NodeId, generation: int) -> None:
         """There was such a life: the next one of this place comes after it."""
         self._generation[node] = max(generation, self._generation.get(node, -1))
 
     def _seat(self, node: NodeId, generation: int, request: Register, now: float) -> Member:
-        self.seen(node, generation)
+        self.count_life(node, generation)
         member = Member(Life(node, generation), request.pid, request.host, now, progress_at=now)
         if node.role in MODEL_ROLES:
             member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()
-        self._roster.put(node, member)
+        self._roster.put_member(node, member)
         return member
 
     # ---- what all must have in common
@@ -214,7 +216,7 @@ class Members:
             if ours != theirs:
                 raise _disagreement(str(member.node), theirs, first, ours, key)
 
-    def expect(self, things: Mapping[str, str]) -> None:
+    def expect_copy(self, things: Mapping[str, str]) -> None:
         """What the controller's own copy is: the one that all others must have."""
         for key, ours in sorted(things.items()):
             who, theirs = self._told.get(key, (CONTROLLER, ours))
@@ -230,7 +232,7 @@ class Members:
     def gateways(self) -> Gateways:
         """Where attention nodes reach the gateways. Where none was asked for there is one, at the controller."""
         own = ((OWN_GATEWAY, ""),) if self.own_gateway else ()
-        known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
+        known = [(m.node.index, m.address) for m in self.living(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
 
     def attention_nodes(
@@ -246,7 +248,7 @@ class Members:
                     m.address or "",
                     phase(m.node.index),
                 )
-                for m in self.view(Role.ATTENTION).serving
+                for m in self.role_view(Role.ATTENTION).serving
             ),
             refusing,
         )
@@ -256,13 +258,13 @@ class Members:
 
         Later only those that serve: rows for one that still loads would wait, and may have another place to go.
         """
-        key = self.view(Role.EXPERT).version, settled
+        key = self.role_view(Role.EXPERT).version, settled
         if key != self._known_peers[0]:  # thousands are told of the same ones: they are one object
             self._known_peers = key, self._peers(settled)
         return self._known_peers[1]
 
     def _peers(self, settled: bool) -> Peers | None:
-        experts = self.view(Role.EXPERT)
+        experts = self.role_view(Role.EXPERT)
         known = [m for m in (experts.serving if settled else experts.members) if m.address]
         if not settled and len(known) < len(experts.places):
             return None

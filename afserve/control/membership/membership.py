@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from afserve.adviser import Adviser
 from afserve.control.membership import events
-from afserve.control.membership.announcing import Announcer
+from afserve.control.membership.announcing import Announcer, Draining
 from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.departures import Departures
-from afserve.control.membership.draining import Draining
 from afserve.control.membership.joining import Assign, Joining, same_everywhere
 from afserve.control.membership.losses import Losses
 from afserve.control.membership.members import Members, first_generation
@@ -23,7 +22,7 @@ from afserve.control.membership.returning import Returning
 from afserve.control.membership.roster import Member, State
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.watching import Watch
-from afserve.control.membership.wishes import Wishes
+from afserve.control.membership.wishes import NodeWishes
 from afserve.control.wire import values
 from afserve.control.wire.desired import Deployment
 from afserve.errors import (
@@ -71,7 +70,7 @@ class Membership:
         self._placing = placing = ExpertPlacing(state, announcer)
         self.losses = losses = Losses(state, announcer, placing, recovery, watch)
         self._joining = joining = Joining(state, announcer, losses, placing, draining, assign)
-        self.wishes = Wishes(state, losses, recovery)
+        self.wishes = NodeWishes(state, losses, recovery)
         self._departures = Departures(state, announcer, losses, joining, draining)
         self._returning = Returning(state, announcer, placing, losses, joining, draining, watch)
         self._shortage = Shortage(ShortagePatience(recovery.rules.short, recovery.rules.deadline), state.room)
@@ -107,7 +106,7 @@ class Membership:
             effects = self.losses.dismiss_stranger(event, error, now)
         if not effects and isinstance(event, events.Said) and isinstance(event.value, values.Heartbeat):
             return []  # most events are these, and only stats have changed; ticks look at all the rest
-        if not self.ended and not self._returning.under_way:
+        if not self.ended and not self._returning.taking_over:
             effects += self._reconcile(now)
         if self.settled and self._recovery.rules.recovers and not self._draining.ends:
             self._look_at_shortage(now)
@@ -115,31 +114,33 @@ class Membership:
 
     def _reconcile(self, now: float) -> list[events.Effect]:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
-        effects = self._joining.admit_waiting(self._placing.unreadable.of, now)
-        effects += self._departures.step(now)
+        effects = self._joining.admit_waiting(self._placing.unreadable.waits_for_node, now)
+        effects += self._departures.take_steps(now)
         effects += self._placing.replan()
         effects += self.losses.check_coverage(now)
         effects += self._draining.check_drained()
         return effects + self._joining.check_settled()
 
     def _look_at_shortage(self, now: float) -> None:
-        failing = [node for node in self.members.missing() if self._recovery.is_failing(node)]
-        placement, planned = self.migration.placement, self.state.renewals.busy
+        failing = [node for node in self.members.vacancies() if self._recovery.is_failing(node)]
+        placement, planned = self.migration.placement, self.state.renewals.planned
         self._shortage_advice.ask(
-            now, lambda: self._shortage.look(self.members, placement, failing, now, planned=planned), None
+            now,
+            lambda: self._shortage.check_shortage(self.members, placement, failing, now, planned=planned),
+            None,
         )
 
     def _obey(self, event: events.Event, now: float) -> list[events.Effect]:
         match event:
             case events.Begun():
-                self.losses.await_members(self.members.missing(), now)
-                return [events.Start(node) for node in self.members.missing()]
+                self.losses.await_members(self.members.vacancies(), now)
+                return [events.Start(node) for node in self.members.vacancies()]
             case events.TakenOver():
-                self._returning.begin(now)
+                self._returning.begin_takeover(now)
                 return []
             case events.Rejoined():
                 return self._returning.rejoin(event, now)
-            case events.Joined() if self._returning.under_way:
+            case events.Joined() if self._returning.taking_over:
                 self._returning.postpone_join(event)
                 return []
             case events.Joined():
@@ -149,19 +150,19 @@ class Membership:
                 self._returning.withdraw(connection)
                 return []
             case events.Said(member, value):
-                found = self.members.get(member)
+                found = self.members.find_life(member)
                 return [] if found is None else self._hear(found, value, now)
             case events.Left(member, reason):
-                found = self.members.get(member)
-                return [] if found is None else self.losses.lose(found, reason, now)
+                found = self.members.find_life(member)
+                return [] if found is None else self.losses.lose_member(found, reason, now)
             case events.Exited():
-                return self.losses.report_exit(event, now, taking_over=self._returning.under_way)
+                return self.losses.report_exit(event, now, taking_over=self._returning.taking_over)
             case events.Ticked(load):
-                self._watch.look(load, now)
-                if self._returning.under_way:
+                self._watch.note_load(load, now)
+                if self._returning.taking_over:
                     return self._returning.check_wait(now)
                 return self.losses.check_time(self._joining.awaited(), now)
-            case events.Waited() if self._returning.under_way:
+            case events.Waited() if self._returning.taking_over:
                 return []
             case events.Waited(said):
                 return self.losses.report_unheard("the gateway", said, now)
@@ -172,7 +173,7 @@ class Membership:
                 | events.ChangeRole()
                 | events.ChangePhase()
                 | events.Place()
-            ) if self._returning.under_way:
+            ) if self._returning.taking_over:
                 raise ConfigError("the controller was started again and still looks who is there; try again")
             case events.Scale(role, count, phase):
                 return self.wishes.scale(role, count, phase, now)
@@ -190,7 +191,7 @@ class Membership:
             case events.Place():
                 return self._placing.place(event, now)
             case events.Known(things):
-                self.members.expect(things)
+                self.members.expect_copy(things)
                 for known in self.members:
                     if known.state is not State.LOADING:
                         self.members.check_identified(known)
@@ -200,7 +201,7 @@ class Membership:
 
     def _hear(self, member: Member, value: values.FromNode, now: float) -> list[events.Effect]:
         if isinstance(value, values.Heartbeat):
-            self._watch.hear(member, now)
+            self._watch.note_heartbeat(member, now)
         member.seen_at = now
         match value:
             case values.Heartbeat(resident, stats):
@@ -221,7 +222,7 @@ class Membership:
             case values.Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)
                 if self.migration.adopting:
-                    self._placing.unreadable.read()
+                    self._placing.unreadable.note_all_read()
                 return [*effects, _reloaded(member, value)] if value.experts else effects
             case values.Unfilled():
                 return self._unfilled(member, value, now)
@@ -246,7 +247,7 @@ class Membership:
         if member.state is State.LOADING and epoch == member.asked:
             member.epoch = epoch
             return self._joining.catch_up(member, now)
-        if self.migration.forget(member.node, epoch):
+        if self.migration.forget_fill(member.node, epoch):
             return []
         try:
             effects = self._announcer.relay(take(member.node, epoch, now))

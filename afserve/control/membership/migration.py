@@ -81,11 +81,11 @@ class Migration:
         return (self.placement, *following, *self._later)
 
     @property
-    def missing(self) -> list[NodeId]:
+    def unanswered(self) -> list[NodeId]:
         """Who has not answered yet."""
         return sorted(self._missing)
 
-    def route(self, target: Placement) -> PlacementRoute:
+    def plan_route(self, target: Placement) -> PlacementRoute:
         """The way to `target` from where this is or will be next, thought out ahead. Raises ConfigError.
 
         The two may be of different numbers of nodes: a node that is in one of them only holds nothing in the other.
@@ -119,13 +119,13 @@ class Migration:
         self.phase = Phase.STEADY if following is None else Phase.ADOPTING
         self._deadline = now + ADOPT_SECONDS
 
-    def forget(self, node: NodeId, epoch: int) -> bool:
+    def forget_fill(self, node: NodeId, epoch: int) -> bool:
         """Whether this is an answer to a fill that was given up; said once."""
         known = (node, epoch) in self._given_up
         self._given_up.discard((node, epoch))
         return known
 
-    def begin(
+    def begin_move(
         self, target: Placement, now: float, route: PlacementRoute | None = None, *, urgent: bool = False
     ) -> list[Outgoing]:
         """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError.
@@ -137,20 +137,20 @@ class Migration:
             or route.target is not target
             or route.start is not (self._following or self.placement)
         ):
-            route = self.route(target)
+            route = self.plan_route(target)
         self._later, self._urgent = deque(route.stages), urgent
         return self._advance(now) if self.phase is Phase.STEADY else []
 
     def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An expert node holds everything that `epoch` names on it."""
-        if self.forget(node, epoch):
+        if self.forget_fill(node, epoch):
             return []
         self._answered(Phase.FILLING, node, epoch)
         return self._go_on(now)
 
     def unfilled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An expert node cannot hold all of it. Once everybody has answered, what they were to fill is given up."""
-        if self.forget(node, epoch):
+        if self.forget_fill(node, epoch):
             return []
         self._answered(Phase.FILLING, node, epoch)
         self._short = True
@@ -169,13 +169,13 @@ class Migration:
         self._answered(Phase.ADOPTING, node, epoch)
         return self._go_on(now)
 
-    def lost(self, node: NodeId, now: float) -> list[Outgoing]:
+    def drop_node(self, node: NodeId, now: float) -> list[Outgoing]:
         """A node is gone: nobody waits for it. What it was to fill is given up, as nobody routes by that yet.
 
         Its successor begins with the placement in force, so no later stage may count on what it would have held.
         """
         self._given_up = {(other, epoch) for other, epoch in self._given_up if other != node}
-        if self.phase is Phase.FILLING and self.holds(node):
+        if self.phase is Phase.FILLING and self.holds_experts(node):
             return self._give_up(node)
         if any(node in holders(placement) for placement in self._later):
             self._later.clear()
@@ -191,7 +191,7 @@ class Migration:
         others = [node for node in self._serving(Role.EXPERT) if node != lost]
         return [(node, Retire(following.epoch)) for node in others]
 
-    def holds(self, node: NodeId) -> bool:
+    def holds_experts(self, node: NodeId) -> bool:
         """Whether a placement that rows may be routed by now or later puts an expert on this node."""
         return node.role is Role.EXPERT and node.index in self.holding
 
@@ -204,7 +204,7 @@ class Migration:
             self._held_by = placements, found
         return self._held_by[1]
 
-    def joined(self, node: NodeId) -> list[Outgoing]:
+    def include_node(self, node: NodeId) -> list[Outgoing]:
         """A node serves from now on, with the placement in force; it takes part in what is under way."""
         following = self._following
         if following is None or self.phase is Phase.STEADY:
@@ -215,11 +215,11 @@ class Migration:
         self._missing.add(node)
         return [(node, asks(self.phase, following, urgent=self._urgent))]
 
-    def check(self, now: float) -> None:
+    def check_deadline(self, now: float) -> None:
         """Raises DeadlineError naming who has not answered in time."""
         if self.phase is not Phase.STEADY and now > self._deadline:
             doing = "filled" if self.phase is Phase.FILLING else "adopted"
-            who = ", ".join(map(str, self.missing))
+            who = ", ".join(map(str, self.unanswered))
             assert self._following is not None
             raise DeadlineError(
                 f"{who}: epoch {self._following.epoch} was not {doing} in time; stop and start again"

@@ -34,7 +34,7 @@ class UnreadableExperts:
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
-    def note(self, node: int, experts: Iterable[LayerExpert], now: float) -> bool:
+    def note_unread(self, node: int, experts: Iterable[LayerExpert], now: float) -> bool:
         """This expert node could not read them. Whether that is new since all could be read: tries go on for hours."""
         if not self._nodes:
             self._until = now + min(self.pause * 2.0 ** min(self._tries, 30), _LONGEST)
@@ -45,7 +45,7 @@ class UnreadableExperts:
         self._told.add(node)
         return new
 
-    def of(self, node: int) -> bool:
+    def waits_for_node(self, node: int) -> bool:
         """Whether this node has something to wait for."""
         return any(node in nodes for nodes in self._nodes.values())
 
@@ -57,14 +57,14 @@ class UnreadableExperts:
             for expert, tried in self._nodes.items()
         }
 
-    def due(self, now: float) -> bool:
+    def retry_due(self, now: float) -> bool:
         """Whether all are to be tried again, from now on; said once."""
         if not self._nodes or now < self._until:
             return False
         self._nodes.clear()
         return True
 
-    def read(self) -> None:
+    def note_all_read(self) -> None:
         """Experts were loaded, and none is left out: the next that cannot be read is a first one."""
         if not self._nodes:
             self._tries = 0
@@ -101,7 +101,7 @@ class ExpertPlacing:
         elif strangers := [node for node in holders(event.placement) if node.index not in state.holders()]:
             names = ", ".join(map(str, sorted(strangers)))
             raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
-        way = state.migration.begin(event.placement, now, event.route, urgent=event.urgent)
+        way = state.migration.begin_move(event.placement, now, event.route, urgent=event.urgent)
         effects = self._announcer.relay(way)
         self._seen = state.holders()
         return effects
@@ -127,7 +127,7 @@ class ExpertPlacing:
         """What is being thought out does not count any more."""
         self._asked = None
 
-    def settle(self) -> None:
+    def accept_first(self) -> None:
         """The run begins as it was asked for."""
         self._seen = self._first
 
@@ -155,12 +155,12 @@ class ExpertPlacing:
         self, node: NodeId, experts: Collection[LayerExpert], why: str, now: float
     ) -> list[Incident]:
         self._asked = None
-        if not self.unreadable.note(node.index, experts, now):
+        if not self.unreadable.note_unread(node.index, experts, now):
             return []
         did = "it keeps what it has; other nodes take them where they can, else they are tried again"
         return [Incident(Happening.UNREAD, node, why, did=did)]
 
     def retry_unreadable(self, now: float) -> None:
         """What could not be read is asked for once more."""
-        if self.unreadable.due(now):
+        if self.unreadable.retry_due(now):
             self._asked = None

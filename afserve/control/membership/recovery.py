@@ -75,7 +75,7 @@ class Recovery:
     _start_at: dict[NodeId, float] = field(default_factory=dict)
     _served_from: dict[NodeId, float] = field(default_factory=dict)
 
-    def lost(
+    def plan_restart(
         self, node: NodeId, reason: str, now: float, *, settled: bool, counts: bool = True
     ) -> list[Effect]:
         """A member is gone. Its parent may know better why.
@@ -160,7 +160,7 @@ class Recovery:
             return [EndRun(PeerLost(event.node, event.reason))]
         return []
 
-    def failed(self, node: NodeId, error: AfserveError) -> AfserveError:
+    def explain_failure(self, node: NodeId, error: AfserveError) -> AfserveError:
         """The node's own error where the user can act on it, else the loss of the node with its reason."""
         if isinstance(error, UserError | DoesNotFitError):
             return type(error)(f"{node}: {error.message}", param=error.param)
@@ -170,7 +170,7 @@ class Recovery:
         """Whether somebody was started for its place and is to join, so that the end of that one is a loss."""
         return self.rules.recovers and not self.pauses(node)
 
-    def forget(self, node: NodeId) -> None:
+    def forget_place(self, node: NodeId) -> None:
         """Its place is taken, or nobody wants it any more."""
         self._start_at.pop(node, None)
         self._pending.pop(node, None)
@@ -184,7 +184,7 @@ class Recovery:
         """From now on; once it has done so for long enough, its next loss is a first one."""
         self._served_from[node] = now
 
-    def due(self, now: float) -> list[Effect]:
+    def restarts_due(self, now: float) -> list[Effect]:
         """What time alone brings about."""
         for node, (at, reason) in self._pending.items():
             if now >= at:

@@ -38,21 +38,21 @@ class Renewals:
     exited: bool = False
 
     @property
-    def busy(self) -> bool:
+    def planned(self) -> bool:
         return self.node is not None or bool(self.waiting)
 
     @property
-    def under_way(self) -> bool:
+    def awaits_process(self) -> bool:
         """Whether somebody is still without a new process. Without that the last one's turn may not be over: gateways
         are about to hear that it serves, and whoever waited for it has seen it already."""
         return bool(self.waiting) or (self.node is not None and self.step is not Step.SERVES)
 
-    def ask(self, nodes: Iterable[NodeId]) -> None:
+    def ask_renewals(self, nodes: Iterable[NodeId]) -> None:
         """Each once, however often it is asked for before it serves again."""
         under_way = None if self.step is Step.SERVES else self.node
         self.waiting.extend(n for n in nodes if n not in self.waiting and n != under_way)
 
-    def begin(self, node: NodeId) -> None:
+    def begin_renewal(self, node: NodeId) -> None:
         self.node, self.step, self.exited = node, Step.LEAVING, False
 
     @property
@@ -77,7 +77,7 @@ class Renewals:
         self.exited, self.until = True, min(self.until, now) if self.step is Step.GONE else self.until
         return True
 
-    def due(self, now: float) -> list[Start]:
+    def starts_due(self, now: float) -> list[Start]:
         """A new process for whoever has gone."""
         if self.node is None or self.step is not Step.GONE or now < self.until:
             return []
@@ -100,7 +100,7 @@ class Renewals:
             self.waiting.clear()
             self.node = None
 
-    def clear(self) -> None:
+    def drop_waiting(self) -> None:
         """Nobody's turn any more; what has been told to go goes, and gets its new process."""
         self.waiting.clear()
         if self.node is not None and self.step is Step.LEAVING:
@@ -118,10 +118,10 @@ class RoleChanges:
     _gone_by: dict[NodeId, float] = field(default_factory=dict)
     _exited: set[NodeId] = field(default_factory=set)
 
-    def ask(self, node: NodeId, follower: NodeId) -> None:
+    def add_follower(self, node: NodeId, follower: NodeId) -> None:
         self._followers[node] = follower
 
-    def told(self, node: NodeId, now: float, *, alive: bool) -> None:
+    def note_dismissal(self, node: NodeId, now: float, *, alive: bool) -> None:
         """Nothing needs this node any more: it was told to go, if it was still there."""
         if node in self._followers:
             self._gone_by[node] = now + (GOING_SECONDS if alive else EXIT_SECONDS)
@@ -131,7 +131,7 @@ class RoleChanges:
         if node in self._followers:
             self._exited.add(node)
 
-    def due(self, now: float) -> list[Start]:
+    def followers_due(self, now: float) -> list[Start]:
         """Those whose predecessors have gone. What is left of one that did not go in time is ended by whoever starts
         the next."""
         gone = [node for node, by in self._gone_by.items() if node in self._exited or now >= by]

@@ -1,8 +1,7 @@
 """How members come back to a new controller; `takeover.py` says what becomes of what they tell."""
 
-from afserve.control.membership.announcing import Announcer
+from afserve.control.membership.announcing import Announcer, Draining
 from afserve.control.membership.cluster_state import ClusterState
-from afserve.control.membership.draining import Draining
 from afserve.control.membership.events import (
     Admit,
     Effect,
@@ -56,11 +55,11 @@ class Returning:
         self._fresh: list[Joined] = []
 
     @property
-    def under_way(self) -> bool:
+    def taking_over(self) -> bool:
         """Whether it is still looked who is there."""
         return self._takeover is not None
 
-    def begin(self, now: float) -> None:
+    def begin_takeover(self, now: float) -> None:
         """Those who were there before are to come back."""
         self._takeover = Takeover(now)
 
@@ -83,14 +82,14 @@ class Returning:
             if register.index is None:
                 raise RendezvousError(f"index: a {role} node that was here before knows its own")
             claim = NodeClaim(event.connection, NodeId(role, register.index), register, standing)
-            members.seen(claim.node, standing.generation)
+            members.count_life(claim.node, standing.generation)
             if self._takeover is None:
                 raise RendezvousError(f"{claim.node} was given up meanwhile; start it anew")
         except RendezvousError as error:
             return [Refuse(event.connection, error)]
         other = self._takeover.claim(claim)
         effects: list[Effect] = [] if other is None else [Refuse(other.connection, _SUCCEEDED)]
-        if self._takeover.complete(self._state.deployment.counts):
+        if self._takeover.all_back(self._state.deployment.counts):
             effects += self._take_over(self._takeover, now)
         return effects
 
@@ -119,7 +118,7 @@ class Returning:
         for member, standing in admitted:
             effects += self._resumed(member, standing, inherited, now)
         effects += [Settled(), *self._announcer.announce_experts(), *self._announcer.announce_gateways()]
-        for node in self._state.members.missing():
+        for node in self._state.members.vacancies():
             if node not in self._state.leaving:
                 effects += self._losses.report_missed(node, now)
         for joined in fresh:
@@ -135,7 +134,7 @@ class Returning:
         admitted = []
         for node, claim in sorted(takeover.claims.items()):
             try:
-                inherited.check(claim)
+                inherited.check_claim(claim)
                 member = self._state.members.readmit(node, claim.register, claim.standing, now)
             except RendezvousError as error:
                 effects.append(Refuse(claim.connection, error))
@@ -143,7 +142,7 @@ class Returning:
             if node.role is Role.GATEWAY and node not in self._state.deployment.nodes:
                 self._state.guests.add(node)
             state, member.epoch, member.asked = inherited.state(node.role, claim.standing)
-            self._state.members.move(member, state)
+            self._state.members.set_state(member, state)
             if node in self._state.guests and state in (State.DRAINING, State.DRAINED):
                 self._state.leaving.add(node)
             admitted.append((member, claim.standing))
@@ -155,18 +154,18 @@ class Returning:
         for role in Role:
             wanted = self._state.deployment.count(role)
             here = [
-                member for member in self._state.members.of(role) if member.node not in self._state.guests
+                member for member in self._state.members.living(role) if member.node not in self._state.guests
             ]
             staying = [member.node for member in here if member.state in (State.LOADING, State.READY)]
             if role is Role.EXPERT and not self._state.deployment.colocated:
                 needed = {node for placement in inherited.placements for node in holders(placement)}
                 staying += sorted(needed.difference(member.node for member in here))
             for node in staying:
-                self._state.members.keep(node)
+                self._state.members.keep_place(node)
             going = [member.node for member in here if member.node not in staying]
             if going and len(staying) < wanted and self._state.renewals.node is None:
                 staying.append(going[0])  # it was to have a new process
-                self._state.renewals.begin(going[0])
+                self._state.renewals.begin_renewal(going[0])
             self._state.leaving.update(node for node in going if node not in staying)
             empty = [
                 node
@@ -175,9 +174,9 @@ class Returning:
             ]
             self._state.leaving.update(staying[wanted:])
             for node in empty[max(0, wanted - len(staying)) :]:
-                self._state.members.remove(node)
+                self._state.members.remove_place(node)
             for _ in range(wanted - len(staying) - len(empty)):
-                self._state.members.add(role)
+                self._state.members.add_place(role)
 
     def _resumed(self, member: Member, standing: Standing, inherited: Inherited, now: float) -> list[Effect]:
         """What a member that is back is told beside what all are."""

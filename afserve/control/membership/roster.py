@@ -92,7 +92,7 @@ class View:
         return tuple(node for node, _ in self._filled)
 
     @cached_property
-    def missing(self) -> tuple[NodeId, ...]:
+    def vacancies(self) -> tuple[NodeId, ...]:
         """Places without a member."""
         return tuple(node for node, m in self._filled if m is None or m._state is State.GONE)
 
@@ -128,17 +128,17 @@ class Roster:
     def __contains__(self, node: NodeId) -> bool:
         return node in self._places[node.role]
 
-    def of(self, role: Role) -> View:
+    def view_of(self, role: Role) -> View:
         view = self._views.get(role)
         if view is None:
             view = self._views[role] = View(self._changes, self._places[role].items())
         return view
 
-    def at(self, node: NodeId) -> Member | None:
+    def last_at(self, node: NodeId) -> Member | None:
         """The last member of a place, also one that is gone."""
         return self._places[node.role].get(node)
 
-    def put(self, node: NodeId, member: Member | None) -> None:
+    def put_member(self, node: NodeId, member: Member | None) -> None:
         """Who fills a place, which is a new one where there was none."""
         role, new = node.role, node not in self
         self._places[role][node] = member
@@ -146,12 +146,12 @@ class Roster:
             self._places[role] = dict(sorted(self._places[role].items(), key=lambda place: place[0]))
         self._changed(role)
 
-    def remove(self, node: NodeId) -> None:
+    def remove_place(self, node: NodeId) -> None:
         if node in self:
             del self._places[node.role][node]
             self._changed(node.role)
 
-    def move(self, member: Member, state: State) -> None:
+    def set_state(self, member: Member, state: State) -> None:
         if member._state is not state:
             member._state = state
             self._changed(member.node.role)

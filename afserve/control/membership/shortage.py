@@ -50,7 +50,7 @@ class Shortage:
         self._since: dict[str, float] = {}  # what is lacking
         self._known: tuple[tuple[int, frozenset[int]], Homeless] = ((-1, frozenset()), Homeless())
 
-    def look(
+    def check_shortage(
         self,
         members: Members,
         placement: Placement,
@@ -65,7 +65,7 @@ class Shortage:
         """
         found: dict[str, tuple[str, float]] = {}
         soon = self._patience.long if planned else self._patience.short
-        if not any(member.state is State.READY for member in members.of(Role.ATTENTION)):
+        if not any(member.state is State.READY for member in members.living(Role.ATTENTION)):
             started = set(members.places(Role.ATTENTION)) - set(failing)
             seconds = self._patience.long if started else soon
             found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
@@ -81,7 +81,7 @@ class Shortage:
     def _homeless(self, members: Members, placement: Placement) -> Homeless:
         if not members.places(Role.EXPERT):
             return Homeless()
-        key = placement.epoch, members.view(Role.EXPERT).serving_indices
+        key = placement.epoch, members.role_view(Role.EXPERT).serving_indices
         if key != self._known[0]:
             self._known = key, lacking(placement, key[1], self._room)
         return self._known[1]
@@ -115,7 +115,7 @@ def _stood(members: Members, placement: Placement, experts: Sequence[LayerExpert
 
 
 def _reason(members: Members, index: int) -> str:
-    member = members.at(expert_node(index))
+    member = members.last_at(expert_node(index))
     return f" ({_lost(member)})" if member is not None and member.lost_by else ""
 
 
@@ -125,7 +125,7 @@ def _lost(member: Member) -> str:
 
 
 def _why(members: Members, role: Role) -> str:
-    lost = [(node, members.at(node)) for node in members.view(role).missing]
+    lost = [(node, members.last_at(node)) for node in members.role_view(role).vacancies]
     known = [f"{node}: {_lost(member)}" for node, member in lost if member is not None and member.lost_by]
     return f" ({'; '.join(known)})" if known else ""
 
@@ -143,7 +143,7 @@ class Coverage:
         """Whether a loss has left experts without a node since which not all were seen to have one again."""
         return self._lost is not None
 
-    def lost(self, member: Life, placement: Placement, serving: frozenset[int], now: float) -> str:
+    def explain_loss(self, member: Life, placement: Placement, serving: frozenset[int], now: float) -> str:
         """An expert node is gone, `serving` are left. What becomes of its rows, in words."""
         alone = len(homeless(placement, serving))
         if not alone:
@@ -152,7 +152,7 @@ class Coverage:
             self._lost, self._since, self._seen = member, now, None
         return f"{alone} experts that no other node holds are loaded elsewhere or wait for its return"
 
-    def check(self, placement: Placement, serving: frozenset[int], now: float) -> list[Incident]:
+    def check_covered(self, placement: Placement, serving: frozenset[int], now: float) -> list[Incident]:
         """Said once, when every expert has a node again."""
         if self._lost is None or self._seen == (placement.epoch, serving):
             return []

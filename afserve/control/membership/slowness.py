@@ -62,7 +62,7 @@ class Slowness:
         self._rules = rules or SlowRules()
         self._known: dict[tuple[NodeId, str], _Known] = {}
 
-    def heard(self, node: NodeId, host: str, generation: int, stats: ExpertStats, now: float) -> str:
+    def judge_stats(self, node: NodeId, host: str, generation: int, stats: ExpertStats, now: float) -> str:
         """Totals of a life, as a heartbeat says them. Why this node counts as slow; empty while it does not."""
         known = self._known.setdefault((node, host), _Known())
         if known.generation != generation:

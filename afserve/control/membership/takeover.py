@@ -64,11 +64,11 @@ class Takeover:
     def withdraw(self, connection: int) -> None:
         self.claims = {node: one for node, one in self.claims.items() if one.connection != connection}
 
-    def complete(self, counts: Mapping[Role, int]) -> bool:
+    def all_back(self, counts: Mapping[Role, int]) -> bool:
         """Whether as many of each role are back as are wanted."""
-        return all(len(self.of(role)) >= count for role, count in counts.items())
+        return all(len(self.claims_of(role)) >= count for role, count in counts.items())
 
-    def of(self, role: Role) -> list[NodeClaim]:
+    def claims_of(self, role: Role) -> list[NodeClaim]:
         return [claim for node, claim in sorted(self.claims.items()) if node.role is role]
 
 
@@ -89,7 +89,7 @@ class Inherited:
     def epochs(self) -> frozenset[int]:
         return _epochs(self.placements)
 
-    def check(self, claim: NodeClaim) -> None:
+    def check_claim(self, claim: NodeClaim) -> None:
         """Raises RendezvousError for an attention node that would route to the wrong slots."""
         if claim.node.role is not Role.ATTENTION:
             return
@@ -143,8 +143,8 @@ class Inherited:
 
 def inherit(takeover: Takeover, initial: Placement) -> Inherited:
     """`initial` where nobody knows any better."""
-    attention = [claim.standing for claim in takeover.of(Role.ATTENTION)]
-    experts = [claim.standing for claim in takeover.of(Role.EXPERT) if claim.standing.loaded]
+    attention = [claim.standing for claim in takeover.claims_of(Role.ATTENTION)]
+    experts = [claim.standing for claim in takeover.claims_of(Role.EXPERT) if claim.standing.loaded]
     known = {initial.epoch: initial}
     for placement in _all(claim.standing for claim in takeover.claims.values()):
         known[placement.epoch] = placement

@@ -21,7 +21,7 @@ class Lately:
         self._memory = memory
         self._kept: deque[tuple[float, float]] = deque()  # when, what; falling
 
-    def note(self, value: float, now: float) -> None:
+    def note_value(self, value: float, now: float) -> None:
         while self._kept and self._kept[-1][1] <= value:
             self._kept.pop()  # smaller and older: it never counts again
         self._kept.append((now, value))
@@ -49,16 +49,16 @@ class Watch:
         self._late = Lately(self._rules.memory)
         self._gaps: dict[NodeId, Lately] = {}
 
-    def look(self, load: HostLoad, now: float) -> None:
+    def note_load(self, load: HostLoad, now: float) -> None:
         """Several times a second, with what this process knows of itself and of its host."""
         self._pressure = load.pressure
-        self._late.note(load.late, now)
+        self._late.note_value(load.late, now)
 
-    def hear(self, member: Member, now: float) -> None:
+    def note_heartbeat(self, member: Member, now: float) -> None:
         """A heartbeat, before `seen_at` is that of now. Longer gaps than usual are remembered."""
         gap = now - member.seen_at
         if member.beats and gap >= self._silence / 2:
-            self._gaps.setdefault(member.node, Lately(self._rules.memory)).note(gap, now)
+            self._gaps.setdefault(member.node, Lately(self._rules.memory)).note_value(gap, now)
 
     def patience(self, member: Member, limit: float, now: float) -> float:
         """How long it may say nothing, where `limit` is for a quiet host."""
@@ -79,7 +79,7 @@ class Watch:
         role = member.node.role
         if role is Role.GATEWAY and self._members.own_gateway:
             return False
-        others = [m for m in self._members.view(role).serving if m is not member]
+        others = [m for m in self._members.role_view(role).serving if m is not member]
         if role is not Role.ATTENTION:
             return not others
         mine = self._phase(member.node.index)

@@ -59,7 +59,7 @@ def check_phases(after: Iterable[AttentionPhase], what: str) -> None:
         )
 
 
-class Wishes:
+class NodeWishes:
     """Scale, drain, restart, change a role or a phase."""
 
     def __init__(self, state: ClusterState, losses: Losses, recovery: Recovery) -> None:
@@ -67,7 +67,7 @@ class Wishes:
 
     def check_count(self, role: Role, count: int) -> None:
         """Raises ConfigError where there cannot be so many nodes of a role now."""
-        if self._state.renewals.under_way:
+        if self._state.renewals.awaits_process:
             raise ConfigError("scale: nodes are being restarted; try again when all serve", param=role)
         check_limits(self._state.deployment, role, count, room=self._state.room)
         places = [node for node in self._state.members.places(role) if node not in self._state.guests]
@@ -82,7 +82,7 @@ class Wishes:
                 param=role,
             )
 
-    def in_phase(self, phase: AttentionPhase) -> list[NodeId]:
+    def nodes_in_phase(self, phase: AttentionPhase) -> list[NodeId]:
         """The attention nodes that stay and are in this phase."""
         return self._staying_in(Role.ATTENTION, phase)
 
@@ -139,7 +139,7 @@ class Wishes:
 
     def _add_place(self, role: Role, phase: AttentionPhase = AttentionPhase.BOTH) -> NodeId:
         """A new place; one of an attention node that left may have had another phase."""
-        node = self._state.members.add(role)
+        node = self._state.members.add_place(role)
         if role is Role.ATTENTION:
             self._state.want_phase(node, phase)
         return node
@@ -203,7 +203,7 @@ class Wishes:
         self._state.want(node.role, self._state.deployment.count(node.role) - 1)
         self._state.want(role, self._state.deployment.count(role) + 1)
         self._state.leaving.add(node)
-        self._state.role_changes.ask(node, self._add_place(role))
+        self._state.role_changes.add_follower(node, self._add_place(role))
         return []
 
     def restart_nodes(self, nodes: tuple[NodeId, ...], now: float) -> list[Effect]:
@@ -228,11 +228,11 @@ class Wishes:
                 )
         for node in nodes:
             self._recovery.hasten(node, now)
-        self._state.renewals.ask(nodes)
+        self._state.renewals.ask_renewals(nodes)
         return []
 
     def _check_place(self, node: NodeId) -> None:
-        if self._state.members.at(node) is None and not self._state.members.vacant(node):
+        if self._state.members.last_at(node) is None and not self._state.members.vacant(node):
             raise ConfigError(f"{node} is no node of this run", param="node")
 
     def waits_for(self, node: NodeId) -> str:

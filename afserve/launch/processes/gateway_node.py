@@ -201,9 +201,9 @@ class _GatewayNode:
                 for command in await asyncio.to_thread(self._stream.receive, _RECEIVE_SECONDS):
                     match command:
                         case QueryAnswer():
-                            queries.answered(command)
+                            queries.take_answer(command)
                         case AttentionNodes():
-                            gateway.told(command)
+                            gateway.update_nodes(command)
                             self._late = self._late or (command.serves and self._shared)
                             self._told.set()
                         case Serve():

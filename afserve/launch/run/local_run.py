@@ -156,7 +156,7 @@ class LocalRun:
             read_own=self._read_own,
             answer_query=self._answer,
             tell_failure=self._gateway.fail,
-            tell_attention=self._gateway.told,
+            tell_attention=self._gateway.update_nodes,
             keep_wanted=nobody if self._term is None else partial(self._term.reports.wanted, name),
             show_incident=self._draw,
             show_progress=owner.show_progress,
@@ -186,7 +186,7 @@ class LocalRun:
         log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)
 
     def _report_unheard(self, said: Unheard) -> None:
-        self.controller.waited(said)
+        self.controller.report_unheard(said)
 
     async def _answer(self, query: Query) -> QueryAnswer:
         return await self._queries.answer(query)
@@ -215,7 +215,7 @@ class LocalRun:
             self.processes.send_signal(of, pid, signal.SIGKILL)
 
     def _is_there(self, node: NodeId) -> bool:
-        member = self.controller.members.at(node)
+        member = self.controller.members.last_at(node)
         return member is not None and member.alive
 
     def _host_failed(self, error: AfserveError) -> None:
@@ -223,7 +223,7 @@ class LocalRun:
         if self.controller.ready:
             log.warning("%s; it carries no nodes until that is mended", error.message)
         else:
-            self.controller.fail(error)
+            self.controller.end_run(error)
 
     def _can_start(self, node: NodeId) -> bool:
         return (
@@ -232,7 +232,7 @@ class LocalRun:
 
     def _break(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
         """Returns the pid. Raises ConfigError for a node that has no process of ours."""
-        member = self.controller.members.at(node)
+        member = self.controller.members.last_at(node)
         if member is not None and member.alive and self._can_start(node):
             self.processes.inherit(node, member.pid)
         return self._faults.begin(node, kind, seconds)

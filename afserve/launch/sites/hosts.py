@@ -141,7 +141,7 @@ class HostsSite(LocalSite):
         if hosts.missing().get(host):
             words = "\n".join(f"  {text}" for text in last)
             why = f"its ssh ended with exit code {code} before its nodes had joined"
-            controller.fail(PeerLost(f"host {host}", f"{why}; its last words:\n{words}" if words else why))
+            controller.end_run(PeerLost(f"host {host}", f"{why}; its last words:\n{words}" if words else why))
 
 
 async def _name_missing(hosts: CarriedHosts, say: Callable[[str], None]) -> None:
