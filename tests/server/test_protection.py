@@ -324,6 +324,23 @@ def test_a_file_is_whole_for_a_client_that_has_nothing_more_to_say(server):
         assert (begun + read_all(sock)).partition(b"\r\n\r\n")[2] == file[1]
 
 
+def test_one_that_was_refused_while_it_was_answered_and_then_says_nothing_more(
+    make_backend, run_server, caplog
+):
+    """Bytes behind `Connection: close` are no request; what was being answered has been taken over by then."""
+    body = json.dumps({"prompt": "x"}).encode()
+    with run_server(make_backend(hold_at=1)) as server:
+        with connect(server) as sock:
+            sock.sendall((POST % len(body)).replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+            assert server.backend.holding.wait(20)
+            sock.sendall(b"x")
+            assert read_all(sock).startswith(b"HTTP/1.1 400")
+            sock.shutdown(socket.SHUT_WR)
+            httpx.get(f"{server.url}/health")
+        server.backend.release.set()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_one_that_says_nothing_more_before_its_request_is_whole(server):
     with connect(server) as sock:
         sock.sendall(POST % 100 + b"{")

@@ -79,7 +79,9 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the other direction open for the answer to a whole request, if somebody is there to read it."""
         self._expect_nothing()
-        if not self._answering() or self.transport.get_extra_info("sslcontext"):
+        if self._dropped is not None or not self._answering():
+            return False
+        if self.transport.get_extra_info("sslcontext"):
             return False  # TLS ends both directions at once
         self._probe()
         self._look(0)
