@@ -99,7 +99,7 @@ class _Copy:
     tensors: tuple[Tensor, ...]
     mark: ScriptedMark
 
-    def done(self) -> bool:
+    def copied(self) -> bool:
         return self.mark.done()
 
     def wait(self) -> None:

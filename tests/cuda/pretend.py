@@ -101,7 +101,7 @@ class HostCopy:
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self.tensors = tensors
 
-    def done(self) -> bool:
+    def copied(self) -> bool:
         return True
 
     def wait(self) -> None:
