@@ -58,7 +58,7 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
 
     async def scenario() -> list[subprocess.Popen[str]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
-        wiring = Wiring(tell_attention=gateway.told)
+        wiring = Wiring(tell_attention=gateway.update_nodes)
         controller = Controller(run_of_nano(), channel.read_token(token), clock, wiring=wiring)
         frontend = Frontend(OwnQueries(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])

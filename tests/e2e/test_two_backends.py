@@ -53,7 +53,7 @@ def tokens_of(folder: Path, kernels: dict[str, tuple[str, ...]], expert_dtype: s
     async def scenario() -> tuple[list[int], list["subprocess.Popen[str]"]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
         rules = Rules(OnLoss.END, patience=SECONDS, deadline=SECONDS)
-        wiring = Wiring(tell_attention=gateway.told)
+        wiring = Wiring(tell_attention=gateway.update_nodes)
         controller = Controller(run, channel.read_token(token), clock, rules=rules, wiring=wiring)
         frontend = Frontend(OwnQueries(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])
