@@ -137,7 +137,7 @@ def _read(case: Case, answer: Answer) -> Made:
 
 def answered(asked: Sequence[Case], tokens: int = TOKENS) -> list[Made]:
     """What random weights call in each case, in their order."""
-    schemas = [dict(case.tools.schema() or {}) for case in asked]
+    schemas = [dict(case.tools.calls_schema()) for case in asked]
     return [_read(case, answer) for case, answer in zip(asked, answers(schemas, tokens), strict=True)]
 
 

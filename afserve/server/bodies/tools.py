@@ -51,13 +51,23 @@ class Tools:
         """
         if not self.forced:
             return None
-        asked = [i for i, tool in enumerate(self.shown) if self.named in ("", _function(tool)["name"])]
+        asked = self._asked()
         parts = self._parts(asked)
         if self.named:
             return parts[0]
+        return WantedGrammar("tools", of_plain_schema(self._calls(asked), "tools"), parts)
+
+    def calls_schema(self) -> Mapping[str, object]:
+        """Of an answer that must be calls, as the compiler takes it: of their list, or of the named one's arguments."""
+        asked = self._asked()
+        return self._closed(asked[0]) if self.named else self._calls(asked)
+
+    def _asked(self) -> list[int]:
+        return [i for i, tool in enumerate(self.shown) if self.named in ("", _function(tool)["name"])]
+
+    def _calls(self, asked: Sequence[int]) -> Mapping[str, object]:
         names = [str(_function(self.shown[i])["name"]) for i in asked]
-        whole = _list_of(names, [self._closed(i) for i in asked], most=None if self.parallel else 1)
-        return WantedGrammar("tools", of_plain_schema(whole, "tools"), parts)
+        return _list_of(names, [self._closed(i) for i in asked], most=None if self.parallel else 1)
 
     def wanted_tags(self, *, special: bool) -> WantedGrammar:
         """Of text with calls in it, those of strict functions held to their schemas; `special` as `of_tags` has it."""
