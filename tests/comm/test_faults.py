@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.faults import Faults, FaultyTransport, Killed
 from afserve.placement.placement import Placement
+from tests.comm.faults import Faults, FaultyTransport, Killed
 
 PLACEMENT = Placement.contiguous(layers=2, experts=8, nodes=2)
 

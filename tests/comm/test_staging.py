@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.faults import Faults, FaultyTransport
 from afserve.comm.m2n.staging import stage_for
 from afserve.comm.transport import HOST, WireType
+from tests.comm.faults import Faults, FaultyTransport
 from tests.comm.test_m2n import LAYERS, placements
 
 GARBAGE = {torch.float32: float("nan"), torch.int32: -(1 << 20), torch.int64: 1 << 40}

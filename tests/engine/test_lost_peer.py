@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from afserve.clock import FakeClock
-from afserve.comm.faults import Faults, FaultyTransport
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
+from tests.comm.faults import Faults, FaultyTransport
 from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, prompts, requests
 from tests.engine.test_live_migration import shuffled, with_spare
 

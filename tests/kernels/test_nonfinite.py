@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.reference_fp8 import BlockReference
 from afserve.kernels.routing import RouterRule
 from tests.kernels import nonfinite
 from tests.kernels.conftest import ISAS, native, on_their_own
+from tests.kernels.reference_fp8 import BlockReference
 
 DTYPES = [torch.float32, torch.bfloat16]
 with_values = pytest.mark.parametrize("value", nonfinite.VALUES)

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, spec_of
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.reference_fp8 import BlockReference
 from afserve.kernels.scaled import FP8
 from afserve.models.weights import Checkpoint, DummyCheckpoint
+from tests.kernels.reference_fp8 import BlockReference
 
 
 class Watched(BlockReference):

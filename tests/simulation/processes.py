@@ -6,7 +6,6 @@ streams and the in-process transport; it never blocks.
 
 from collections import deque
 
-from afserve.comm.faults import FaultyTransport
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transports import connect
 from afserve.control.node.attention import AttentionLoop
@@ -26,6 +25,7 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import AfserveError, PeerLost
 from afserve.member import Life, NodeId
+from tests.comm.faults import FaultyTransport
 
 ORPHAN = 5.0
 

@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 
 from afserve.clock import FakeClock
-from afserve.comm.faults import Faults
 from afserve.control.membership.balancing import AT_ONCE, BalanceRules, Balancing
 from afserve.control.membership.events import (
     Admit,
@@ -43,6 +42,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import Placement
+from tests.comm.faults import Faults
 from tests.control.moving import Client, GatewaySide
 from tests.engine.test_live_migration import shuffled
 from tests.engine.test_lost_peer import doubled
