@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from afserve.clock import FakeClock
 from afserve.control.admission import Objectives
@@ -198,7 +199,7 @@ class World:
         node.due = now - late + self.case.step + self.case.each * taken if taken else 0.0
 
 
-def run(case: Case) -> dict[str, object]:
+def run(case: Case) -> dict[str, Any]:
     world, dice = World(case), random.Random(7)
     until = case.warm + case.period
     coming = dice.expovariate(case.load * case.capacity)

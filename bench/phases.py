@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,7 +148,7 @@ class Loop:
             )
 
 
-def run(case: Case) -> dict[str, object]:
+def run(case: Case) -> dict[str, Any]:
     """Seconds per token of decode (median, p99) and rows of prompts per second."""
     clock = FakeClock()
     nodes = (*case.decode, *case.prefill)
@@ -231,7 +232,7 @@ def loops_of(nodes: tuple[Node, ...], layout: Layout, address: str, clock: FakeC
 
 DECODE = (Node(rows=32, stage=700e-6), Node(rows=24, stage=700e-6))
 PREFILL = (Node(rows=512, stage=2.5e-3),)
-READING = {
+READING: dict[str, Any] = {
     "call": 30e-6,
     "row": 4e-6,
     "experts": 32,
@@ -239,7 +240,7 @@ READING = {
 }  # as where experts are larger than caches
 # An H200 with 24 of DeepSeek-V3's experts in FP8, by its memory and its peak. Both products of a decode call wait for a
 # block of 52 us; here the call waits once for both.
-DEVICE = {"call": 264e-6, "row": 0.1e-6, "block": 104e-6}
+DEVICE: dict[str, Any] = {"call": 264e-6, "row": 0.1e-6, "block": 104e-6}
 FAST, CHUNKS = (Node(rows=128, stage=1e-3),), (Node(rows=4096, stage=6e-3),)
 FEW, SLOW = (Node(rows=4, stage=2e-3),), (Node(rows=512, stage=5e-3),)
 

@@ -21,7 +21,13 @@ from afserve.control.wire.values import (
     AttentionPeer,
     Gateways,
 )
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from afserve.errors import AfserveError, OverloadedError, RendezvousError, RequestError
 from afserve.member import Life, attention_life
 
@@ -81,7 +87,7 @@ class Engine:
         spoiled = spoils and at >= len(answer) // 2
         most = 1 if spoils else most
         run = () if spoiled else tuple(answer[at : at + most])
-        end = "error" if spoiled else "length" if at + len(run) == len(answer) else None
+        end: FinishReason | None = "error" if spoiled else "length" if at + len(run) == len(answer) else None
         self.running[handle] = request, at + len(run)
         if end is not None:
             del self.running[handle]

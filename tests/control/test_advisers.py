@@ -12,6 +12,7 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.split import SplitMember
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
+from afserve.control.controller import Controller
 from afserve.control.controller_wiring import Wiring
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.membership.balancing import BalanceRules
@@ -25,12 +26,13 @@ from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Reporter
 from afserve.control.node.spans import NodeSpans
+from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import TraceSender
 from afserve.control.node.work_spans import WorkSpans
 from afserve.control.prompts import Prompts
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Requests
-from afserve.control.wire.request_values import Prefixes, Submit
+from afserve.control.wire.request_values import Prefixes, Submit, ToAttention
 from afserve.control.wire.values import (
     AttentionNodes,
     AttentionPeer,
@@ -44,13 +46,14 @@ from afserve.control.wire.values import (
     Traced,
 )
 from afserve.engine.kv.moving.copying import Copier
+from afserve.engine.kv.prefix_keys import HeldPrefixes
 from afserve.engine.scheduling.request import GenerationRequest, Origin, SamplingParams
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import OverloadedError
 from afserve.member import attention_life, attention_node, expert_node
 from afserve.placement.rebalance.stats import RoutedRows
 from afserve.trace import Trace
-from tests.control.test_controller import RUN, TOKEN, Controller
+from tests.control.test_controller import RUN, TOKEN
 from tests.control.test_moving import play
 from tests.control.test_scaling import served
 
@@ -71,8 +74,13 @@ def told(caplog):
 def test_it_rests_longer_each_time_and_never_for_ever(fails, step):
     adviser, now, rests = Adviser("advice"), 0.0, []
     for fail in fails:
-        asked = []
-        answer = adviser.ask(now, lambda: asked.append(1) or (broken() if fail else 7), 3)  # noqa: B023
+        asked: list[int] = []
+
+        def advice(asked=asked, fail=fail):
+            asked.append(1)
+            return broken() if fail else 7
+
+        answer = adviser.ask(now, advice, 3)
         assert answer == (7 if asked and not fail else 3)
         if asked and fail:
             rests.append(adviser.rest_left(now))
@@ -166,7 +174,12 @@ def test_stories_for_people_cost_no_node(monkeypatch, caplog):
 @pytest.mark.parametrize("where", ["age", "think", "decided"])
 def test_balance_that_cannot_be_thought_out_ends_nothing(controller, where, monkeypatch, caplog):
     asked = []
-    monkeypatch.setattr(controller.balancing, "age", lambda now: asked.append(now) or object())
+
+    def age(now):
+        asked.append(now)
+        return object()
+
+    monkeypatch.setattr(controller.balancing, "age", age)
     monkeypatch.setattr(controller.balancing, "think", lambda stats, now: None)
     monkeypatch.setattr(controller.balancing, where, broken)
 
@@ -242,7 +255,7 @@ def test_a_request_finds_its_node_whatever_a_gateways_advisers_do(owner, name, m
     play(3)
     homes = Homes(Requests(), HomeRules(), FakeClock())
     homes.admit([[1, 2, 3]], Objectives(ttft=1.0))
-    sent = []
+    sent: list[ToAttention] = []
     stream = SimpleNamespace(life=attention_life(0, 0), number=0, send=sent.append)
     homes.update_nodes(AttentionNodes((AttentionPeer(attention_life(0, 0), True),)))
     homes.entered(stream, ())
@@ -270,12 +283,11 @@ def test_a_request_is_answered_though_it_cannot_be_drawn(monkeypatch, caplog):
 # ---- a node's
 
 
-class Heard:
-    """In place of a stream."""
-
-    ended = False
+class Heard(ControlStream):
+    """A stream that connects to nobody: what was sent on it."""
 
     def __init__(self):
+        super().__init__("127.0.0.1:9", TOKEN)
         self.values = []
 
     def send(self, value):
@@ -309,7 +321,8 @@ def test_recordings_and_traces_of_a_node_cost_no_step(monkeypatch, caplog):
     monkeypatch.setattr(sender, "_next", broken)
     sender.start()
     sender.close()
-    drawn = DrawnCounts(AttentionStats, SimpleNamespace(counts=broken), FakeClock())
+    drawn = DrawnCounts(AttentionStats, undrawn := Trace("a"), FakeClock())
+    monkeypatch.setattr(undrawn, "counts", broken)
     assert drawn() == AttentionStats()
     count = iter(range(1, 100))
     work = WorkSpans("expert-0", lambda: ExpertStats(messages=next(count)), broken, "run", clock)
@@ -332,10 +345,10 @@ def test_copies_and_news_of_the_cache_cost_no_step(caplog):
     for _ in range(3):
         copier.turn()
     copier._buddies[0].offer = 5
-    copier._buddies[0].offered = None
+    copier._buddies[0].offered = None  # type: ignore[assignment]  # planted
     copier.settled(5, 1)
     assert copier._buddies[0].offer != 5 or len(told(caplog)) == 2
-    teller = PrefixTeller(SimpleNamespace(changed=True, take=broken), SimpleNamespace(lives=broken), clock)
+    teller = PrefixTeller(HeldPrefixes(), SimpleNamespace(lives=broken), clock)
     clock.advance(5.0)
     teller.look()
     assert len(told(caplog)) >= 2

@@ -82,7 +82,8 @@ def test_a_route_thought_out_ahead_is_taken_unless_things_have_moved():
     ahead.adopted(attention_node(0), 1, 0.0)
     first = ahead.plan_route(START).stages[0]
     back = ahead.begin_move(START, 0.0, route)
-    assert back[0][1].placement == first.with_epoch(2)
+    _, value = back[0]
+    assert isinstance(value, FillSlots) and value.placement == first.with_epoch(2)
 
 
 def test_late_and_wrong_answers_are_named():
@@ -104,9 +105,9 @@ class Cluster:
     """Nodes that obey: slots are overwritten only when free in every epoch an attention node may still use."""
 
     def __init__(self, start, attention, experts):
-        self.held = [{} for _ in range(experts)]
+        self.held: list[dict[tuple[int, int], int]] = [{} for _ in range(experts)]
         self.routing = [start] * attention
-        self.newest = start
+        self.newest = self._before = start
         for node, layer_slot in enumerate(self.held):
             for layer, slot, expert in start.held(node):
                 layer_slot[layer, slot] = expert
@@ -142,7 +143,7 @@ def test_any_interleaving_of_plans_and_answers_is_valid(seed):
     experts, nodes, width = 5, 3, 4
 
     def target():
-        rows = [[] for _ in range(nodes)]
+        rows: list[list[int]] = [[] for _ in range(nodes)]
         for expert in range(experts):
             rng.choice([r for r in rows if len(r) < width - 1]).append(expert)
         for row in rows:
@@ -167,9 +168,9 @@ def test_any_interleaving_of_plans_and_answers_is_valid(seed):
         elif isinstance(value, Adopt):
             pending += migration.adopted(node, value.placement.epoch, 0.0)
         for placement in {id(p): p for p in (*cluster.routing, migration.placement)}.values():
-            for node in range(nodes):
-                for layer, slot, expert in placement.held(node):
-                    assert cluster.held[node][layer, slot] == expert
+            for index in range(nodes):
+                for layer, slot, expert in placement.held(index):
+                    assert cluster.held[index][layer, slot] == expert
 
 
 def routed(decode, prefill=None):
@@ -264,8 +265,10 @@ def test_what_was_thought_while_something_else_began_is_dropped():
     balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))
     total = skewed([0], 1, 8)
     balancing.count_rows(routed(total), 1.0)
-    decision = balancing.think(balancing.age(1.0), 1.0)
-    assert decision.placement is not None
+    stats = balancing.age(1.0)
+    assert stats is not None
+    decision = balancing.think(stats, 1.0)
+    assert decision is not None and decision.placement is not None
     asked = layered([[0, 1, 2, 3, 4], [4, 5, 6, 7]], experts=8, width=6)
     assert balancing._migration.begin_move(balancing.asked(asked).placement, 1.1)
     assert balancing.decided(decision) is None
@@ -334,6 +337,7 @@ def test_what_a_lost_node_held_goes_to_holders_only():
     for holders in (frozenset({0}), frozenset({0, 3})):
         migration = Migration(placement, lambda role: [])
         place = Balancing("m", migration, BalanceRules()).plan_without(frozenset({1}), holders, 0.0)
+        assert place is not None
         assert {node for node, *_ in place.placement.layers[0].replicas(3)} <= holders | {1}
         held = {e for n in holders for e in place.placement.layers[0].slots[n]} - {FREE}
         assert held == (set(range(6)) if 3 in holders else held) and len(held) >= 5
@@ -350,9 +354,11 @@ def test_what_nobody_holds_is_loaded_and_adopted_in_parts_biggest_load_first(cou
     balancing.count_rows(RoutedRows(np.zeros_like(rows_LE), rows_LE), 0.0)
     balancing.age(1.0)
     place = balancing.plan_without(frozenset({1}), frozenset({0}), 2.0)
+    assert place is not None
     outgoing = migration.begin_move(place.placement, 2.0, place.route, urgent=place.urgent)
     served, survivor = [], frozenset({0})
     while not migration.steady:
+        assert migration._following is not None
         number = migration._following.epoch
         assert [value.urgent for _, value in outgoing if isinstance(value, FillSlots)] == [True]
         before = homeless(migration.placement, survivor)

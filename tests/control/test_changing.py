@@ -3,6 +3,7 @@
 import pytest
 
 from afserve.control.changing import Changing
+from afserve.control.controller import Controller
 from afserve.control.membership.events import Left, Ticked
 from afserve.control.membership.recovery import OnLoss
 from afserve.control.wire.change_values import DrainOne, NewPhase, Restart, ScaleTo
@@ -11,26 +12,20 @@ from afserve.member import attention_node
 from tests.control.test_scaling import phased, served
 
 
-class Controller:
+class ScriptedController(Controller):
+    """One without nodes: what is asked for reaches the membership, and nobody else."""
+
     changeable = True
 
     def __init__(self, membership):
         self.membership = membership
-
-    @property
-    def deployment(self):
-        return self.membership.deployment
-
-    @property
-    def members(self):
-        return self.membership.members
 
     def obey(self, event):
         self.membership.on(event, 1.0)
 
 
 def test_pools_of_phases_are_counted_apart():
-    changing = Changing(Controller(phased()))
+    changing = Changing(ScriptedController(phased()))
     changed = changing.change(ScaleTo({"prefill": "+1", "decode": "1"}))
     assert changed.counts == {"attention": 0, "experts": 1, "gateways": 0, "prefill": 2, "decode": 1}
     assert (changed.coming, changed.going) == (("attention-3",), ("attention-2",))
@@ -40,7 +35,7 @@ def test_pools_of_phases_are_counted_apart():
 
 def test_a_run_gets_phases_while_it_serves():
     membership, _ = served(attention=2, most_attention=3)
-    changing = Changing(Controller(membership))
+    changing = Changing(ScriptedController(membership))
     with pytest.raises(ConfigError, match="no decode node"):
         changing.change(NewPhase("attention-0", "prefill"))
     changing.change(NewPhase("attention-1", "decode"))
@@ -62,12 +57,12 @@ def test_changes_are_taken_while_no_attention_node_serves(change):
     membership.on(Left(members[attention_node(0)], "killed"), 100.0)
     membership.on(Ticked(), 200.0)
     assert membership.attention_nodes().refusing
-    assert Changing(Controller(membership)).change(change).counts["attention"] == 1
+    assert Changing(ScriptedController(membership)).change(change).counts["attention"] == 1
 
 
 def test_a_run_that_stops_is_not_changed():
     membership, _ = served()
-    controller = Controller(membership)
+    controller = ScriptedController(membership)
     controller.changeable = False
     with pytest.raises(CapacityError, match="the run is stopping"):
         Changing(controller).change(Restart())

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -20,8 +21,8 @@ from afserve.control.gateway import Gateway
 from afserve.control.membership import recovery
 from afserve.control.membership.events import Place
 from afserve.control.membership.losses import Losses
-from afserve.control.membership.members import State
 from afserve.control.membership.recovery import OnLoss, Rules
+from afserve.control.membership.roster import State
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.queries import OwnQueries
@@ -87,6 +88,7 @@ class ScriptedNode(threading.Thread):
             with ControlStream(self.address, self.token) as stream:
                 stream.send(Register(self.role, None, 1, "host", self.version))
                 assigned = stream.expect(Assigned, SECONDS, "an assignment")
+                assert isinstance(assigned, Assigned)
                 self.heard.append(assigned)
                 stream.send(Endpoint("shm:0" if self.role == "expert" else "", self.agreed))
                 if self.role == "attention":
@@ -137,12 +139,16 @@ class ScriptedNode(threading.Thread):
 class Nodes(list):
     """Scripted nodes, and what the controller asked of its own copy."""
 
+    def __init__(self, nodes, asked):
+        super().__init__(nodes)
+        self.asked = asked
+
 
 @asynccontextmanager
 async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=None, **changes):
     """A controller, its frontend and scripted nodes that are on their way."""
     gateway, clock = Gateway(TOKEN), clock or MonotonicClock()
-    asked = []
+    asked: list[tuple[bool, Callable[[float], None], Future[Identity]]] = []
     wiring = Wiring(
         tell_failure=gateway.fail, tell_attention=gateway.update_nodes, read_own=own(asked) if own else None
     )
@@ -151,8 +157,7 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
         OwnQueries(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
     )
     address = await controller.start(also=[gateway.handler])
-    nodes = Nodes(ScriptedNode(address, role, **changes.get(role, {})) for role in roles)
-    nodes.asked = asked
+    nodes = Nodes((ScriptedNode(address, role, **changes.get(role, {})) for role in roles), asked)
     for node in nodes:
         node.start()
     try:
@@ -552,6 +557,7 @@ def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_
                 node.start()
             await asyncio.wait_for(first.wait_ready(), SECONDS)
             known = {member.id for member in first.members}
+            assert first._streams._server is not None
             await first._streams._server.stop(0)  # as a killed process: nobody is told to go
             gateway = Gateway(TOKEN, generation=256)
             wiring = Wiring(tell_attention=gateway.update_nodes)
@@ -585,6 +591,7 @@ def test_a_node_ends_when_no_controller_comes_within_the_grace():
         for node in nodes:
             node.start()
         await asyncio.wait_for(controller.wait_ready(), SECONDS)
+        assert controller._streams._server is not None
         await controller._streams._server.stop(0)
         for node in nodes:
             await asyncio.to_thread(node.join, SECONDS)

@@ -25,7 +25,12 @@ def test_late_is_what_a_look_came_after_its_time(gaps):
 
 def test_the_kernel_is_asked_once_a_second():
     clock, asked = FakeClock(), []
-    watch = HostWatch(EVERY, clock, lambda: asked.append(clock.now()) or 0.5)
+
+    def pressure():
+        asked.append(clock.now())
+        return 0.5
+
+    watch = HostWatch(EVERY, clock, pressure)
     for _ in range(40):
         assert watch().pressure == 0.5
         clock.advance(EVERY)

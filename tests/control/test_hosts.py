@@ -25,7 +25,7 @@ from afserve.control.wire.hosts import (
     encode_host,
 )
 from afserve.errors import ProtocolError
-from afserve.member import attention_node, expert_node
+from afserve.member import NodeId, attention_node, expert_node
 
 TOKEN = "secret"
 PLACES = (
@@ -43,7 +43,9 @@ class Scene:
     """The controller's side, and streams of hosts to it."""
 
     def __init__(self):
-        self.there, self.exits, self.failures = set(), [], []
+        self.there: set[NodeId] = set()
+        self.exits: list[tuple[str, str]] = []
+        self.failures: list[str] = []
         self.hosts = CarriedHosts(
             TOKEN,
             PLACES,

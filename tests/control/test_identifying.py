@@ -16,7 +16,7 @@ from afserve.errors import CheckpointError
 from afserve.families.table import load_spec
 from afserve.launch.plan.models import CONFIGS
 from afserve.member import MODEL_ROLES, Role
-from afserve.models.identity import is_full
+from afserve.models.identity import Identity, is_full
 from afserve.placement.placement import Placement
 
 SECONDS = 30.0
@@ -34,7 +34,8 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_it_is_told_before_it_is_done(full):
-    told, done = [], []
+    told: list[Identity] = []
+    done: list[float] = []
     found = reading(source_of(NANO), MODEL_ROLES, full=full, progress=done.append, tell=told.append)
     assert found.result(SECONDS) is told[0]
     assert is_full(told[0]) == full == bool(done)
@@ -42,7 +43,7 @@ def test_it_is_told_before_it_is_done(full):
 
 
 def test_a_broken_copy_is_raised_to_who_waits(tmp_path):
-    told = []
+    told: list[Identity] = []
     found = reading(source_of(tmp_path), MODEL_ROLES, full=False, progress=print, tell=told.append)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: No such file"):
         found.result(SECONDS)

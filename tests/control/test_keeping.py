@@ -1,13 +1,13 @@
 """Requests that outlive their gateway, on seeded schedules: gateways are killed, or others claim what they have."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from afserve.clock import FakeClock
+from afserve.control.claims import Asking
 from afserve.control.node.kept import KeptRequests
 from afserve.control.wire.keeping import Keep
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
@@ -29,7 +29,7 @@ class Returning:
     def __init__(self, client: Client, id: str, home: GatewaySide | None = None) -> None:
         self.client, self.id, self.home = client, id, home
         self.misses = 0
-        self.task: asyncio.Task | None = None
+        self.task: asyncio.Task[Asking] | None = None
         self.at: GatewaySide | None = None
 
 
@@ -111,6 +111,7 @@ class KeepingWorld(World):
                     self.answer(one)
 
     def answer(self, one: Returning) -> None:
+        assert one.task is not None and one.at is not None
         asking, gateway, one.task = one.task.result(), one.at, None
         one.misses += 1
         if asking.found:
@@ -176,7 +177,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def kept(clock) -> Iterator[KeptRequests]:
+def kept(clock) -> KeptRequests:
     kept = KeptRequests(5.0, clock)
     request = GenerationRequest(7, (1, 2), SamplingParams(max_tokens=9))
     kept.open(request, 0, Keep("id", 0, 1, 20.0, b"x"))

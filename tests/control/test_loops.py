@@ -1,6 +1,7 @@
 """The loops of the two node processes, over a scripted stream and a scripted engine: no process, no gRPC."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequest, KeptRequests
+from afserve.control.node.peers import ExpertPeers
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -27,8 +29,10 @@ from afserve.control.wire.values import (
     Filled,
     FillSlots,
     Gateways,
+    Peers,
     Serve,
     Shutdown,
+    ToNode,
     Unfilled,
 )
 from afserve.engine.filler import Filler
@@ -50,14 +54,16 @@ from afserve.errors import (
 )
 from afserve.member import attention_node
 from afserve.placement.placement import LayerPlacement, Placement
+from afserve.trace import Trace
 
 GRACE = 5.0
 
 
-class ScriptedStream:
+class ScriptedStream(ControlStream):
     """Each `receive` gives the next batch of commands; the end of the script is a broken stream."""
 
     def __init__(self, *batches):
+        super().__init__("127.0.0.1:9", "token")
         self.script = deque(batches)
         self.sent, self.waits = [], []
 
@@ -100,7 +106,10 @@ class ScriptedGateways:
         return [value for _, value in self.sent if isinstance(value, kind)]
 
 
-class ScriptedExperts:
+class ScriptedExperts(ExpertPeers):
+    def __init__(self):
+        super().__init__(SimpleNamespace(), Peers(()), GRACE, print, print, FakeClock())
+
     def look(self):
         pass
 
@@ -111,7 +120,7 @@ class ScriptedExperts:
 class ScriptedNode:
     """Gives each request two tokens, one per step; every second step finds nothing to do."""
 
-    held = False
+    held = under_way = False
 
     def __init__(self):
         self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
@@ -182,14 +191,13 @@ class QuickNode(ScriptedNode):
 
 def test_tokens_of_short_steps_travel_together_and_none_stays_behind():
     clock = FakeClock(100.0)
-    stream = ScriptedStream([submit(1, max_tokens=6)], *[[]] * 6, [Shutdown()])
-    receive = stream.receive
 
-    def later(timeout):
-        clock.advance(0.0015)
-        return receive(timeout)
+    class Later(ScriptedStream):
+        def receive(self, timeout):
+            clock.advance(0.0015)
+            return super().receive(timeout)
 
-    stream.receive = later
+    stream = Later([submit(1, max_tokens=6)], *[[]] * 6, [Shutdown()])
     gateways = ScriptedGateways()
     loop(QuickNode(), stream, gateways, clock).run()
     steps = [len(value.events) for value in gateways.said(Tokens)]
@@ -242,7 +250,7 @@ class Stepping(ScriptedNode):
 
 
 def test_rows_of_the_next_step_leave_before_blocks_of_the_last_one_are_copied():
-    said = []
+    said: list[str] = []
     node = Stepping(said)
     loop(
         node, ScriptedStream([submit(1)], *[[]] * 4, [Shutdown()]), ScriptedGateways(), kv=Lending(said)
@@ -253,32 +261,29 @@ def test_rows_of_the_next_step_leave_before_blocks_of_the_last_one_are_copied():
 
 def test_a_node_that_waits_for_anothers_part_of_a_prompt_sleeps_until_something_comes():
     node, kv = ScriptedNode(), Lending([])
-    node.under_way = False
     stream = ScriptedStream([submit(1)], [], [], [Shutdown()])
     loop(node, stream, ScriptedGateways(), kv=kv).run()
     assert stream.waits[1] == 0.0, "it steps"
     node, stream = ScriptedNode(), ScriptedStream([submit(1)], [], [], [Shutdown()])
-    node.held, node.under_way = True, False
+    node.held = True
     loop(node, stream, ScriptedGateways(), kv=kv).run()
     assert stream.waits[1] > 0.0
 
 
 def test_the_last_blocks_of_a_prompt_leave_before_anything_else():
-    said = []
+    said: list[str] = []
     kv = Lending(said)
-    stream = ScriptedStream([], [Shutdown()])
-    receive = stream.receive
 
-    def noted(timeout):
-        said.append("received")
-        return receive(timeout)
+    class Noted(ScriptedStream):
+        def receive(self, timeout):
+            said.append("received")
+            return super().receive(timeout)
 
     def report(**how):
         said.append("reported")
 
-    stream.receive = noted
     kv.eager = True
-    loop(ScriptedNode(), stream, ScriptedGateways(), kv=kv, report=report).run()
+    loop(ScriptedNode(), Noted([], [Shutdown()]), ScriptedGateways(), kv=kv, report=report).run()
     assert said[:3] == ["copied", "reported", "received"]
 
 
@@ -422,15 +427,51 @@ def test_an_answer_that_began_elsewhere_is_counted_from_its_beginning():
 
 
 def test_drained_is_said_when_the_last_end_has_been_acknowledged():
-    quiet = [[] for _ in range(8)]
+    quiet: list[list[ToNode]] = [[] for _ in range(8)]
     for late in ([], [said(Acknowledge((1,)))]):
         stream = ScriptedStream([submit(1), Drain()], *quiet, late, [], [Shutdown()])
         loop(ScriptedNode(), stream, ScriptedGateways()).run()
         assert stream.sent.count(Drained()) == bool(late)
 
 
-class ScriptedExpert:
+class ScriptedBank:
+    """An engine that computes nothing; at every look at rows a fill is tried."""
+
+    trace: Trace | None = None
+    expert_bytes = 1
+
+    def __init__(self):
+        self.unreadable, self.accepted, self.filler = {2}, [], Filler(self)
+
+    def fill(self, layer, slot, expert):
+        if expert in self.unreadable:
+            raise CheckpointError("model.safetensors: cannot be read: Input/output error")
+
+    def drawn_open(self):
+        return []
+
+    def poll(self):
+        self.filler.work()
+        return 1
+
+    def wait(self, timeout):
+        raise AssertionError("there is always something")
+
+    def accept(self, epoch):
+        self.accepted.append(epoch)
+
+    def retire(self, epoch):
+        pass
+
+    def in_phases(self, phases):
+        pass
+
+
+class ScriptedExpert(ScriptedBank):
+    """At every second look there are rows. A wait finds none, or that an attention node is lost."""
+
     def __init__(self, lost=False):
+        super().__init__()
         self.polls, self.waits, self.lost = 0, 0, lost
 
     def poll(self):
@@ -447,7 +488,7 @@ class ScriptedExpert:
 def test_expert_serves_until_told_to_stop(lost, polls, waits):
     """What a wait has found is computed before the loop looks at commands."""
     node, stream = ScriptedExpert(lost), ScriptedStream([], [], [], [Drain()], [Shutdown()])
-    ExpertLoop(node, None, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
+    ExpertLoop(node, node.filler, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
     assert (node.polls, node.waits) == (polls, waits)
     assert stream.sent == [Drained()]
 
@@ -490,40 +531,13 @@ def test_a_node_sleeps_where_it_is_told_and_what_is_delivered_rings_only_then():
     assert place.rung == 2
 
 
-class ScriptedBank:
-    """An engine that computes nothing; at every look at rows a fill is tried."""
-
-    trace = None
-    expert_bytes = 1
-
-    def __init__(self):
-        self.unreadable, self.accepted, self.filler = {2}, [], Filler(self)
-
-    def fill(self, layer, slot, expert):
-        if expert in self.unreadable:
-            raise CheckpointError("model.safetensors: cannot be read: Input/output error")
-
-    def poll(self):
-        self.filler.work()
-        return 1
-
-    def wait(self, timeout):
-        raise AssertionError("there is always something")
-
-    def accept(self, epoch):
-        self.accepted.append(epoch)
-
-    def retire(self, epoch):
-        pass
-
-
 def test_an_expert_node_that_cannot_read_says_so_and_goes_on():
     """The epoch is given up here; the next one is filled anew, with all that is not known to be held."""
     before = Placement.contiguous(layers=1, experts=2, nodes=1, slots_per_node=4)
     rows = ((0, 1, 3, 2),)
     wider = Placement(1, 1, 4, (LayerPlacement(rows, ((1.0,) * 4,)),))
     experts = ScriptedBank()
-    idle = [[] for _ in range(4)]
+    idle: list[list[ToNode]] = [[] for _ in range(4)]
     stream = ScriptedStream([FillSlots(wider)], *idle, [FillSlots(wider.with_epoch(2))], *idle, [Shutdown()])
     loop = ExpertLoop(experts, experts.filler, before, 0, stream)
     while len(stream.script) > 6:

@@ -45,7 +45,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import ExpertStats
 from afserve.errors import ConfigError, RendezvousError
-from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import recovered
 
@@ -67,6 +67,12 @@ def run_of(attention=1, experts=1, most_attention=0, gateways=0, **rules):
 def join(membership, node):
     register = Register(node.role, node.index, 1, "host", "1.0")
     return next(e.member for e in membership.on(Joined(id(node), register), 0.0) if isinstance(e, Admit))
+
+
+def join_anywhere(membership, role):
+    """It asks for no place of its own."""
+    register = Register(role, None, 1, "host", "1.0")
+    return next(e.member for e in membership.on(Joined(id(role), register), 0.0) if isinstance(e, Admit))
 
 
 def say(membership, member, *values):
@@ -138,7 +144,7 @@ def test_the_place_of_a_gateway_that_came_by_itself_may_be_wanted_later():
     membership = run_of(gateways=1, on_loss=OnLoss.RECOVER, backoff=0.1)
     for node in membership.deployment.nodes:
         say(membership, join(membership, node), Endpoint("a", {}), Ready(1))
-    guest = join(membership, NodeId(Role.GATEWAY, None))
+    guest = join_anywhere(membership, Role.GATEWAY)
     say(membership, guest, Endpoint("host:1", {}), Ready(1))
     membership.on(DrainNode(guest.node), 0.0)
     assert Tell(guest, Shutdown()) in say(membership, guest, Drained())
@@ -154,7 +160,7 @@ def test_a_gateway_that_stands_still_is_lost_sooner_than_an_idle_node(on_loss, l
     membership = run_of(on_loss=on_loss)
     say(membership, join(membership, attention_node(0)), Endpoint("", {}), Ready(1))
     say(membership, join(membership, expert_node(0)), Endpoint("a", {}), Ready(1))
-    gateway = join(membership, NodeId(Role.GATEWAY, None))
+    gateway = join_anywhere(membership, Role.GATEWAY)
     say(membership, gateway, Endpoint("host:1", {}), Ready(1))
     assert membership.on(Ticked(), GATEWAY_SECONDS) == []
     dismissed = [e.member for e in membership.on(Ticked(), GATEWAY_SECONDS + 0.1) if isinstance(e, Dismiss)]
@@ -169,7 +175,12 @@ def test_signs_of_life_are_not_a_reason_to_think_about_placements(monkeypatch):
         say(membership, member, Endpoint("a", {}), Ready(1))
     assert membership.settled
     looked = []
-    monkeypatch.setattr(membership._placing, "replan", lambda: looked.append(1) or [])
+
+    def replan():
+        looked.append(1)
+        return []
+
+    monkeypatch.setattr(membership._placing, "replan", replan)
     assert say(membership, members[1], *[Heartbeat(1, ExpertStats())] * 5) == [] and not looked
     membership.on(Ticked(), 1.0)
     assert looked

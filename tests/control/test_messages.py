@@ -315,15 +315,14 @@ def test_any_request(number, prompt, sampling, generated):
 def test_errors_keep_their_kind():
     full = errors.OverloadedError("full", retry_after=3.5)
     refused = messages.decode_from_attention(messages.encode_from_attention(Refused(4, full)))
-    assert (type(refused.error), refused.error.retry_after, refused.request) == (
-        errors.OverloadedError,
-        3.5,
-        4,
-    )
+    assert isinstance(refused, Refused) and isinstance(refused.error, errors.OverloadedError)
+    assert (refused.error.retry_after, refused.request) == (3.5, 4)
     wrong = errors.RequestError("too long", param="prompt")
     failed = messages.decode_from_node(messages.encode_from_node(Failed(wrong)))
+    assert isinstance(failed, Failed) and isinstance(failed.error, errors.RequestError)
     assert (type(failed.error), failed.error.param) == (errors.RequestError, "prompt")
     lost = messages.decode_from_node(messages.encode_from_node(Failed(errors.PeerLost("expert-1", "gone"))))
+    assert isinstance(lost, Failed)
     assert isinstance(lost.error, errors.PeerError) and lost.error.message == "expert-1: gone"
 
 

@@ -7,7 +7,8 @@ from afserve.control.wire.values import Noted
 
 
 def test_warnings_of_the_data_plane_are_noted_while_the_node_serves():
-    said, log = [], logging.getLogger("afserve.comm")
+    said: list[Noted] = []
+    log = logging.getLogger("afserve.comm")
     with noting(said.append):
         log.warning("port %d: %s was turned away", 7, "127.0.0.1")
         log.info("not this")

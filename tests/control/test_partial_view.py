@@ -14,7 +14,7 @@ import torch
 
 from afserve.control.membership.events import Dismiss, Said, Tell, Waited
 from afserve.control.membership.recovery import OnLoss
-from afserve.control.node.peers import ExpertPeers
+from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.wire.values import Adopted, ExpertPeer, Heartbeat, Peers, Stuck, Unheard
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
@@ -111,7 +111,9 @@ def test_what_only_one_attention_node_cannot_reach(world, how):
     known = Peers(
         tuple(ExpertPeer(expert_life(index, 0), address) for index, address in enumerate(addresses))
     )
-    inbox, said, told, waited = [], [], [], []
+    inbox: list[Reached] = []
+    said: list[Stuck] = []
+    told, waited = [], []
     link = cluster.links[1]
     peers = ExpertPeers(link, known, 1.0, inbox.append, said.append, cluster.clock)
     batch = cluster.rows(8, 1)
@@ -149,7 +151,8 @@ def test_what_only_one_attention_node_cannot_reach(world, how):
     heard = {effect.member.node: effect.value for effect in told if isinstance(effect, Tell)}
     attention = {node for node in heard if node.role is Role.ATTENTION}
     assert attention == {attention_node(0), attention_node(1)}, "both leave it"
-    assert [peer.life.index for peer in heard[attention_node(1)].experts] == [0]
+    left = heard[attention_node(1)]
+    assert isinstance(left, Peers) and [peer.life.index for peer in left.experts] == [0]
     peers.update(Peers(known.experts[:1]))
     until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
     assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "a replica has answered"

@@ -28,7 +28,8 @@ def node(request):
 
 
 def test_a_moment_is_recorded_and_told_once(node):
-    clock, sent, lasting = FakeClock(), [], node.trace
+    sent: list[Recorded] = []
+    clock, lasting = FakeClock(), node.trace
     recorder = Recorder(node, "expert-1", sent.append, clock)
     if lasting is not None:
         lasting.slice("experts", "before", 0.0, 0.1)
@@ -53,7 +54,7 @@ def test_a_moment_is_recorded_and_told_once(node):
 
 
 def test_a_full_recording_ends_at_once_and_another_question_begins_anew(node):
-    sent = []
+    sent: list[Recorded] = []
     recorder, lasting = Recorder(node, "attention-0", sent.append, FakeClock()), node.trace
     recorder.begin(Record(1, 9.0))
     recorder.begin(Record(2, 9.0))

@@ -12,6 +12,7 @@ from afserve.clock import FakeClock
 from afserve.config import ModelSource
 from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds
 from afserve.control.node.report import Reporter
+from afserve.control.node.stream import ControlStream
 from afserve.control.wire.desired import MOST_HEARTBEATS, shortest_silence
 from afserve.control.wire.values import Heartbeat, Routed
 from afserve.engine.local import colocated
@@ -21,9 +22,12 @@ from afserve.placement.rebalance.stats import RoutedRows
 from tests.engine.driving import LENGTHS, NEW, config, prompts, requests
 
 
-class Stream:
+class Stream(ControlStream):
+    """One that connects to nobody: what was sent on it."""
+
     def __init__(self):
-        self.sent, self.ended = [], False
+        super().__init__("127.0.0.1:9", "token")
+        self.sent = []
 
     def send(self, value):
         self.sent.append(value)

@@ -30,7 +30,8 @@ def test_lists_stay_until_something_changes():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_lists_are_what_a_look_at_all_finds(seed):
-    random, roster, known = Random(seed), Roster([]), {}
+    random, roster = Random(seed), Roster([])
+    known: dict[NodeId, Member | None] = {}
     for turn in range(200):
         node = NodeId(random.choice(MODEL_ROLES), random.randrange(12))
         member = known.get(node)
@@ -48,9 +49,8 @@ def test_lists_are_what_a_look_at_all_finds(seed):
             here = [m for place in places if (m := known[place]) is not None and m.alive]
             view = roster.view_of(role)
             assert view.places == tuple(places) and view.members == tuple(here)
-            assert view.vacancies == tuple(
-                place for place in places if known[place] is None or not known[place].alive
-            )
+            occupied = {m.node for m in here}
+            assert view.vacancies == tuple(place for place in places if place not in occupied)
             assert view.unready == tuple(m for m in here if m.state is not State.READY)
             assert view.serving == tuple(m for m in here if m.serving)
             assert view.serving_indices == {m.node.index for m in view.serving}

@@ -54,10 +54,12 @@ def moved(membership, members, holders):
     share = tuple(tuple(0.0 if e == FREE else 1 / len(holders) for e in row) for row in rows)
     target = Placement(0, len(rows), 4, (LayerPlacement(rows, share),))
     effects = membership.on(Place(target, frozenset(holders)), 1.0)
-    while fills := [e for e in effects if isinstance(e, Tell) and isinstance(e.value, FillSlots)]:
-        epoch = fills[0].value.placement.epoch
-        for fill in fills:
-            say(membership, fill.member, Filled(epoch))
+    while fills := [
+        (e.member, e.value) for e in effects if isinstance(e, Tell) and isinstance(e.value, FillSlots)
+    ]:
+        epoch = fills[0][1].placement.epoch
+        for member, _ in fills:
+            say(membership, member, Filled(epoch))
         effects = say(membership, members[attention_node(0)], Adopted(epoch))
     return effects
 

@@ -90,7 +90,7 @@ def placed(rng, nodes, holders):
     """Every expert on one of `holders`, some on two."""
 
     def rows():
-        rows = [[] for _ in range(nodes)]
+        rows: list[list[int]] = [[] for _ in range(nodes)]
         for expert in rng.sample(range(EXPERTS), EXPERTS):
             rng.choice([rows[n] for n in holders if len(rows[n]) < WIDTH - 1]).append(expert)
         for n in holders:
@@ -220,7 +220,8 @@ class World:
         self.soon(lambda: self.rejoin(process, life), 5.0 if self.rng.random() < 0.1 else 1.5)
 
     def rejoin(self, process, life):
-        if self.life != life or self.processes.get(process.connection) is not process:
+        there = self.processes.get(process.connection) is process
+        if self.life != life or not there:
             return
         if process.silent:
             self.soon(lambda: self.rejoin(process, life), 1.0)

@@ -93,7 +93,8 @@ def failing(membership, node, until, incidents=None):
 @pytest.mark.slow
 def test_a_place_is_tried_for_ever_later_each_time_and_at_most_some_minutes_apart():
     membership, members = served(attention=1, experts=2, on_loss=RECOVER, patience=AGES, restarts=2)
-    node, incidents = expert_node(1), []
+    node = expert_node(1)
+    incidents: list[Incident] = []
     membership.on(Left(members[node], "killed"), 100.0)
     membership.on(Exited(node, "exit 9"), 100.0)
     started = failing(membership, node, 4000.0, incidents)

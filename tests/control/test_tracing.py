@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
+from afserve.control.admission import Objectives
+from afserve.control.backend import ServedModel
 from afserve.control.frontend import Frontend
+from afserve.control.gateway import Gateway
 from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.tracing import TraceSender
+from afserve.control.wire.values import Traced
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import OverloadedError, ProtocolError
 from afserve.trace import Trace, backwards, merge
@@ -20,7 +24,8 @@ from afserve.trace_part import MOST_EVENTS, TracePart, own_clock
 
 
 def test_everything_is_sent_once_and_in_order():
-    trace, told = Trace("expert-0"), []
+    trace = Trace("expert-0")
+    told: list[Traced] = []
     sender = TraceSender(trace, told.append, FakeClock())
     sender.look()
     assert told == []
@@ -39,7 +44,8 @@ def test_everything_is_sent_once_and_in_order():
 
 
 def test_the_rest_is_sent_at_the_end_and_what_found_no_room_is_counted():
-    trace, told = Trace("expert-0", most_events=2), []
+    trace = Trace("expert-0", most_events=2)
+    told: list[Traced] = []
     sender = TraceSender(trace, told.append)
     sender.start()
     for _ in range(5):
@@ -83,7 +89,8 @@ def curves(trace, folder):
     trace.write(folder / "node.trace")
     merge([folder / "node.trace"], folder / "out.json")
     assert backwards(folder / "out.json") == []
-    found, events = {}, json.loads((folder / "out.json").read_text())["traceEvents"]
+    found: dict[str, list[tuple[float, dict[str, int]]]] = {}
+    events = json.loads((folder / "out.json").read_text())["traceEvents"]
     for event in events:
         if event["ph"] == "C":
             found.setdefault(event["name"], []).append((event["ts"] / 1e6, event["args"]))
@@ -121,27 +128,28 @@ def test_what_a_node_counts_is_drawn_when_it_changes(tmp_path):
 
 
 def sent_parts(trace):
-    told = []
+    told: list[Traced] = []
     TraceSender(trace, told.append, FakeClock()).look()
     return [TracePart.unpack(each.data) for each in told]
 
 
-def test_a_gateway_draws_who_was_refused_and_why(tmp_path):
-    refused = {}
-
-    def admit(prompts, wanted):
+class RefusingGateway(Gateway):
+    def admit(self, prompts, wanted):
+        refused = self.admission.refused
         refused["ttft"] = refused.get("ttft", 0) + 1
         raise OverloadedError("ttft: too late")
 
+
+def test_a_gateway_draws_who_was_refused_and_why(tmp_path):
     trace = Trace("gateway")
-    gateway = SimpleNamespace(admit=admit, admission=SimpleNamespace(refused=refused))
-    frontend = Frontend(SimpleNamespace(), gateway, SimpleNamespace(), trace)
+    gateway, model = RefusingGateway("token"), ServedModel("m", "/m", 64, 9, 0)
+    frontend = Frontend(SimpleNamespace(), gateway, model, trace)
     for _ in range(2):
         with pytest.raises(OverloadedError):
-            frontend.admit([[1]], True)
+            frontend.admit([[1]], Objectives(ttft=1.0))
     frontend.draw_counts("prefill, sequences by time", {"on_time": 3, "late": 1})
     found, _ = curves(trace, tmp_path)
     assert [values for _, values in found["refused as too late"]] == [{"ttft": 1}, {"ttft": 2}]
     assert [values for _, values in found["prefill, sequences by time"]] == [{"on_time": 3, "late": 1}]
-    untraced = Frontend(SimpleNamespace(), gateway, SimpleNamespace())
+    untraced = Frontend(SimpleNamespace(), gateway, model)
     untraced.draw_counts("prefill, sequences by time", {"on_time": 3, "late": 1})

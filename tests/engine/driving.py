@@ -32,7 +32,7 @@ def config(**fields):
 
 
 def collect(events):
-    out = {}
+    out: dict[int, list[int]] = {}
     for event in events:
         assert event.error is None
         out.setdefault(event.handle, []).extend(event.token_ids)
