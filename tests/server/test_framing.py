@@ -162,6 +162,16 @@ def test_the_host_of_an_address_is_the_one_that_counts(
         assert answered(guarded.port, raw).startswith(b"HTTP/1.1 %d " % status)
 
 
+@pytest.mark.parametrize("length", [b"999999999", b"9223372036854775808", b"9" * 20])
+def test_a_length_over_the_limit_is_refused_at_once_and_not_invited(server, length):
+    """Nothing of the body comes: who waits for "100 Continue" is told before it sends."""
+    raw = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: " + length + b"\r\n\r\n"
+    )
+    assert answered(server.port, raw).startswith(b"HTTP/1.1 413 ")
+
+
 @pytest.mark.parametrize("chunk", [b"-1\r\n", b"zz\r\n", b"99999999999999999999999\r\n"])
 def test_a_body_that_is_broken_before_it_was_asked_for(server, caplog, chunk):
     """Who expects "100 Continue" and sends a broken chunk at once has been refused by then."""

@@ -324,6 +324,23 @@ def test_a_file_is_whole_for_a_client_that_has_nothing_more_to_say(server):
         assert (begun + read_all(sock)).partition(b"\r\n\r\n")[2] == file[1]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_came_whole_before_a_client_closed_its_direction_is_answered(make_backend, run_server, at_once):
+    body = json.dumps({"prompt": "x"}).encode()
+    first, second = POST % len(body) + body, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    with run_server(make_backend(hold_at=1)) as server, connect(server) as sock:
+        sock.sendall(first + second if at_once else first)
+        assert server.backend.holding.wait(20)
+        if not at_once:
+            sock.sendall(second)
+            time.sleep(0.1)
+        sock.shutdown(socket.SHUT_WR)
+        time.sleep(0.1)
+        server.backend.release.set()
+        answers = read_all(sock)
+    assert answers.count(b"HTTP/1.1 200 OK") == 2 and b"finish_reason" in answers
+
+
 def test_one_that_was_refused_while_it_was_answered_and_then_says_nothing_more(
     make_backend, run_server, caplog
 ):

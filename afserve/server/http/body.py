@@ -109,18 +109,19 @@ class Bodies:
             body.timeout = None
 
     async def _read(self, request: Request, body: Body) -> None:
-        announced = request.headers.get("content-length", "0")
-        await self._check(request, int(announced) if announced.isdigit() and len(announced) < 20 else 0)
+        announced = request.headers.get("content-length", "0")  # h11 reads 20 digits
+        await self._check(request, body, int(announced) if announced.isdigit() else 0)
         async for part in request.stream():
             body.parts.append(part)
             body.size += len(part)
-            await self._check(request, body.size)
+            await self._check(request, body, body.size)
             if body.size > SMALL_BYTES:
                 self._count(body)
 
-    async def _check(self, request: Request, size: int) -> None:
+    async def _check(self, request: Request, body: Body, size: int) -> None:
         if size > self._limit:
-            await _drop(request)
+            if body.size or "expect" not in request.headers:  # else it is not invited to send
+                await _drop(request)
             raise TooLargeError(
                 f"the request body has {size} bytes or more, at most {self._limit} are accepted"
             )

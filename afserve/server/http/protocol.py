@@ -97,8 +97,8 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._quiet_since = self.loop.time()
-        if self._look_timer is not None:
-            self.transport.close()
+        if self._look_timer is not None and not self._answering():
+            self.transport.close()  # nothing came whole behind it
         self._note()
 
     def _should_upgrade(self) -> bool:
