@@ -126,7 +126,13 @@ async def _work(port: int, seed: int, numbers: Iterator[int], found: Found) -> N
 
 
 def logged(text: str) -> list[tuple[int, str]]:
-    return [(-1, f"the log: {line}") for line in text.splitlines() if _LOGGED.search(line)]
+    """A traceback with its last frames and its error: what is indented, and the line behind it."""
+    found, lines = [], text.splitlines()
+    for at, line in enumerate(lines):
+        if _LOGGED.search(line):
+            end = next((i for i in range(at + 1, len(lines)) if not lines[i].startswith(" ")), at)
+            found.append((-1, "\n    ".join(["the log: " + line, *lines[max(at + 1, end - 6) : end + 1]])))
+    return found
 
 
 def once(here: Served, seed: int, number: int) -> None:
