@@ -177,9 +177,49 @@ def test_every_field_that_is_known_anywhere_is_one_of_both(http):
             said = http.post(path, json={**BODIES[path], name: 77})
             assert said.status_code == (200 if known.wish else 400), (path, name, said.text)
             assert said.headers.get(HEADER) == (name if known.wish else None)
-            for nothing in (None, "", [], *known.neutral):
+            for nothing in (None, *known.neutral):
                 said = http.post(path, json={**BODIES[path], name: nothing})
                 assert said.status_code == 200 and HEADER not in said.headers, (path, name, nothing)
+
+
+# What is empty but of another type than the field's passes in no API in silence; of its own type it asks for nothing.
+EMPTY = [
+    ("prompt_logprobs", [], {}, "", False),
+    ("truncate_prompt_tokens", [], {}, "", False),
+    ("n_predict", {}, False),
+    ("structural_tag", {}, [], False),
+    ("return_token_ids", [], {}, ""),
+    ("allowed_token_ids", {}, "", False),
+    ("vllm_xargs", [], "", False),
+    ("mm_processor_kwargs", [], "", False),
+    ("repeat_penalty", [], {}, "", False),
+]
+OWN_EMPTY = {"structural_tag": "", "return_token_ids": False, "allowed_token_ids": [], "vllm_xargs": {}}
+
+
+@pytest.mark.parametrize(("name", "empties"), [(name, empties) for name, *empties in EMPTY])
+def test_what_is_empty_of_another_type_does_not_pass_in_silence(http, name, empties):
+    wish = unsupported.ANYWHERE[name].wish
+    for path in OPENAI:
+        for value in empties:
+            said = http.post(path, json={**BODIES[path], name: value})
+            assert said.status_code == (200 if wish else 400), (path, value, said.text)
+            assert said.headers.get(HEADER) == (name if wish else None)
+            assert wish or said.json()["error"]["message"].startswith(f"{name}: "), said.text
+        if name in OWN_EMPTY:
+            said = http.post(path, json={**BODIES[path], name: OWN_EMPTY[name]})
+            assert said.status_code == 200 and HEADER not in said.headers, (path, said.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [("audio", {}, []), ("documents", [], {}), ("functions", [], ""), ("chat_template", "", [])],
+)
+def test_what_is_empty_in_a_chat_is_of_its_own_type(http, name, own, other):
+    path = "/v1/chat/completions"
+    assert http.post(path, json={**BODIES[path], name: own}).status_code == 200
+    said = http.post(path, json={**BODIES[path], name: other})
+    assert (said.status_code, said.json()["error"]["param"]) == (400, name), said.text
 
 
 def test_a_tool_beside_a_hosted_one_keeps_its_place_in_a_refusal(http, server):  # noqa: F811
@@ -238,9 +278,11 @@ def test_any_value_of_a_wish_is_passed_over_and_never_refused(values):
     except RequestError as error:
         assert error.param in promises
     else:
-        empty = (None, "", [], {}, False)
-        asked = [name for name, value in values.items() if not any(value is e or value == e for e in empty)]
-        assert all(values[name] in unsupported.ANYWHERE[name].neutral for name in promises if name in asked)
+        for name in promises:
+            value, known = values[name], unsupported.ANYWHERE[name]
+            empty = value is False or value in ("", [], {})
+            own = value is None or (empty and isinstance(value, known.kind))
+            assert own or value in known.neutral, name
     assert set(fields.passed) <= set(values) - set(promises)
 
 

@@ -10,8 +10,8 @@ from afserve.server.bodies.unsupported import KnownField, refuse_known
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
-    "function_call": KnownField("use tool_calls"),
-    "audio": KnownField("this model reads text only"),
+    "function_call": KnownField(dict, "use tool_calls"),
+    "audio": KnownField(dict, "this model reads text only"),
 }
 
 

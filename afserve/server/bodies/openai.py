@@ -6,6 +6,7 @@ Follows the OpenAI reference, then vLLM for the sampling fields that OpenAI lack
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.declared import (
@@ -24,7 +25,7 @@ from afserve.server.bodies.unsupported import KnownField, refuse_known, refuse_u
 Prompt = str | tuple[int, ...]
 BUDGET = ChatBody.thinking_token_budget.name
 _OF_TEMPLATES = {
-    name: KnownField(f"use {name} of the request", even_empty=True)
+    name: KnownField(NoneType if name == "add_generation_prompt" else list, f"use {name} of the request")
     for name in ("messages", "tools", "documents", "add_generation_prompt")
 }
 _OWN_ID = re.compile("[0-9a-f]{32,64}")

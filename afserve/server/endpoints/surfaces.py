@@ -38,12 +38,14 @@ log = logging.getLogger("afserve.server")
 Make = Callable[[Prepared, str, Clock], Surface]
 # What a query may ask of a kept response.
 _WHOLE = {
-    **dict.fromkeys(("stream", "starting_after"), KnownField("a kept response is given whole", ("false",))),
-    "include": KnownField("leave it out", ("reasoning.encrypted_content",)),
+    **dict.fromkeys(
+        ("stream", "starting_after"), KnownField(str, "a kept response is given whole", ("false",))
+    ),
+    "include": KnownField(str, "leave it out", ("reasoning.encrypted_content",)),
 }
 _ALL_ITEMS = {
-    **dict.fromkeys(("after", "limit", "include"), KnownField("all items are given; leave it out")),
-    "order": KnownField("they come as they were sent; leave it out", ("asc",)),
+    **dict.fromkeys(("after", "limit", "include"), KnownField(str, "all items are given; leave it out")),
+    "order": KnownField(str, "they come as they were sent; leave it out", ("asc",)),
 }
 _PREFIX = {BodyKind.MESSAGE: "msg_", BodyKind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
 
