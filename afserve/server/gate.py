@@ -192,9 +192,12 @@ class Gate:
         kind = given.partition(";")[0].strip().lower()
         if path.startswith(UNTYPED_PREFIX) and not any(name in headers for name in BROWSERS):
             return
-        if kind != ("multipart/form-data" if path == FILES_PATH else "application/json"):
+        wanted, what = "application/json", "bodies are JSON"
+        if path == FILES_PATH:
+            wanted, what = "multipart/form-data", "a file is sent as a form"
+        if kind != wanted:
             raise MediaTypeError(
-                f"Content-Type: {shown(given)}: bodies are JSON; send the header Content-Type: application/json"
+                f"Content-Type: {shown(given)}: {what}; send the header Content-Type: {wanted}"
             )
 
 

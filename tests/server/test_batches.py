@@ -123,6 +123,9 @@ def test_files(client):
         ("line 1: a line needs", b"{}", "/v1/completions"),
         ("line 2: custom_id 'a' is there twice", LINE * 2, "/v1/completions"),
         ("line 1: url", b'{"custom_id":"a","url":"/v1/completions","body":{}}', "/v1/chat/completions"),
+        ("line 2: method: 'GET'", LINE + LINE.replace(b'"url"', b'"method":"GET","url"'), "/v1/completions"),
+        ("line 2: custom_id: '' is no id", LINE + LINE.replace(b'"a"', b'""'), "/v1/completions"),
+        ("line 2: custom_id: .*surrogate", LINE + LINE.replace(b'"a"', b'"x\\ud800"'), "/v1/completions"),
         ("line 1: stream", b'{"custom_id":"a","url":"/v1/completions","body":{"stream":true}}', "/v1/completions"),
         ("endpoint", b"{}", "/v1/images"),
     ],
@@ -207,19 +210,64 @@ def test_a_file_of_empty_lines_is_not_split():
 
 
 def test_a_form_of_many_parts_is_refused():
-    with pytest.raises(RequestError, match="at most 15 parts"):
+    with pytest.raises(RequestError, match="cannot be read"):
         fields_of("multipart/form-data; boundary=x", b"--x\r\n" * 100_000 + b"--x--")
-    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    part = b"".join(b'--x\r\nContent-Disposition: form-data; name="%d"\r\n\r\n\r\n' % i for i in range(16))
     with pytest.raises(RequestError, match="at most 15 parts"):
-        fields_of("multipart/form-data; boundary=x", part * 100_000 + b"--x--\r\n")
+        fields_of("multipart/form-data; boundary=x", part + b"--x--\r\n")
 
 
 def test_a_form_that_was_cut_is_refused():
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a b"\r\n\r\ndata\r\n--x--\r\n'
     assert fields_of('multipart/form-data; boundary="x"', form) == {"file": (b"data", "a b")}
     for end in range(len(form) - 2):
-        with pytest.raises(RequestError, match="no form"):
+        with pytest.raises(RequestError, match="empty" if not end else "begin" if end < 3 else "was cut"):
             fields_of("multipart/form-data; boundary=x", form[:end])
+
+
+PURPOSE = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}\r\n'
+END = b"--x--\r\n"
+CODED = FILE.replace(b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: %s\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "param", "words"),
+    [
+        (b"", "file", "is empty"),
+        (b"hello\r\n" + FILE + END, None, "does not begin with the boundary"),
+        (b"--y\r\n", None, "does not begin with the boundary of its Content-Type, '--x'"),
+        (FILE + PURPOSE, None, "was cut"),
+        (b"--x\r\n\r\n{}\r\n" + END, None, "part 1 of the form has no Content-Disposition with a name"),
+        (b"--x\r\nno header\r\n\r\n{}\r\n" + END, None, "cannot be read"),
+        (PURPOSE + FILE + FILE + END, "file", "file: is twice"),
+        (PURPOSE + FILE + PURPOSE + END, "purpose", "purpose: is twice"),
+        (PURPOSE + CODED % b"base64" + END, "file", "Content-Transfer-Encoding: 'base64'"),
+        (PURPOSE + CODED % b"Quoted-Printable" + END, "file", "parts are sent as they are"),
+        (PURPOSE + FILE.replace(b'"a"', b'"a\0b"') + END, "file", "control character"),
+        (PURPOSE + FILE.replace(b'"a"', b'"\xff"') + END, "file", "filename is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_said(server, form, param, words):
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    said = httpx.post(f"{server.url}/v1/files", content=form, headers=head)
+    error = said.json()["error"]
+    assert (said.status_code, error["param"]) == (400, param) and words in error["message"], error
+
+
+def test_a_part_may_say_that_it_is_sent_as_it_is(server):
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    for coding in (b"7bit", b"8BIT", b"binary"):
+        form = PURPOSE + CODED % coding + END + b"what comes after is no part"
+        said = httpx.post(f"{server.url}/v1/files", content=form, headers=head)
+        assert (said.status_code, said.json()["bytes"]) == (200, 2), said.text
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/mixed; boundary=x", ""])
+def test_a_file_is_asked_for_as_a_form(server, kind):
+    said = httpx.post(f"{server.url}/v1/files", content=b"{}", headers={"content-type": kind} if kind else {})
+    assert said.status_code == 415
+    assert said.json()["error"]["message"].endswith("send the header Content-Type: multipart/form-data")
 
 
 @given(st.binary(max_size=200), st.text(max_size=60))

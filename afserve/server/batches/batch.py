@@ -91,7 +91,15 @@ def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
     custom_id, body = fields.text("custom_id"), fields.section("body")
     if custom_id is None or body is None:
         raise RequestError("a line needs a custom_id, a method, a url and a body")
-    if fields.get("method") not in (None, "POST") or fields.get("url") != endpoint:
+    if not custom_id or any("\ud800" <= letter <= "\udfff" for letter in custom_id):
+        raise RequestError(
+            f"custom_id: {shown(custom_id)} is no id; give a text of at least one character, without a lone surrogate",
+            param="custom_id",
+        )
+    method = fields.get("method")
+    if method not in (None, "POST"):
+        raise RequestError(f"method: {shown(method)} is not POST", param="method")
+    if fields.get("url") != endpoint:
         raise RequestError(
             f"url: {shown(fields.get('url'))} is not the batch's endpoint {endpoint}", param="url"
         )
