@@ -14,6 +14,7 @@ from torch import Tensor
 
 from afserve.clock import FakeClock
 from afserve.comm.transport import HOST
+from afserve.engine.device_queues import Mark
 
 
 @dataclass(eq=False)
@@ -34,7 +35,8 @@ class ScriptedMark:
         self.device.settle()
         return self.work.ended is not None and self.work.ended <= self.device.clock.now()
 
-    def since(self, earlier: "ScriptedMark") -> float:
+    def since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, ScriptedMark)
         assert self.work.ended is not None and earlier.work.ended is not None, "a mark that is not done"
         return self.work.ended - earlier.work.ended
 

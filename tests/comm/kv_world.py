@@ -7,6 +7,7 @@ seen where it is published.
 import hashlib
 import random
 from collections import Counter, deque
+from typing import Any, Protocol
 
 from afserve.clock import FakeClock
 from afserve.comm.disk.record import checksum_of as block_checksum
@@ -126,10 +127,14 @@ class Link:
         self.dead = False
 
 
+class Addressed(Protocol):
+    address: str
+
+
 class Wires:
     """A node's `Wires`: peers are links of the world."""
 
-    def __init__(self, world: "World", node: "Node") -> None:
+    def __init__(self, world: "World", node: Addressed) -> None:
         self.world, self.node = world, node
         self.links: dict[int, tuple[Link, int]] = {}  # by peer: the link, and which end this is
         self.events: list[Said | Closed] = []
@@ -258,7 +263,7 @@ class World:
         dice = self.dice = random.Random(seed)
         self.clock = FakeClock(50.0)
         self.faulty = dice.choice((0.0, 0.05, 0.25))
-        self.nodes = [Node(self, index, 0) for index in range(dice.choice((2, 3)))]
+        self.nodes: list[Any] = [Node(self, index, 0) for index in range(dice.choice((2, 3)))]
         self.links: list[Link] = []
         self.happened: Counter[str] = Counter()
         self.requests = 0

@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Load
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
+from afserve.comm.m2n.link import Ticket
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest
@@ -22,21 +24,24 @@ class End:
 
     address: str
     index: int
-    node: object
-    wires: Wires = None
-    moves: KvMoves = None
-    exchange: Exchange = None
+    node: AttentionNode[Ticket]
+    wires: Wires = field(init=False)
+    moves: KvMoves = field(init=False)
+    exchange: Exchange = field(init=False)
 
 
 class Phased(World):
     """Attention nodes 0 .. prefill - 1 compute prompts, the others decode."""
+
+    nodes: list[End]
 
     def __init__(
         self, cluster: LocalCluster, prefill: int, *, seed: int = 0, faulty: float = 0.0, straight: int = 0
     ) -> None:
         self.dice, self.clock, self.faulty = random.Random(seed), FakeClock(), faulty
         self.links, self.happened, self.known = [], Counter(), set()
-        self.cluster, self.lost = cluster, set()
+        self.cluster = cluster
+        self.lost: set[int] = set()
         self.block_bytes = cluster.attention[0].kv.block_bytes
         self.said: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}

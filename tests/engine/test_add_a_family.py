@@ -35,13 +35,14 @@ def toy(tmp_path, monkeypatch):
     path = tmp_path / f"{name}.py"
     path.write_text(code)
     found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     monkeypatch.setitem(table.FAMILIES, name, module.FAMILY)
     return sum(1 for line in code.splitlines() if line.strip()) + 1
 
 
-def folder_of(path, **fields) -> Path:
+def folder_of(path: Path, **fields) -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps({**SIZES, **fields}))
     return path

@@ -1,6 +1,7 @@
 """Blocks of the pool against a model that keeps books in plain sets: owners, names, and what is told of evictions."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ class Books:
         self.named: dict[bytes, int] = {}
         self.fresh = 0
 
-    def _evicted(self, blocks: list[tuple[int, bytes]]) -> None:
+    def _evicted(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         assert blocks, "told of nothing"
         for block, name in blocks:
             assert not self.pool.is_held(block), "told after it was given out"

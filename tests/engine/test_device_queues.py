@@ -5,7 +5,7 @@ The device is scripted: two queues, blocks of a known length, a clock that is mo
 
 import itertools
 from contextlib import nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,7 +36,8 @@ class Bank(bank.Bank):
     def __init__(self, device):
         self.device = device
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
+        assert not add
         self.device.launch(CALL + ROW * len(x_RH))
         out_RH.copy_(2 * x_RH)
 
@@ -198,7 +199,8 @@ def test_a_node_that_prefilled_decodes_from_now_on():
     )
 )
 def test_every_answer_is_of_its_rows(sends):
-    rig, flying = Rig(), {}
+    rig = Rig()
+    flying: dict[tuple[int, int], Any] = {}
     for a, m, layer, rows, pause in sends:
         before = flying.pop((a, m), None)
         if before is not None and layer:
@@ -215,6 +217,7 @@ def test_time_without_prompts_is_nobodys_share():
     for _ in range(20):
         rig.until_there(rig.send(2))
     queues = rig.node._queues
+    assert queues is not None
     rig.send(0, rows=300)
     rig.node.poll()
     assert not queues.is_due and queues.busy
@@ -244,7 +247,7 @@ class Stream:
         self.log.append(("wait", self.priority, other.priority))
 
 
-class Rows:
+class Rows(torch.Tensor):
     def record_stream(self, stream):
         Stream.log.append(("keep", stream.priority))
 
@@ -272,8 +275,14 @@ def test_the_streams_of_a_gpu(monkeypatch):
 def test_a_host_has_no_queues(monkeypatch):
     assert queues_of(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(device_queues, "CudaDevice", lambda device: ("of", device))
-    assert queues_of(torch.device("cuda:1")) == ("of", torch.device("cuda:1"))
+    asked, made = [], ScriptedDevice(FakeClock(), BLOCK)
+
+    def opened(device):
+        asked.append(device)
+        return made
+
+    monkeypatch.setattr(device_queues, "CudaDevice", opened)
+    assert queues_of(torch.device("cuda:1")) is made and asked == [torch.device("cuda:1")]
 
 
 def test_what_decoding_takes_is_counted_while_prompts_are_there_only():

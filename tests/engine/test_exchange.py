@@ -141,7 +141,12 @@ def test_expert_nodes_answer_at_once_and_count_what_they_did(tiny_checkpoint, wo
     made, found = world(source, config()), []
     port = made.experts[0]._port
     answer = port.answer
-    port.answer = lambda *asked: found.append(answer(*asked)) or found[-1]
+
+    def noted(*asked):
+        found.append(answer(*asked))
+        return found[-1]
+
+    port.answer = noted
     with made.serving() as node:
         run(node, requests(prompts()))
     here = [one for one in found if one is not None]

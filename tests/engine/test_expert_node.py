@@ -24,7 +24,8 @@ class TimedBank(Bank):
         self.clock, self.seconds = clock, seconds
         self.calls = []
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
+        assert not add
         self.calls.append((layer, len(x_RH)))
         self.clock.advance(self.seconds)
         out_RH.copy_(2 * x_RH)

@@ -45,7 +45,7 @@ class Asked:
     def turn(self):
         """One step; the tokens that were computed for each tenant."""
         plan = self.made.plan(0)
-        done = {}
+        done: dict[str, int] = {}
         self.step += 1
         for chunk in plan.chunks if plan else ():
             name = chunk.sequence.request.tenant.name
@@ -96,7 +96,8 @@ def test_every_request_has_its_turn_and_nothing_is_remembered(events, sequences,
         if event == "step":
             asked.turn()
         else:
-            asked.submit(*event, max_tokens=1 + event[1] % 9)
+            tenant, length = event
+            asked.submit(tenant, length, max_tokens=1 + length % 9)
     for _ in range(5000):
         if not made.busy:
             break

@@ -90,17 +90,17 @@ def counted(node, monkeypatch):
     def make(**fields):
         one, layers, head = node(**fields), [], []
         forward, logits = ExpertBank.forward, AttentionModel.logits
-        monkeypatch.setattr(
-            ExpertBank,
-            "forward",
-            lambda bank, layer, x_RH, *rest, **more: (
-                layers.append((layer, len(x_RH))),
-                forward(bank, layer, x_RH, *rest, **more),
-            )[1],
-        )
-        monkeypatch.setattr(
-            AttentionModel, "logits", lambda model, x_RH: (head.append(len(x_RH)), logits(model, x_RH))[1]
-        )
+
+        def counted_forward(bank, layer, x_RH, *rest, **more):
+            layers.append((layer, len(x_RH)))
+            return forward(bank, layer, x_RH, *rest, **more)
+
+        def counted_logits(model, x_RH):
+            head.append(len(x_RH))
+            return logits(model, x_RH)
+
+        monkeypatch.setattr(ExpertBank, "forward", counted_forward)
+        monkeypatch.setattr(AttentionModel, "logits", counted_logits)
         return one, layers, head
 
     return make

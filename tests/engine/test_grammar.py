@@ -1,6 +1,7 @@
 """Answers that follow a grammar: valid whatever the weights say, the same however a node runs them."""
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.sampler import Failure, sample
+from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import RequestError
@@ -74,7 +76,8 @@ def run(cluster, requests):
     """Tokens and last event of each request."""
     for request in requests:
         cluster.submit(request)
-    tokens, last = {r.handle: [] for r in requests}, {}
+    tokens: dict[int, list[int]] = {r.handle: [] for r in requests}
+    last = {}
     while any(node.busy for node in cluster.attention):
         for event in cluster.step():
             tokens[event.handle] += event.token_ids
@@ -136,8 +139,11 @@ def test_tokens_that_do_not_follow_it_end_the_request(nano, tokenizer):
     assert last[0].error.startswith("grammar: not a grammar that can be followed")
 
 
-class Evens:
+class Evens(Guide):
     """Allows every other token."""
+
+    def __init__(self):
+        super().__init__(Future())
 
     def allows(self, tokens, start, token):
         return token % 2 == 0
@@ -160,7 +166,8 @@ class Broken(Evens):
     def allows(self, tokens, start, token):
         raise RequestError("grammar: broken")
 
-    allowed_B = allows
+    def allowed_B(self, tokens, start):
+        raise RequestError("grammar: broken")
 
 
 def guided(guide, seed=0, **params):
@@ -194,7 +201,9 @@ def test_rows_that_are_masked_together_get_what_each_gets_alone(rows):
             assert isinstance(found[at], Failure)
         else:
             allowed = row[::2] if guide is Evens else row
-            assert row[found[at]] == max(allowed) and (guide is None or found[at] % 2 == 0)
+            token = found[at]
+            assert isinstance(token, int)
+            assert row[token] == max(allowed) and (guide is None or token % 2 == 0)
 
 
 def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
@@ -202,7 +211,9 @@ def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
     counts = torch.zeros(6)
     for seed in range(2000):
         sequence = guided(Evens(), seed, temperature=1.0)
-        counts[sample(logits, [sequence], open_ops("cpu", 1))[0]] += 1
+        (token,) = sample(logits, [sequence], open_ops("cpu", 1))
+        assert isinstance(token, int)
+        counts[token] += 1
     wanted = torch.tensor([0.0, float("-inf"), 1.0, float("-inf"), 2.0, float("-inf")]).softmax(-1)
     assert torch.allclose(counts / 2000, wanted, atol=0.04)
 
@@ -216,7 +227,9 @@ def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
     for seed in range(3000):
         params = SamplingParams(temperature=1.0, seed=seed, grammar="x", **cut)
         sequence = Sequence.start(GenerationRequest(0, (1,), params), 0, frozenset(), guide=Evens())
-        counts[sample(logits[None], [sequence], open_ops("cpu", 1))[0]] += 1
+        (token,) = sample(logits[None], [sequence], open_ops("cpu", 1))
+        assert isinstance(token, int)
+        counts[token] += 1
     assert torch.allclose(counts / 3000, wanted, atol=0.04)
 
 

@@ -9,6 +9,7 @@ from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import GroupKind, KvGroup, check_groups
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.scheduling.step_plan import StepPlan
 
 SIZE, BLOCKS = 4, 40
 FULL = KvGroup(GroupKind.FULL, (0,), BLOCKS, SIZE)
@@ -37,13 +38,13 @@ def computed(pool, chain, blocks, tokens):
 
 def test_what_no_token_sees_any_more_is_free_and_the_prefix_still_found_at_its_end():
     pool = GroupedPool((FULL, window(9, 16)))  # eight blocks of the first group can have it
-    blocks = []
+    blocks: list[int] = []
     computed(pool, names(7), blocks, 28)
     assert pool.growable == 1 + 5, "token 28 sees those from 20 on: the first five blocks are free"
     assert pool.match(names(7)) == blocks
     pool.check([blocks], [28])
     pool.release(blocks, computed=28)
-    more = []
+    more: list[int] = []
     computed(pool, names(5, 100), more, 20)
     assert pool.match(names(7)) == blocks, "three blocks were kept for its end"
     assert pool.match(names(5)) == [], "of a shorter one the window is gone"
@@ -52,7 +53,7 @@ def test_what_no_token_sees_any_more_is_free_and_the_prefix_still_found_at_its_e
 
 def test_a_state_is_kept_where_somebody_may_go_on():
     pool = GroupedPool((FULL, KEYS, state(3)))
-    blocks = []
+    blocks: list[int] = []
     pool.grow(blocks, 2)
     pool.slide(blocks, 0, 8)
     pool.publish(blocks[0], names(2)[0])
@@ -62,7 +63,7 @@ def test_a_state_is_kept_where_somebody_may_go_on():
     pool.slide(blocks, 8, 9)
     pool.check([blocks], [9])
     assert pool.match(names(2)) == blocks[:2] and pool.match(names(1)) == blocks[:1]
-    other = []
+    other: list[int] = []
     pool.grow(other, 1)  # there is room for one: the state that was unread longest goes
     assert pool.match(names(1)) == [] and pool.match(names(2)) == blocks[:2]
     assert list(pool.own_blocks(1, blocks[:1])) == [4 * blocks[0] + at for at in range(4)]
@@ -70,16 +71,17 @@ def test_a_state_is_kept_where_somebody_may_go_on():
 
 def test_whoever_computes_again_what_lost_a_part_has_the_name_from_then_on():
     pool = GroupedPool((FULL, state(3)))
-    first, second = [], []
+    first: list[int] = []
+    second: list[int] = []
     computed(pool, names(2), first, 8)
     pool.release(first, computed=8)
     computed(pool, names(2, 50), second, 8)
     pool.release(second, computed=8)
-    third = []
+    third: list[int] = []
     pool.grow(third, 3)
     pool.release(third, computed=0)
     assert pool.match(names(2)) == []
-    again = []
+    again: list[int] = []
     computed(pool, names(2), again, 8)
     assert pool.match(names(2)) == again != first
     pool.check([again], [8])
@@ -126,7 +128,7 @@ def test_any_schedule_keeps_what_sequences_see(seed):
     )
     scheduler = Scheduler(config, 99, frozenset(), GroupedPool(groups))
     handles, ended = iter(range(1000)), 0
-    plans = {}
+    plans: dict[int, StepPlan] = {}
     for turn in range(12000):
         if turn > 4000 and not scheduler.busy:
             break
@@ -140,7 +142,7 @@ def test_any_schedule_keeps_what_sequences_see(seed):
         if index in plans:
             plan = plans.pop(index)
             ended += len(scheduler.commit(plan, [[7]] * sum(chunk.last for chunk in plan.chunks)))
-        elif (plan := scheduler.plan(index)) is not None:
-            plans[index] = plan
+        elif (planned := scheduler.plan(index)) is not None:
+            plans[index] = planned
         scheduler.check()
     assert not scheduler.busy and ended > 20, "nobody waits for ever"

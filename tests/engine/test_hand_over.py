@@ -18,6 +18,7 @@ from afserve.member import attention_life
 from afserve.trace import KV_BLOCKS, Trace, merge
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.phased import Phased
+from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 
 ASKED = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=5, ignore_eos=True)
@@ -41,7 +42,7 @@ def alone(tiny_checkpoint):
     def tokens(name, params):
         if (name, params) not in known:
             node = colocated(ModelSource(str(tiny_checkpoint(name)), name), config(**SMALL))
-            said = {}
+            said: dict[int, list[int]] = {}
             for event in drive(node, requests(prompts(LENGTHS), params)):
                 said.setdefault(event.handle, []).extend(event.token_ids)
             known[name, params] = said
@@ -298,27 +299,19 @@ def slow_start():
     return PromptQueue(0, 0.0)
 
 
-class Node:
-    queued_tokens, prompt_rate, room, most_room, row_bytes = 0, 0.0, 1000, 1000, 8
+class Node(ScriptedEngine):
+    room = 1000
 
     def usable_names(self, request):
         return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // 16)]
 
-    def known(self, names):
-        return 0
-
     def has_room(self, names):
         return len(names) <= self.room
 
-    def draw(self, row, what, seconds):
-        return
 
-    def draw_arrow(self, row, identity, step):
-        return
-
-
-class Scripted:
+class Scripted(ScriptedWire):
     def __init__(self):
+        super().__init__()
         self.pulls, self.loads = [], {}
 
     def pull(self, address, names, limit, **said):

@@ -13,7 +13,9 @@ class Slots(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots, self.order, self.memory = HostSlots(6), [], {}
+        self.slots = HostSlots(6)
+        self.order: list[bytes] = []
+        self.memory: dict[int, bytes] = {}
         self.pins: list[list[bytes]] = []
 
     def _pinned(self) -> set[bytes]:

@@ -47,7 +47,7 @@ def running(node):
 
 def until(node, tokens):
     """Steps until each of the common prompts has so many tokens: {request: what it has so far}."""
-    said = {}
+    said: dict[int, list[int]] = {}
     for request in requests(prompts()):
         node.submit(request)
     while min((len(t) for t in said.values()), default=0) < tokens or len(said) < len(prompts()):
@@ -109,7 +109,7 @@ def test_a_sequence_goes_on_in_another_cache(name, here, there, tokens, tiny_che
         second.kv.write(move(sequence, second), first.kv.read(sequence.blocks))
         first.cancel(sequence.request.handle)
     assert not any(event.token_ids for event in first.step()) and not first.busy
-    after = {name: [] for name in before}
+    after: dict[int, list[int]] = {name: [] for name in before}
     while second.busy:
         for event in second.step():
             after[event.handle].extend(event.token_ids)
@@ -212,8 +212,12 @@ def test_a_fingerprint_says_what_blocks_are_and_its_digest_stays(tiny_checkpoint
     """Digests stand in files and on wires: another one here means that kept blocks are lost."""
     fixed = Fingerprint("m", "bfloat16", "v1: 24 x 2 heads of 64 + 64", 16)
     assert fixed.digest == "e1852a81c8042dac80e68523a7f02b033834494835f31c7fe4b63b3b4fcf220a"
-    changed = [replace(fixed, **{field: value}) for field, value in
-               {"model": "n", "dtype": "float16", "layout": "v2", "block_size": 8}.items()]  # fmt: skip
+    changed = [
+        replace(fixed, model="n"),
+        replace(fixed, dtype="float16"),
+        replace(fixed, layout="v2"),
+        replace(fixed, block_size=8),
+    ]
     assert len({fixed.digest, *(other.digest for other in changed)}) == 5
     mixed = [LayerShape(2, 64, 64)] * 2 + [LayerShape(1, 576)] + [LayerShape(2, 64, 32)]
     assert layout_of(mixed) == "v1: 2 x 2 heads of 64 + 64, 1 x 1 heads of 576, 1 x 2 heads of 64 + 32"

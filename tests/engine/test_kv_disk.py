@@ -81,6 +81,7 @@ def test_other_salts_and_other_models_find_nothing(node, tiny_checkpoint, tmp_pa
     one.forget()
     assert one.restore(replace(request, handle=1, cache_salt="another tenant")) is None
     other = Node(tiny_checkpoint("mixtral-window"), tmp_path / "disk")
+    assert other.disk is not None and one.disk is not None
     assert other.restore(request) is None and other.disk.store.folder.parent != one.disk.store.folder.parent
     other.close()
     assert one.restore(request).received == {"disk": 4}

@@ -47,7 +47,9 @@ def node(tmp_path, tiny_checkpoint, placed, command):
 
     def build(name="qwen3", **fields):
         opened.append(Node(tiny_checkpoint(name), tmp_path / "disk", way=WAY, command=command, **fields))
-        assert opened[-1].disk._reader.wait_ready(), opened[-1].said
+        disk = opened[-1].disk
+        assert disk is not None and disk._reader is not None
+        assert disk._reader.wait_ready(), opened[-1].said
         return opened[-1]
 
     yield build

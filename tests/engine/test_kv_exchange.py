@@ -2,14 +2,16 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
+from afserve.comm.m2n.link import Ticket
 from afserve.config import ModelSource
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest
 from tests.comm.kv_world import Wires, World
@@ -30,13 +32,15 @@ class End:
     """A node of the cluster and its exchange."""
 
     address: str
-    node: object
-    wires: object = None
-    exchange: Exchange = None
+    node: AttentionNode[Ticket]
+    wires: Wires = field(init=False)
+    exchange: Exchange = field(init=False)
 
 
 class Pair(World):
     """Two attention nodes of one cluster, over the wires of the faulty world."""
+
+    nodes: list[End]
 
     def __init__(self, seed: int, cluster: LocalCluster, faulty: float) -> None:
         self.dice, self.clock, self.faulty = random.Random(seed), FakeClock(), faulty
@@ -93,7 +97,8 @@ def test_tokens_are_those_of_a_request_that_stayed(name, faulty, tiny_checkpoint
     monkeypatch.setattr("afserve.comm.kv.messages.PIECE_BYTES", 2 * world.block_bytes)
     for turn, (prompt, answer) in enumerate(zip(prompts(), expected(name), strict=True)):
         here, there = world.nodes if turn % 2 else world.nodes[::-1]
-        handle, said, cached, until = 10 * turn, [], [], [9, 30, NEW]
+        handle, cached, until = 10 * turn, [], [9, 30, NEW]
+        said: list[int] = []
         here.node.submit(GenerationRequest(handle, prompt, GREEDY))
         while len(said) < NEW:
             for event in (event for event in world.round() if event.handle == handle):
@@ -120,7 +125,8 @@ def test_only_what_fits_is_pulled(tiny_checkpoint, expected):
     here, there = world.nodes
     there.node.submit(GenerationRequest(5, prompts()[0], GREEDY))
     here.node.submit(GenerationRequest(6, prompt, GREEDY))
-    said, other = [], []
+    said: list[int] = []
+    other: list[int] = []
 
     def round():
         for event in world.round():

@@ -70,7 +70,7 @@ def grouped(family, made, more=6):
 
 
 def tokens_of(events):
-    said = {}
+    said: dict[int, list[int]] = {}
     for event in events:
         assert event.error is None
         said.setdefault(event.handle, []).extend(event.token_ids)
@@ -133,7 +133,7 @@ def test_a_request_moves_with_its_blocks(cluster, alone):
     here, there = pair.nodes
     request = requests(prompts(LENGTHS), ASKED)[3]
     here.node.submit(request)
-    said = []
+    said: list[int] = []
     while len(said) < 20:
         said += [token for event in pair.round() for token in event.token_ids]
     pair.move(replace(request, generated=tuple(said)), here, there)

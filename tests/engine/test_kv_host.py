@@ -285,7 +285,7 @@ def test_what_is_still_being_copied_is_waited_for(node, expected, one_pass):
 def test_a_gpu_copies_to_pinned_memory_and_back(name, node):
     one = node(name, kv_blocks=15, device="cuda")
     assert one.arena.rows_SY.is_pinned()
-    said = {}
+    said: dict[int, list[int]] = {}
     for turn in range(2):
         for request in requests(prompts()):
             events = one.ask(replace(request, handle=10 * turn + request.handle))

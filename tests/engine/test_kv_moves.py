@@ -1,7 +1,6 @@
 """When KV is moved and when it is computed again, and what is copied to whom: a scripted exchange, a fake clock."""
 
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,13 +22,14 @@ from afserve.errors import ConfigError
 from afserve.member import attention_life
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted
+from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 
 BLOCK, BYTES = 16, 1000
 SOURCE = KvSource(attention_life(1, 0), 77, "unix:there")
 
 
-class Node:
-    busy, prefill_rate, prompt_rate, queued_tokens, most_room = False, 0.0, 0.0, 0, 9
+class Node(ScriptedEngine):
+    most_room = 9
 
     def __init__(self):
         self.written = {}
@@ -43,33 +43,18 @@ class Node:
     def written_names_of(self, handle):
         return self.written.get(handle, [])
 
-    def draw(self, row, what, since):
-        return
-
-    def known(self, names):
-        return 0
-
     def has_room(self, names):
         return len(names) <= self.most_room
 
 
-class Exchange:
-    busy = lending = False
-
+class Exchange(ScriptedWire):
     def __init__(self):
+        super().__init__()
         self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
-        self.ended, self.settled = [], []
-        self.sharing = SimpleNamespace(started=[], ended=[])
 
-    def pull(self, address, names, limit, *, request, generation):
+    def pull(self, address, names, limit, *, request, generation, prompt=None, members=()):
         self.pulls.append((address, len(names), limit, request, generation))
         return len(self.pulls)
-
-    def take_asked(self):
-        return []
-
-    def take_unwanted(self):
-        return []
 
     def cancel(self, transfer):
         self.cancelled.append(transfer)
@@ -80,9 +65,6 @@ class Exchange:
     def offer(self, address, names):
         self.offers.append((address, len(names)))
         return len(self.offers)
-
-    def turn(self, seconds, *, lingers):
-        return
 
     def stats(self):
         return ExchangeStats()

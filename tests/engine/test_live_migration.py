@@ -5,7 +5,7 @@ import random
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine.filler import Filler
+from afserve.engine.filler import Filler, Loaded
 from afserve.engine.local import LocalCluster
 from afserve.errors import CheckpointError
 from afserve.launch.plan.models import CONFIGS
@@ -30,7 +30,7 @@ def shuffled(rng, placement, slots):
     """Another valid placement with some replicas, at most slots - 1 experts a node."""
 
     def layer():
-        rows = [[] for _ in range(placement.nodes)]
+        rows: list[list[int]] = [[] for _ in range(placement.nodes)]
         for expert in rng.sample(range(placement.experts), placement.experts):
             rng.choice([r for r in rows if len(r) < slots - 1]).append(expert)
         for row in rows:
@@ -60,7 +60,9 @@ def test_tokens_do_not_notice(name, tiny_checkpoint, expected):
     )
     for request in requests(prompts()):
         cluster.submit(request)
-    events, epochs, pending, old = [], 0, [], []
+    events, epochs = [], 0
+    pending: list[Placement] = []
+    old: list[int] = []
     while any(node.busy for node in cluster.attention):
         events += cluster.step()
         if old and all(node.settled for node in cluster.attention):
@@ -107,7 +109,7 @@ class Bank:
 
 
 def wait_for(filler, epoch):
-    found = []
+    found: list[Loaded] = []
     wait_loaded(filler, epoch, found)
     return found
 
@@ -168,7 +170,9 @@ def test_of_an_epoch_that_is_given_up_nothing_is_taken_for_loaded():
     slots.retire(0)
     filler.submit(1, slots.fills(target))
     filler.work()
-    job, begun = filler._next()
+    following = filler._next()
+    assert following is not None
+    job, begun = following
     assert (job.epoch, begun.expert) == (1, 8)
     slots.forget(filler.abandon(1))
     slots.retire(1)

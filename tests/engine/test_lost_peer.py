@@ -6,13 +6,17 @@ successor comes or the experts are placed elsewhere, and which migrations are un
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from afserve.clock import FakeClock
+from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.config import ModelSource
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.local import LocalCluster
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.comm.faults import Faults, FaultyTransport
@@ -25,7 +29,7 @@ ATTENTION = 2
 
 def even(slots):
     """Equal shares for all replicas of an expert."""
-    count = {}
+    count: dict[int, int] = {}
     for row in slots:
         for expert in row:
             count[expert] = count.get(expert, 0) + 1
@@ -72,7 +76,10 @@ class World:
         plain.close()
         self.slots = self.start.experts  # one node alone could hold everything
         placement = doubled(self.start, self.slots) if replicas else with_spare(self.start, self.slots)
-        wrap = lambda end: FaultyTransport(end, Faults(seed, delay=delay, repeat=0.2))  # noqa: E731
+
+        def wrap(end):
+            return FaultyTransport(end, Faults(seed, delay=delay, repeat=0.2)) if delay else end
+
         self.cluster = LocalCluster.build(
             source,
             config(micro_batches=micro_batches, max_batch_tokens=12),
@@ -80,9 +87,9 @@ class World:
             experts=NODES,
             placement=placement,
             clock=FakeClock(),
-            **({"wrap": wrap} if delay else {}),
+            wrap=wrap,
         )
-        self.told = [[] for _ in range(ATTENTION)]
+        self.told: list[list[Callable[[AttentionNode[Ticket]], object]]] = [[] for _ in range(ATTENTION)]
         self.stopped, self.remedies, self.migrating, self.old = set(), [], [], []
         self.losses = self.successors = self.recoveries = self.epochs = 0
 
@@ -90,7 +97,7 @@ class World:
         params = replace(GREEDY, max_tokens=self.tokens)
         for request in requests(prompts(), params):
             self.cluster.submit(request)
-        events = []
+        events: list[TokenEvent] = []
         for turn in range(100_000):
             if not any(node.busy for node in self.cluster.attention):
                 return events
@@ -186,6 +193,7 @@ def play(seed, tokens, tiny_checkpoint, expected):
     assert collect(world.run()) == [said[:tokens] for said in expected(name)]
     for node in world.cluster.attention:
         node.check()
+        assert isinstance(node._link, ExpertLink)
         assert node.stats().kv_blocks_used == 0 and not node._link._under_way and not node.owing()
     return world
 

@@ -13,7 +13,7 @@ from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 def random_placement(rng, nodes, experts, slots, layers, epoch=0):
     def layer():
-        rows = [[] for _ in range(nodes)]
+        rows: list[list[int]] = [[] for _ in range(nodes)]
         for expert in rng.sample(range(experts), experts):
             open_nodes = [r for r in rows if len(r) < slots]
             rng.choice(open_nodes).append(expert)

@@ -9,7 +9,7 @@ from afserve.engine.pace import LOOK_AGAIN_SECONDS, Pace
 
 def drive(pace, rate_of, running, seconds, now=0.0, noise=0.0, rng=None):
     """Let a machine with rate_of(m) tokens per second run for `seconds`; how often each count was used."""
-    used = {}
+    used: dict[int, float] = {}
     end = now + seconds
     while now < end:
         rate = rate_of(pace.active) * (1 + noise * ((rng or random).random() - 0.5))

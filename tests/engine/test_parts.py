@@ -1,20 +1,23 @@
 """Parts of others' prompts at a node that helps."""
 
 from afserve.clock import FakeClock
+from afserve.comm.kv import wires
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.split_messages import Go, Leave, Propose, wrap
-from afserve.comm.kv.wires import Said
+from afserve.comm.kv.wires import Event, Said
 from afserve.engine.kv.moving.prefilling import Prefilling
+from afserve.engine.kv.moving.restoring import Restores
 from tests.comm.kv_world import Store
+from tests.engine.scripted_kv import ScriptedEngine, unscripted
 
 SPLIT, MEMBERS = Split(32, 0, 8, 2, 1), (SplitMember(9, "lead"), SplitMember(1, "me"))
 
 
-class Wires:
+class Wires(wires.Wires):
     def __init__(self) -> None:
-        self.events = []
+        self.events: list[Event] = []
 
     def dial(self, address):
         return 1
@@ -25,6 +28,15 @@ class Wires:
     def has_room(self, peer):
         return True
 
+    def takes_large(self, peer):
+        return False
+
+    def room(self, peer, size):
+        unscripted(peer, size)
+
+    def close(self):
+        pass
+
     def used(self, said):
         assert said
 
@@ -33,7 +45,8 @@ class Wires:
     def leave(self):
         pass
 
-    give_way = leave
+    def give_way(self):
+        pass
 
     def apart(self, peer):
         pass
@@ -43,17 +56,15 @@ class Wires:
         return found
 
 
-class Node:
-    queued_tokens, prompt_rate, chunk_tokens = 0, 0.0, 8
+class Node(ScriptedEngine):
+    chunk_tokens = 8
 
     def __init__(self) -> None:
-        self.submitted, self.cancelled = [], []
+        self.submitted: list[int] = []
+        self.cancelled: list[int] = []
 
     def usable_names(self, request):
         return []
-
-    def known(self, names):
-        return 0
 
     def submit(self, request, shared=None):
         self.submitted.append(request.handle)
@@ -61,20 +72,16 @@ class Node:
     def cancel(self, handle):
         self.cancelled.append(handle)
 
-    def draw(self, *what):
-        assert what
-
-    draw_arrow = draw
-
 
 def told(*messages):
     """What the node did, when it was told all of these between two steps; its exchange."""
-    wires, node = Wires(), Node()
-    exchange = Exchange(Store(64), wires, FakeClock(), 1)
-    prefilling = Prefilling(node, exchange, FakeClock(), 2, lambda blocks: 0.0, None)
+    mine, node = Wires(), Node()
+    exchange = Exchange(Store(64), mine, FakeClock(), 1)
+    restores = Restores(None, node, FakeClock(), 2, 64, print, 1)
+    prefilling = Prefilling(node, exchange, FakeClock(), 2, lambda blocks: 0.0, restores)
     asked = Prefill(3, 1, 1, tuple(range(SPLIT.end)))
     for turn in ([Propose(77, SPLIT, MEMBERS, asked)], messages, []):
-        wires.events = [Said(5, wrap(message)) for message in turn]
+        mine.events = [Said(5, wrap(message)) for message in turn]
         exchange.turn(1.0)
         prefilling.take()
     return node, exchange

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.comm.m2n.link import Ticket
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize, PromptShare
 from afserve.engine.prompt_batch import WaitingPrompts
 from afserve.member import AttentionPhase
@@ -16,9 +17,9 @@ CALL, ROW = 20e-6, 4e-6  # seconds
 class PricedBank(TimedBank):
     """A call costs something, and each row does."""
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
         self.seconds = CALL + ROW * len(x_RH)
-        super().forward(layer, x_RH, slot_RK, weight_RK, out_RH)
+        super().forward(layer, x_RH, slot_RK, weight_RK, out_RH, add)
 
 
 def rig(share=1 / 16, **phases):
@@ -132,7 +133,7 @@ def test_prompts_get_a_share_while_decode_never_ends(least):
     made = learnt(least)
     made.send(0, 1, rows=300)
     send, poll = made.send, made.node._port.poll
-    ready = []
+    ready: list[Ticket] = []
 
     def flooded():
         for ticket in list(ready):

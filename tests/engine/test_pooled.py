@@ -1,5 +1,7 @@
 """Vectors of prompts: those of transformers, and the same in any topology, batch and cache."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def test_the_last_hidden_state(name, tiny_checkpoint, oracle):
 def test_any_topology_batch_and_cache(topology, tiny_checkpoint):
     attention, experts, micro_batches = topology
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
-    alone = {}
+    alone: dict[int, Any] = {}
     for number, prompt in enumerate(prompts()):
         alone |= vectors(drive(colocated(source, config()), [GenerationRequest(number, prompt, POOLED)]))
     cluster = LocalCluster.build(

@@ -1,23 +1,21 @@
 """What a prefill node need not compute of others' prompts: scripted tiers, a scripted exchange, a fake clock."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import COMPLETE, Pulled
 from afserve.engine.kv.moving.prefilling import FETCHED_TOKENS, Prefilling
+from afserve.engine.kv.moving.restoring import Restores
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.errors import OverloadedError
+from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 
 BLOCK, KEY = 16, (3, 7)
 MANY = FETCHED_TOKENS // BLOCK
 
 
-class Node:
-    queued_tokens, prompt_rate, chunk_tokens = 0, 0.0, 512
-
+class Node(ScriptedEngine):
     def __init__(self):
         self.submitted, self.cancelled, self.here, self.full = [], [], 0, False
 
@@ -35,18 +33,12 @@ class Node:
     def cancel(self, handle):
         self.cancelled.append(handle)
 
-    def draw(self, row, what, seconds):
-        return
 
-    def draw_arrow(self, row, identity, step):
-        return
-
-
-class Exchange:
+class Exchange(ScriptedWire):
     def __init__(self):
+        super().__init__()
         self.asked, self.unwanted, self.fetches, self.cancelled = [], [], [], []
         self.found_keys, self.over = [], []
-        self.sharing = SimpleNamespace(started=[], ended=[])
 
     def take_asked(self):
         asked, self.asked = self.asked, []
@@ -66,21 +58,15 @@ class Exchange:
     def found(self, key):
         self.found_keys.append(key)
 
-    def computing(self, queued, rate):
-        return
-
     def computed(self, key, row=b""):
         self.over.append((key, row))
 
-    def helped(self, key):
-        return ()
 
-
-class Tiers:
+class Tiers(Restores):
     def __init__(self):
         self.has, self.asked, self.cancelled = False, [], []
 
-    def restore(self, request):
+    def restore(self, request, source=None):
         self.asked.append(request)
         return self.has
 

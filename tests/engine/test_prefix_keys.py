@@ -16,7 +16,8 @@ SIZE = 8
 def test_a_node_that_fills_blocks_and_a_gateway_that_has_the_prompt_make_the_same_keys(tokens, block, salt):
     whole = list(keys_of(tokens, block, salt))
     assert len(whole) == marks(len(tokens) // block)
-    keys, grown = [], []
+    keys: list[int] = []
+    grown: list[tuple[int, int]] = []
     for blocks in range(len(tokens) // block + 1):
         grown += extend(keys, tokens, blocks, block, salt)
     assert [(key, end * block) for end, key in grown] == whole and keys == [key for key, _ in whole]
@@ -37,7 +38,8 @@ def test_beginnings_that_differ_have_other_keys():
     st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.booleans()), max_size=200), st.integers(1, 12)
 )
 def test_what_is_told_adds_up_to_what_is_held(events, most):
-    held, known = HeldPrefixes(most), set()
+    held = HeldPrefixes(most)
+    known: set[int] = set()
     for came, number, told in events:
         if came:
             held.filled(bytes([number]), 100 + number)

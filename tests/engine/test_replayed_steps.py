@@ -2,17 +2,20 @@
 
 from collections import deque
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from afserve.clock import FakeClock
 from afserve.config import ModelSource
+from afserve.engine.kv.cache import KvCache
 from afserve.engine.local import colocated
 from afserve.engine.micro_batch import MicroBatch
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.step.meter import Meter
 from afserve.kernels.ops import open_ops
+from afserve.models.decoder import AttentionModel
 from tests.engine.driving import config, prompts
 
 VOCABULARY = 211
@@ -32,7 +35,8 @@ class Recorder:
     """A runner and the head behind it, with what went in and came out."""
 
     def __init__(self, runner):
-        self._runner, self.steps = runner, deque()
+        self._runner = runner
+        self.steps: deque[Any] = deque()
         self.take_failures = runner.take_failures
 
     def run_step(self, step):
@@ -86,7 +90,8 @@ def test_recorded_steps_give_the_same_tokens_without_a_model(name, micro_batches
         GenerationRequest(i, prompt, SCORED if i % 2 else DRAWN)
         for i, prompt in enumerate(prompts((5, 17, 33, 40, 60)))
     ]
-    heads, tapes = deque(), []
+    heads: deque[Any] = deque()
+    tapes = []
     for micro_batch in node._micro_batches:
         micro_batch._runner = Recorder(micro_batch._runner)
         tapes.append(micro_batch._runner.steps)
@@ -99,10 +104,11 @@ def test_recorded_steps_give_the_same_tokens_without_a_model(name, micro_batches
     assert node.stats().preemptions > 0 and all(tapes)
 
     scheduler = Scheduler(engine, VOCABULARY, frozenset())
-    model = SimpleNamespace(ops=open_ops("cpu", 1), logits=replayed_logits(heads))
+    model = cast(AttentionModel, SimpleNamespace(ops=open_ops("cpu", 1), logits=replayed_logits(heads)))
+    no_cache = cast(KvCache, SimpleNamespace())
     meter = Meter(FakeClock())
     again = [
-        MicroBatch(index, model, SimpleNamespace(), scheduler, Replayer(tape), meter, engine)
+        MicroBatch(index, model, no_cache, scheduler, Replayer(tape), meter, engine)
         for index, tape in enumerate(tapes)
     ]
     loops = [micro_batch.run() for micro_batch in again]

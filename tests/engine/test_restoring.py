@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,47 +14,32 @@ from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
 from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.cache import Fingerprint
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.open import KvPlace, open_tiers
-from afserve.engine.kv.tiers import Restored
-from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
+from afserve.engine.kv.tiers import KvTiers, Restored
+from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, TokenEvent
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
 from afserve.member import attention_life
 from afserve.metrics import render
 from afserve.server.metrics.nodes import counted, hits
-from tests.engine.test_kv_moves import SOURCE, Exchange
-from tests.engine.test_kv_moves import Node as MovingNode
+from tests.engine.test_kv_moves import SOURCE, Exchange, Node
 
 BLOCK, BYTES = 16, 1000
 
 
-class Node(MovingNode):
-    """As in the tests of moves; it computes no prompt for others."""
-
-    chunk_tokens, row_bytes = 512, 8
-
-    def draw_arrow(self, row, identity, step):
-        return
-
-
 class Wire(Exchange):
-    """As in the tests of moves; it also carries prompts, and no node has said how busy it is."""
-
-    def pull(self, address, names, limit, *, request, generation, prompt=None, members=()):
-        return super().pull(address, names, limit, request=request, generation=generation)
-
-    def load(self, address):
-        return None
+    """As in the tests of moves; it says that it was closed."""
 
     def close(self):
         self.closed = True
 
 
-class Tiers:
+class Tiers(KvTiers):
     busy = True
 
     def __init__(self):
@@ -67,7 +53,7 @@ class Tiers:
             left -= found[-1][1]
         return [(tier, count) for tier, count in found if count]
 
-    def restore(self, names, limit, most):
+    def restore(self, names, limit, most=None):
         self.limits.append(limit)
         self.most.append(most)
         return len(self.limits)
@@ -90,7 +76,8 @@ class Tiers:
 
 class Scene:
     def __init__(self, waiting=1024):
-        self.tiers, self.node, self.exchange, self.said = Tiers(), Node(), Wire(), []
+        self.tiers, self.node, self.exchange = Tiers(), Node(), Wire()
+        self.said: list[str] = []
         self.clock = FakeClock(5.0)
         self.side = KvMoves(
             self.node,
@@ -321,7 +308,7 @@ def opened(**settings):
         wake=lambda: None,
         sleep_in=lambda wires: None,
     )
-    return open_tiers(SimpleNamespace(kv=kv, blocks=blocks), place), said
+    return open_tiers(cast(AttentionNode[Any], SimpleNamespace(kv=kv, blocks=blocks)), place), said
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
@@ -391,7 +378,7 @@ def test_as_many_wait_as_the_scheduler_would_take():
 
 
 def test_a_prompt_that_is_computed_for_another_node_is_looked_for_too(scene):
-    went_on = []
+    went_on: list[TokenEvent] = []
     scene.side._prefilling.go_on = went_on.append
     theirs = replace(request(-1), purpose=Purpose.PROMPT, params=SamplingParams(max_tokens=1))
     assert scene.side.restore(theirs) and scene.side.restore(request(1))

@@ -46,21 +46,21 @@ def test_a_decode_step_holds_all_that_may_run_in_one_micro_batch():
 
 
 @pytest.fixture
-def cluster(tiny_checkpoint):
-    seen = {}
+def cluster(tiny_checkpoint, monkeypatch):
+    seen: dict[int, int] = {}
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     made = config(
         max_batch_tokens=32, prefill_tokens=LONG, decode_prompt_tokens=SHORT, max_sequences=4, kv_blocks=96
     )
     built = LocalCluster.build(source, made, attention=2, experts=2)
-    for node in built.attention:
+    for index, node in enumerate(built.attention):
         plain = node._link.dispatch
 
-        def dispatch(x_TH, *rest, plain=plain, index=node._link._attention, **named):
+        def dispatch(x_TH, *rest, plain=plain, index=index, **named):
             seen[index] = max(seen.get(index, 0), len(x_TH))
             return plain(x_TH, *rest, **named)
 
-        node._link.dispatch = dispatch
+        monkeypatch.setattr(node._link, "dispatch", dispatch)
     yield source, made, built, seen
     built.close()
 

@@ -282,7 +282,8 @@ def test_a_chunk_says_what_it_computes():
     caching=st.booleans(),
 )
 def test_a_request_goes_on_behind_what_it_has_generated(moves, length, budget, caching):
-    whole, said = request(1, length, max_tokens=13), []
+    whole = request(1, length, max_tokens=13)
+    said: list[int] = []
     for until in (*moves, 13):
         s = scheduler(micro_batches=1, kv_blocks=20, max_batch_tokens=budget, prefix_caching=caching)
         s.submit(replace(whole, generated=tuple(said)))

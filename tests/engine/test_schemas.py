@@ -7,7 +7,7 @@ from bench.schemas import answers, drawn, plain, rich
 
 
 def valid(schema, value) -> bool:
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
 @pytest.mark.parametrize("strategy", [plain, rich])

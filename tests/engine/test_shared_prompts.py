@@ -1,5 +1,8 @@
 """A prompt that several nodes compute, at one of them: what its scheduler and its steps do with others' layers."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from afserve.comm.kv.messages import Prefill
@@ -21,8 +24,9 @@ SIZES = {"max_batch_tokens": 16, "prefill_tokens": 16, "kv_blocks": 20}
 
 
 def shared_prompt(tokens=TOKENS, start=0, mine=1, said=None):
-    split = split_over(len(tokens), start, 2, 16, 8)
-    split = type(split)(split.tokens, split.start, split.chunk, split.parts, mine)
+    whole = split_over(len(tokens), start, 2, 16, 8)
+    assert whole is not None
+    split = replace(whole, mine=mine)
     members = (SplitMember(0, "unix:0"), SplitMember(0, "unix:1"))
     prefill = Prefill(1, 1, 0, tokens[: split.end])
     said = [] if said is None else said
@@ -93,7 +97,7 @@ def test_a_step_that_is_abandoned_was_not_computed():
 
 
 def test_a_plan_says_nothing_to_others_but_what_there_is_to_say():
-    said = []
+    said: list[Any] = []
     shared = shared_prompt(said=said)
     scheduler = Scheduler(config(**SIZES), 200, frozenset())
     scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
@@ -108,7 +112,8 @@ def test_a_plan_says_nothing_to_others_but_what_there_is_to_say():
     assert isinstance(left, Left) and not shared.over and not said
     tell_others(scheduler.shared_news)
     assert [type(message) for _, message in said] == [Leave] and shared.over == left.why
-    assert scheduler.plan(0).chunks[0].count == 8, "alone from then on"
+    plan = scheduler.plan(0)
+    assert plan is not None and plan.chunks[0].count == 8, "alone from then on"
 
 
 def test_what_reaches_too_far_is_found_by_a_question_and_ends_it_where_it_is_told():
@@ -156,12 +161,14 @@ def layers_of(kv, said):
     scheduler = Scheduler(config(**SIZES), 200, frozenset())
     scheduler.submit(GenerationRequest(-1, shared.prefill.tokens, ENDS, purpose=Purpose.PART), shared=shared)
     shared.came(slice_of(shared, 0, 0, 2, bytearray(2 * kv.layer_bytes(0))))
-    (chunk,) = scheduler.plan(0).chunks
+    plan = scheduler.plan(0)
+    assert plan is not None
+    (chunk,) = plan.chunks
     return shared, SharedLayers(chunk, kv)
 
 
 def test_a_layer_goes_to_who_needs_it_once_it_is_whole(kv):
-    said = []
+    said: list[Any] = []
     shared, layers = layers_of(kv, said)
     assert layers.come(0) and not layers.come(1)
     layers.give(0, lambda: True)
@@ -171,7 +178,7 @@ def test_a_layer_goes_to_who_needs_it_once_it_is_whole(kv):
 
 
 def test_what_is_not_finite_does_not_leave(kv):
-    said = []
+    said: list[Any] = []
     shared, layers = layers_of(kv, said)
     layers.give(0, lambda: False)
     assert [type(message) for _, message in said] == [Leave] and "not finite" in shared.over

@@ -35,7 +35,7 @@ def alone(tiny_checkpoint):
     def tokens(name):
         if name not in known:
             node = colocated(ModelSource(str(tiny_checkpoint(name)), name), config(**SMALL))
-            said = {}
+            said: dict[int, list[int]] = {}
             for event in drive(node, requests(prompts(LENGTHS), ASKED)):
                 said.setdefault(event.handle, []).extend(event.token_ids)
             known[name] = said

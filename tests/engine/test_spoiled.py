@@ -55,7 +55,8 @@ def requests(count=4, tokens=5, lengths=(3, 9, 14, 21), **params):
 def outcomes(source, asked, experts=2, cluster=None, **fields):
     """Per request: its tokens, and its error if it ended with one. Every one ends exactly once."""
     cluster = cluster or LocalCluster.build(source, config(**fields), experts=experts)
-    tokens, errors, ended = {}, {}, []
+    tokens: dict[int, list[int]] = {}
+    errors, ended = {}, []
     for event in cluster.run(asked):
         tokens.setdefault(event.handle, []).extend(event.token_ids)
         if event.finish_reason is not None:

@@ -92,7 +92,8 @@ ARRIVALS = st.lists(st.one_of(LENGTH, st.just("step"), st.just("cancel")), min_s
 def test_none_goes_before_an_elder_one_that_is_as_short(events, places, blocks, answer, caching):
     """Also where they are preempted, cancelled, or find cached blocks: a turn stays what it was."""
     made = scheduler(max_sequences=places, kv_blocks=blocks, prefix_caching=caching)
-    asked, turns = Asked(made), {}
+    asked = Asked(made)
+    turns: dict[int, tuple[int, int]] = {}
     for event in events:
         if event == "step":
             asked.turn()

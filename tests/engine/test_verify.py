@@ -4,6 +4,7 @@ Who drafts here is told the answer and spoils some of it, so every length of a c
 """
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from afserve.kernels.ops import Ops
 from tests.engine.driving import config, prompts, requests
 
 NEW = 24
-ASKED = {
+ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 1.0, "top_p": 0.9, "seed": 5},
     "penalised": {"temperature": 0.7, "seed": 9, "repetition_penalty": 1.3, "presence_penalty": 0.5},
@@ -47,7 +48,8 @@ class Prompter:
 
 def answers(events):
     """Tokens, their log-probabilities and how each ended, by handle; and the longest run of one event."""
-    found, most = {}, 0
+    found: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
+    most = 0
     for event in events:
         assert event.error is None
         tokens, logprobs, ends = found.setdefault(event.handle, ([], [], []))
@@ -94,7 +96,7 @@ def test_tokens_are_those_without_drafts_in_fewer_steps(name, how, tiny_checkpoi
     assert node.stats().steps < plain.stats().steps and node.stats().kv_blocks_used == 0
 
 
-def test_blocks_are_found_by_the_confirmed_tokens_alone_and_hold_their_keys(tiny_checkpoint):
+def test_blocks_are_found_by_the_confirmed_tokens_alone_and_hold_their_keys(tiny_checkpoint, monkeypatch):
     """Drafts that are always wrong at their end fill blocks; none is named after a wrong token, and later requests that
     take the blocks have the tokens of a node that computed them itself."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
@@ -107,7 +109,7 @@ def test_blocks_are_found_by_the_confirmed_tokens_alone_and_hold_their_keys(tiny
         published.add(name)
         publish(block, name)
 
-    node.kv.pool.publish = noted
+    monkeypatch.setattr(node.kv.pool, "publish", noted)
     play(node, asked, Prompter(node._scheduler, {h: tokens for h, (tokens, *_) in wanted.items()}, wrong=0.5))
     right = set()
     for request in asked:
@@ -237,10 +239,13 @@ def test_a_draft_preempts_nobody():
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     for handle in (1, 2):
         scheduler.submit(GenerationRequest(handle, (1, 2, 3, 4, 5), params))
-    scheduler.commit(scheduler.plan(0), [[6], [6]])
+    plan = scheduler.plan(0)
+    assert plan is not None
+    scheduler.commit(plan, [[6], [6]])
     first, second = scheduler._all_running()
     first.draft[:] = [7, 8, 9, 10, 11]
     plan = scheduler.plan(0)
+    assert plan is not None
     assert [(c.kind, c.count, c.supposed) for c in plan.chunks] == [(VERIFY, 3, 2), (DECODE, 1, 0)]
     assert scheduler.preemptions == 0
     scheduler.commit(plan, [[7, 8, 9], [7]])

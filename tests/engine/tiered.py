@@ -35,7 +35,8 @@ class Node:
         **fields,
     ):
         self.engine = colocated(ModelSource(str(path), "m"), config(**fields), groups)
-        kv, blocks, self.said = self.engine.kv, self.engine.blocks, []
+        kv, blocks = self.engine.kv, self.engine.blocks
+        self.said: list[str] = []
         clock = clock or MonotonicClock()
         self.disk = self.disk_tier = self.host = None
         if folder is not None:
