@@ -1,6 +1,7 @@
 """Option types that several commands share, and options that travel in groups."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,22 @@ _OPTION = "option"
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+class _OutputFile(click.Path):
+    """A file for what a command finds. Raises ConfigError before the work where it is a folder or has none to be in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            why = f"there is no folder {shown(str(path.parent))}; make it first"
+            name = param.opts[-1] if param is not None else "the output"
+            raise ConfigError(
+                f"{name} {shown(str(path))}: {'it is a folder' if path.is_dir() else why}",
+                param=param.name if param is not None else None,
+            )
+        return path
+
+
+output_file = _OutputFile(path_type=Path)
 _LONGEST = 64  # characters of a number
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from afserve.errors import ConfigError
 from afserve.placement.placement import Placement
+from afserve.placement.placement_text import MOST_LOAD
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -195,12 +196,15 @@ def unthrottled() -> None:
 
 
 def scenarios(loads: ArrayLike | Sequence[ArrayLike]) -> Floats:
-    """load_CLE, checked, from one load (layers x experts) or several (scenarios x layers x experts)."""
+    """load_CLE, checked, from one load (layers x experts) or several (scenarios x layers x experts).
+
+    Raises ConfigError: a layer has at most MOST_LOAD rows, as the file of a placement has.
+    """
     try:
         array = np.asarray(loads, dtype=np.float64)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(
-            "counts are ragged or not numbers: every layer needs one number per expert"
+            "counts are ragged or not numbers that a float holds: every layer needs one number per expert"
         ) from error
     if array.ndim == 2:
         array = array[None]
@@ -213,6 +217,10 @@ def scenarios(loads: ArrayLike | Sequence[ArrayLike]) -> Floats:
         raise ConfigError(
             f"counts of layer {layer}, expert {expert} are {value}: counts are finite and not negative"
         )
+    with np.errstate(over="ignore"):
+        full = np.argwhere(array.sum(2) > MOST_LOAD)
+    if len(full):
+        raise ConfigError(f"counts of layer {full[0][1]} are more than {MOST_LOAD:g} together")
     return _alike(array)
 
 

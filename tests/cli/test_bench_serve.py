@@ -136,6 +136,16 @@ def test_nothing_answered_is_an_error_and_options_that_do_not_go_together_are_re
         assert flags[0] in done.exception.message or flags[2] in done.exception.message
 
 
+@pytest.mark.parametrize("option", ["--plot", "--out", "--requests-out"])
+def test_a_file_without_a_folder_is_refused_before_the_load(tmp_path, option):
+    script = Script()
+    with serving(script) as url:
+        flags = ["--url", url, "--model", "m", "--requests", "2", option, str(tmp_path / "no" / "x.png")]
+        done = CliRunner().invoke(serve, flags)
+    assert "there is no folder" in done.exception.message and done.exception.message.startswith(option)
+    assert not script.heads
+
+
 def test_a_steady_load_keeps_what_was_said_and_counts_what_broke_off():
     found = Answers()
     with serving(Script(gap=0.002, errors={1: "break"})) as url:

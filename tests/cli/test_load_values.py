@@ -50,7 +50,17 @@ def test_traces_of_both_forms_are_read_and_scaled(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "x", '{"timestamp": 1}', '{"timestamp": 1, "input_length": "a", "output_length": 1}']
+    "line",
+    [
+        "[]",
+        "x",
+        "[" * 100_000,
+        '{"timestamp": 1}',
+        '{"timestamp": 1, "input_length": "a", "output_length": 1}',
+        '{"timestamp": 1, "input_length": 16777217, "output_length": 1}',
+        '{"timestamp": 1e400, "input_length": 1, "output_length": 1}',
+        '{"timestamp": %s, "input_length": 1, "output_length": 1}' % ("9" * 400),
+    ],
 )
 def test_a_wrong_line_of_a_trace_is_named(tmp_path, line):
     (tmp_path / "t.jsonl").write_text(line)

@@ -59,6 +59,8 @@ def test_the_command_line_comes_before_a_table(tmp_path, monkeypatch):
         (TWO + "gateways = 2", (), "model 2: gateways: is not one model's"),
         (TWO + 'threads = "many"', (), "model 2: threads: 'many' is not a valid integer"),
         (TWO + "kv-copies = 99", (), "model 2: kv_copies: "),
+        (TWO + "attention = 1e9", (), "models.toml: model 2: --attention: 1000000000 is outside"),
+        (TWO.replace("experts = 2", "experts = 99"), (), "models.toml: model 1: --experts: 99 nodes"),
         (TWO + "spare-slots = [1]", (), "model 2: spare_slots: [1] is not a single value"),
         (TWO.replace("4096", "4096\nload-format = 'x'"), (), "model 1: load_format: "),
         ('[[model]]\nname = 3\nmodel = "nano"', (), "model 1: name: 3 is neither a text"),

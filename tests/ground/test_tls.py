@@ -65,6 +65,17 @@ def test_an_authority_is_never_replaced(issued):
         make_authority(folder.parent / "mine", 1)
 
 
+@pytest.mark.parametrize("name", ["/proc/zz", "file", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_named(issued, tmp_path: Path, name: str):
+    host = issued("expert")
+    (tmp_path / "file").touch()
+    folder = tmp_path / name
+    with pytest.raises(ConfigError, match=f"{folder}/authority.key: cannot be written: "):
+        make_authority(folder, 1)
+    with pytest.raises(ConfigError, match=f"{folder}/authority.pem: cannot be written: "):
+        issue(host.parent / "mine", subject_of(host), folder, 1)
+
+
 def test_a_name_of_another_role_is_no_address(issued):
     with pytest.raises(ConfigError, match="stand for roles; give --role"):
         issued(addresses=("controller.afserve.internal",))

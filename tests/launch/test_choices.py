@@ -83,6 +83,7 @@ def test_what_the_user_fixed_is_not_explained():
         (Wishes(attention=0), "--attention: 0 is outside"),
         (Wishes(max_model_len=1 << 20), "--max-model-len"),
         (Wishes(kv_tokens=64, max_model_len=100), "--kv-tokens: 64"),
+        (Wishes(kv_tokens=65, max_model_len=100), "--kv-tokens: 65"),
         (Wishes(kv_tokens=3), "--kv-tokens: 3 is less than a block of 16 tokens"),
         (Wishes(kv_tokens=-1), "--kv-tokens: -1 is less than a block of 16 tokens"),
         (Wishes(threads=0), "--threads: 0"),
@@ -249,6 +250,8 @@ def test_too_large_a_cache_says_how_much_fits():
     here = machine(memory=(2 * NODE_OVERHEAD / GIB + 0.05) / 0.9)
     with pytest.raises(DoesNotFitError, match=r"--kv-tokens 1000000: .* at most [0-9]+ fit") as refused:
         choose(NANO, SOURCE, here, Wishes(kv_tokens=1000000, max_model_len=64))
+    with pytest.raises(DoesNotFitError, match="--kv-tokens 99999999999999999: "):
+        choose(NANO, SOURCE, here, Wishes(kv_tokens=99999999999999999, max_model_len=64))
     most = int(refused.value.message.split()[-2])
     assert choose(NANO, SOURCE, here, Wishes(kv_tokens=most, max_model_len=64)).deployment.engine.kv_blocks
     with pytest.raises(DoesNotFitError, match="at most"):

@@ -147,6 +147,9 @@ def test_what_is_not_there_or_not_allowed_is_said(shards):
         fetch("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="not a Hugging Face id"):
         hub_of("nano")
+    for model in ("../x", "x/..", "./x", "-x/y", "/x", "a/b/c"):
+        with pytest.raises(ConfigError, match="not a Hugging Face id"):
+            hub_of(model)
 
 
 def test_a_full_disk_and_a_second_process_are_said(shards, monkeypatch):

@@ -289,7 +289,7 @@ def test_losses_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
         ("--mtbf 5h --reload 0", "--reload: 0.0 is not"),
         ("--mtbf 5h --notice 1e400s", "--notice: '1e400s' is not a time"),
         ("--kind colocated --timeline t.json", "has no ping-pong"),
-        ("--kind afd --timeline no/such/t.json", "there is no such folder"),
+        ("--kind afd --timeline no/such/t.json", "there is no folder 'no/such'"),
         ("--mtbf 5h --on-loss pray", "'pray' is not one of"),
     ],
 )

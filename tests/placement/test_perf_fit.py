@@ -130,6 +130,7 @@ def test_calibration_reproduces_its_stage_times() -> None:
     ("lines", "words"),
     [
         (["{"], "c.jsonl:1: not JSON"),
+        (["[" * 100_000], "c.jsonl:1: not JSON"),
         (
             ['{"part": "attention", "requests": 1, "context": -4, "seconds": 1}'],
             "c.jsonl:1: context must be at least 0",

@@ -152,7 +152,7 @@ def test_the_heat_map_is_written(counts, tmp_path):
     target = tmp_path / "heat.png"
     assert run("--counts", counts, "--nodes", 4, "--plot", target)[0] == 0
     assert target.read_bytes().startswith(b"\x89PNG")
-    code, out = run("--counts", counts, "--nodes", 4, "--plot", tmp_path / "no" / "where.png")
+    code, out = run("--counts", counts, "--nodes", 4, "--plot", tmp_path / "where.no")
     assert code == 2
     assert "cannot write" in out
 
@@ -219,6 +219,8 @@ def test_many_slots_of_one_expert_are_counted_soon(tmp_path):
         (b'{"counts": [[1, NaN]]}', "nan"),
         (b'{"counts": [[1, Infinity]]}', "inf"),
         (b'{"counts": [[1, 2], [3]]}', "ragged"),
+        (b'{"counts": [[1, %s]]}' % (b"9" * 400), "that a float holds"),
+        (b'{"counts": [[1, 2], [1e308, 1e308]]}', "counts of layer 1 are more than 1e+18 together"),
         (b"\xff\xfe\x00", "neither JSON text nor a routing recording"),
         (b"{", "not JSON"),
         (b"AFROUTE1", "recording"),
@@ -232,6 +234,11 @@ def test_a_bad_counts_file_is_one_line(tmp_path, content, complaint):
     assert complaint in out
     assert "bad.json" in out
     assert out.count("\n") == 1
+
+
+def test_a_map_without_a_folder_is_refused_before_the_counts_are_read(tmp_path):
+    code, out = run("--counts", tmp_path / "none.json", "--nodes", 2, "--plot", tmp_path / "no" / "x.png")
+    assert code == 2 and "--plot" in out and "there is no folder" in out
 
 
 def test_a_placement_of_another_model_is_one_line(counts, tmp_path):

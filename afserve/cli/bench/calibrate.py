@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import click
 
 from afserve.cli.bench.machine_speed import changed, core_seconds, stolen
-from afserve.cli.options import Within
+from afserve.cli.options import Within, output_file
 from afserve.config import THREADS
 from afserve.errors import ConfigError, shown
 
@@ -82,7 +82,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
 @click.option(
     "--out",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=output_file,
     help="The file to write, one row per line.",
 )
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
@@ -106,15 +106,12 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
 
 def _check_out(out: Path) -> None:
     """Before minutes of measuring."""
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {folder}", param="out")
     if out.suffix != ".jsonl":
         raise ConfigError(
             f"--out {shown(str(out))}: the name must end in .jsonl, which `afserve plan --engine` reads",
             param="out",
         )
-    if not os.access(out if out.exists() else folder, os.W_OK):
+    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
         raise ConfigError(f"--out {out}: it cannot be written; give another name", param="out")
 
 

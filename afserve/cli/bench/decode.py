@@ -13,6 +13,7 @@ import click
 from afserve.child import module
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.report import BenchRow, record, table
+from afserve.cli.options import output_file
 from afserve.errors import ConfigError, shown
 
 ENGINES = ("afd", "colocated", "transformers")
@@ -55,9 +56,7 @@ def numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int
 @click.option("--micro-batches", default="auto", show_default=True, help="In flight per attention node.")
 @click.option("--threads", type=click.IntRange(1), help="Compute threads per node, and of transformers.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the JSON rows to this file."
-)
+@click.option("--out", type=output_file, help="Append the JSON rows to this file.")
 def decode(
     model: str,
     batch: tuple[int, ...],

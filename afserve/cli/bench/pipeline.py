@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from afserve.cli.bench.decode import numbers
+from afserve.cli.options import output_file
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ _SHARES = ("attention_bubble", "expert_bubble", "hidden")
     help="With one node of one thread on each side: the one that waits lends its core.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the JSON rows to this file."
-)
+@click.option("--out", type=output_file, help="Append the JSON rows to this file.")
 def pipeline(
     model: str,
     attention: int,

@@ -11,7 +11,7 @@ import click
 from afserve.cli.bench.decode import numbers
 from afserve.cli.load.arrivals import ARRIVALS, POISSON, TracedRequest
 from afserve.cli.load.asks import CHAT, COMPLETIONS, Ask, Form
-from afserve.cli.options import Within, existing_file, option
+from afserve.cli.options import Within, existing_file, option, output_file
 from afserve.errors import ConfigError
 
 
@@ -173,13 +173,9 @@ class ReportOptions:
         help="Limits of a good request: ttft, itl (its largest gap), tpot, e2e; such as ttft=500ms,tpot=50ms.",
     )
     as_json: bool = option("--json", is_flag=True, help="One JSON row per turn.")
-    out: Path | None = option(
-        type=click.Path(dir_okay=False, path_type=Path), help="Append the JSON rows to this file."
-    )
+    out: Path | None = option(type=output_file, help="Append the JSON rows to this file.")
     requests_out: Path | None = option(
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=output_file,
         help="Append a JSON line for each request to this file.",
     )
-    plot: Path | None = option(
-        type=click.Path(dir_okay=False, path_type=Path), help="Draw the times into this file."
-    )
+    plot: Path | None = option(type=output_file, help="Draw the times into this file.")

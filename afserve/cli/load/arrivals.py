@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
+from math import isfinite
 from pathlib import Path
 
 from afserve.errors import ConfigError
@@ -65,6 +66,10 @@ def read_trace(path: Path, most: int | None) -> list[TracedRequest]:
     return [TracedRequest(one.at - found[0].at, one.input, one.output) for one in found]
 
 
+_MOST_TOKENS = 1 << 24
+_MOST_WORDS = f", at most {_MOST_TOKENS:,} tokens of each"
+
+
 class _BadLine(Exception):
     pass
 
@@ -75,9 +80,9 @@ def _lines(file: Iterator[str]) -> Iterator[TracedRequest]:
             try:
                 row = json.loads(line)
                 yield _traced(row["timestamp"] / 1e3, row["input_length"], row["output_length"])
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
                 raise _BadLine(
-                    f"line {number}: needs the numbers timestamp (ms), input_length and output_length"
+                    f"line {number}: needs the numbers timestamp (ms), input_length and output_length{_MOST_WORDS}"
                 ) from error
 
 
@@ -88,10 +93,14 @@ def _csv(file: Iterator[str]) -> Iterator[TracedRequest]:
             at = datetime.fromisoformat(whole).timestamp() + float(f"0.{part or 0}")
             yield _traced(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _BadLine(f"line {number}: needs TIMESTAMP, ContextTokens and GeneratedTokens") from error
+            raise _BadLine(
+                f"line {number}: needs TIMESTAMP, ContextTokens and GeneratedTokens{_MOST_WORDS}"
+            ) from error
 
 
 def _traced(at: float, input: int, output: int) -> TracedRequest:
     if not (isinstance(input, int) and isinstance(output, int)):
         raise TypeError
+    if not isfinite(at) or max(input, output) > _MOST_TOKENS:
+        raise ValueError
     return TracedRequest(float(at), max(1, input), max(1, output))

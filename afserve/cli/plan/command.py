@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from afserve.cli.options import Within
+from afserve.cli.options import Within, output_file
 from afserve.cli.plan.asked import typed_flags
 from afserve.cli.plan.layout import on_one_machine
 from afserve.cli.plan.options import asked_question, question_flags
@@ -44,7 +44,7 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     "--chart",
     "charts",
     multiple=True,
-    type=Path,
+    type=output_file,
     metavar="FILE",
     help="Pareto chart: .png, .html. Repeatable.",
 )
@@ -52,14 +52,14 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     "--report",
     "reports",
     multiple=True,
-    type=Path,
+    type=output_file,
     metavar="FILE",
     help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the verdict "
     "and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. Repeatable.",
 )
 @click.option(
     "--cluster",
-    type=Path,
+    type=output_file,
     metavar="FILE",
     help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
 )
@@ -112,7 +112,6 @@ def plan(
 
     _check_endings("chart", charts, (".png", ".html"))
     _check_endings("report", reports, (".html", ".json", ".png"))
-    _check_file("cluster", cluster)
     model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
     question = on_one_machine(asked_question(flags), cores)
     if goodput:
@@ -138,33 +137,13 @@ def plan(
 
 
 def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
-    """Before anything is planned: what is written, and where there is a folder for it."""
+    """Before anything is planned: what is written."""
     from afserve.errors import ConfigError, shown
 
     for path in paths:
         if path.suffix not in endings:
             wanted = " or ".join(endings)
             raise ConfigError(f"--{option} {shown(str(path))}: the name must end in {wanted}", param=option)
-        if not path.parent.is_dir():
-            raise ConfigError(
-                f"--{option} {shown(str(path))}: there is no folder {shown(str(path.parent))}; make it first",
-                param=option,
-            )
-        if path.is_dir():
-            raise ConfigError(f"--{option} {shown(str(path))}: it is a folder", param=option)
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Before anything is planned: whether it can be a file."""
-    from afserve.errors import ConfigError, shown
-
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        why = (
-            "it is a folder"
-            if path.is_dir()
-            else f"there is no folder {shown(str(path.parent))}; make it first"
-        )
-        raise ConfigError(f"--{option} {shown(str(path))}: {why}", param=option)
 
 
 def _write_reports(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from afserve.cli.options import Within
+from afserve.cli.options import Within, output_file
 from afserve.cli.plan.placed import plot_loads, print_table
 from afserve.errors import ConfigError, shown
 from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
@@ -105,7 +105,7 @@ _SPEED, _WEIGHT, _NODE = Within(1e-6, 1e6), Within(0, 1e9), Within(0, MOST_NODES
     help="Seconds over which a move must pay.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the placement file itself.")
-@click.option("--plot", type=Path, metavar="PNG", help="Write a heat map of node loads per layer.")
+@click.option("--plot", type=output_file, metavar="PNG", help="Write a heat map of node loads per layer.")
 def place(
     files: tuple[Path, ...],
     more: tuple[Path, ...],

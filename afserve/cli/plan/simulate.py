@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from afserve.cli.options import Within, gather_group, group_options
+from afserve.cli.options import Within, gather_group, group_options, output_file
 from afserve.cli.plan.losses import (
     LossFlags,
     long_run,
@@ -62,7 +62,7 @@ _MOST_RANKS = 20_000
 )
 @group_options(LossFlags)
 @click.option("--seed", default=0, type=_SEED, help="Random seed.")
-@click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
+@click.option("--timeline", type=output_file, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     steps: int,
@@ -242,9 +242,6 @@ def _check_timeline(path: Path | None, plan: "Plan") -> None:
         raise ConfigError(
             "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
         )
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        why = "it is a folder" if path.is_dir() else "there is no such folder; make it first"
-        raise ConfigError(f"--timeline {path}: {why}", param="timeline")
 
 
 def _write_timeline(path: Path, played: "Played") -> None:

@@ -14,7 +14,7 @@ from afserve.errors import ConfigError
 from afserve.launch.hub.listing import HubFile
 
 PART = ".part"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def is_hub_id(model: str) -> bool:

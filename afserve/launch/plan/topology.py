@@ -325,8 +325,8 @@ def _kv(
     most = left // each // block * block
     if full and wishes.kv_tokens is not None and block <= most:
         raise DoesNotFitError(
-            f"--kv-tokens {tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of the "
-            f"{gib(machine.memory)} that are free; at most {most} fit"
+            f"--kv-tokens {wishes.kv_tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of "
+            f"the {gib(machine.memory)} that are free; at most {most} fit"
         )
     if tokens < block or full:
         check_processes(machine, shares)
@@ -338,5 +338,7 @@ def _kv(
             f"{longest}, all of one node's KV cache; the model allows {spec.max_position}"
         )
     if longest > tokens:
-        raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
+        raise ConfigError(
+            f"--kv-tokens: {wishes.kv_tokens or tokens} is less than one sequence of --max-model-len {longest}"
+        )
     return tokens, longest

@@ -3,16 +3,18 @@
 Each has what its weights take, and the same part of what all weights leave; cores are shared alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from afserve.errors import ConfigError, DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError, UserError
 from afserve.launch.plan.footprint import gib, usable
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import Topology
+from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.run.planned_run import PlannedRun, plan_here
 from afserve.launch.sites.survey import Survey
 from afserve.member import Role
@@ -23,9 +25,10 @@ def shared(surveys: Sequence[Survey]) -> list[Survey]:
     if len(surveys) == 1:
         return list(surveys)
     fewer = [_fewer_cores(survey, len(surveys)) for survey in surveys]
-    needed = [
-        _least(plan_here(survey.flags, survey.found, survey.machine, survey.gpus), survey) for survey in fewer
-    ]
+    needed = []
+    for number, survey in enumerate(fewer, 1):
+        with naming_model(survey.flags, number):
+            needed.append(_least(plan_here(survey.flags, survey.found, survey.machine, survey.gpus), survey))
     free = usable(fewer[0].machine)
     if (left := free - sum(needed)) <= 0:
         each = ", ".join(
@@ -39,6 +42,18 @@ def shared(surveys: Sequence[Survey]) -> list[Survey]:
         replace(survey, machine=_with(survey.machine, need + left // len(surveys)))
         for survey, need in zip(fewer, needed, strict=True)
     ]
+
+
+@contextmanager
+def naming_model(flags: UpFlags, number: int) -> Iterator[None]:
+    """Says of which model of --models a refusal is; `number` counts from 1."""
+    try:
+        yield
+    except (UserError, DoesNotFitError) as error:
+        if flags.run.models is None:
+            raise
+        where = f"--models {flags.run.models}: model {number}: "
+        raise type(error)(where + error.message, param="models") from error
 
 
 def check_names(runs: Sequence[PlannedRun]) -> None:

@@ -25,7 +25,7 @@ from afserve.launch.processes.streams import tolerate_lost_output
 from afserve.launch.processes.supervisor import Supervisor, Term, keep_port
 from afserve.launch.run.planned_run import PlannedRun, plan_run
 from afserve.launch.run.serving import Serving
-from afserve.launch.run.several import check_names, shared, trace_files
+from afserve.launch.run.several import check_names, naming_model, shared, trace_files
 from afserve.launch.run.traced import write_parts
 from afserve.launch.sites.site import Site
 from afserve.logs import configure
@@ -52,9 +52,13 @@ def serve_here(asked: Sequence[UpFlags], sites: Sequence[Site]) -> None:
     opened(flags.run.certs)  # what is wrong with them is said first
     for each in asked:
         check_device(each.wishes.engine.device)
-    surveys = [site.survey(each) for site, each in zip(sites, asked, strict=True)]
-    pairs = zip(shared(surveys), sites, strict=True)
-    runs = [plan_run(survey, settings, site) for survey, site in pairs]
+    surveys, runs = [], []
+    for number, (site, each) in enumerate(zip(sites, asked, strict=True), 1):
+        with naming_model(each, number):
+            surveys.append(site.survey(each))
+    for number, (survey, site) in enumerate(zip(shared(surveys), sites, strict=True), 1):
+        with naming_model(survey.flags, number):
+            runs.append(plan_run(survey, settings, site))
     check_names(runs)
     _serve(runs, settings)
 

@@ -34,7 +34,7 @@ def make_authority(folder: Path, days: int) -> Path:
     """A new key and its certificate in `folder`. Raises ConfigError where there is one already."""
     x509, hashes, ec, serialization = _library()
     in_range("--days", days, 1, MOST_DAYS)
-    if (folder / KEY_FILE).exists():
+    if os.path.exists(folder / KEY_FILE):
         raise ConfigError(
             f"certs init: {folder / KEY_FILE} exists; hosts trust it, so it is not replaced: give another folder",
             param="folder",
@@ -55,7 +55,6 @@ def make_authority(folder: Path, days: int) -> Path:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / KEY_FILE, _key_pem(key, serialization), 0o600)
     _write(folder / AUTHORITY_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return folder / AUTHORITY_FILE
@@ -99,7 +98,6 @@ def issue(authority: Path, subject: Subject, out: Path, days: float, now: dateti
         .sign(signer, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(out / AUTHORITY_FILE, signed.public_bytes(pem), 0o644)
     _write(out / NODE_FILE, _key_pem(key, serialization) + certificate.public_bytes(pem), 0o600)
     return out / NODE_FILE
@@ -197,12 +195,16 @@ def _key_pem(key: Any, serialization: Any) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Whoever reads sees the old bytes or the new ones."""
+    """Whoever reads sees the old bytes or the new ones. Makes the folder. Raises ConfigError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)
-    os.replace(beside, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"certs: {path}: cannot be written: {error.strerror or error}") from error
 
 
 def as_text(roles: Sequence[CertifiedRole]) -> str:

@@ -28,7 +28,6 @@ def fields_of(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
             boundary,
             {
                 "on_part_begin": form.part_begin,
-                "on_header_begin": form.header_begin,
                 "on_header_field": form.header_field,
                 "on_header_value": form.header_value,
                 "on_headers_finished": form.headers_finished,
@@ -58,9 +57,6 @@ class _Form:
             raise RequestError(f"the form has too many parts: at most {MAX_PARTS} parts are read")
         self._headers: dict[bytes, bytes] = {}
         self._data: list[bytes] = []
-
-    def header_begin(self) -> None:
-        self._header = b""
 
     def header_field(self, data: bytes, start: int, end: int) -> None:
         self._header = data[start:end].lower()

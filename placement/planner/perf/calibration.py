@@ -91,7 +91,7 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
         where = f"{source}:{number}"
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
         part = _part(row)
         if part not in _FIELDS:
