@@ -106,7 +106,7 @@ class _Copy:
 
     def wait(self) -> None:
         """Nobody else moves the clock meanwhile."""
-        while not self.done():
+        while not self.copied():
             self.mark.device.clock.advance(max(1e-6, self.mark.device.free - self.mark.device.clock.now()))
 
 
