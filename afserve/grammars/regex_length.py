@@ -49,10 +49,10 @@ def shortest_length(pattern: str) -> int:
     return length if best is None else min(best, length)
 
 
-def too_long(shortest: int) -> str:
-    """Why a pattern with so long a shortest text is refused."""
+def too_long(shortest: int, what: str = "text that matches") -> str:
+    """Why a pattern, or a schema, with so long a shortest text is refused."""
     return (
-        f"the shortest text that matches has {shortest} characters or more, at most {MAX_FORCED} are taken; use "
+        f"the shortest {what} has {shortest} characters or more, at most {MAX_FORCED} are taken; use "
         "smaller repetitions"
     )
 

@@ -6,11 +6,12 @@ depth. An object that lists none stays open: there is nothing that its keys coul
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from afserve.errors import shown
+from afserve.grammars.answer_length import answer_lengths
 from afserve.grammars.json_schema import (
     LISTS,
     MAPS,
@@ -59,22 +60,25 @@ _OPENS = ("additionalProperties", "unevaluatedProperties")
 
 
 def plain_schema(
-    schema: Schema, param: str = "grammar", *, closed: bool = False, prefix: str = ""
+    schema: Schema, param: str = "grammar", *, closed: bool = False, arguments: bool = False, prefix: str = ""
 ) -> dict[str, object]:
     """An equal schema in the compiler's words; its definitions are called `prefix` and a number.
+    `arguments`: only objects count.
 
-    Raises RequestError that names `param` and the place where the schema is too large, or asks for what cannot be held.
+    Raises RequestError that names `param` and the place where the schema is too large, asks for what cannot be held, or
+    has no answer that ends.
     """
     check_size(schema, param)
     if not isinstance(schema, Mapping):
         return {} if schema else {"enum": []}
-    return _Reader(param, closed, prefix, References(schema, param)).read_schema(schema)
+    return _Reader(param, closed, arguments, prefix, References(schema, param)).read_schema(schema)
 
 
 @dataclass(slots=True)
 class _Reader:
     param: str
     closed: bool
+    arguments: bool
     prefix: str
     references: References
     names: dict[tuple[int, bool], str] = field(default_factory=dict)
@@ -84,11 +88,22 @@ class _Reader:
     def read_schema(self, root: Mapping[str, object]) -> dict[str, object]:
         made = self.compound(root, "")
         definitions: dict[str, object] = {}
+        places: dict[str, str] = {}
         while self.waiting:
-            name, where, target, part = self.waiting.pop()
-            definitions[name] = self.schema(target, where, part=part)
+            name, places[name], target, part = self.waiting.pop()
+            definitions[name] = self.schema(target, places[name], part=part)
         self.check_chain(made, definitions)
-        return {**made, "$defs": definitions} if definitions else made
+        whole = {**made, "$defs": definitions} if definitions else made
+        lengths, endless = answer_lengths(whole, self.param, places)
+        if endless:
+            whole = _without(whole, endless)
+        if not self.arguments:
+            return whole
+        if lengths and "object" not in lengths:
+            refuse_schema(
+                self.param, "", 'a function\'s arguments are an object; write {"type": "object", ...}'
+            )
+        return whole if any(key in whole for key in (*_SAME_PLACE, "$ref")) else {**whole, "type": "object"}
 
     def check_chain(self, root: Mapping[str, object], definitions: Mapping[str, object]) -> None:
         """The compiler recurs into what a reference names when it meets it first, in this order."""
@@ -266,6 +281,20 @@ class _Reader:
             refuse_schema(
                 self.param, where, "with its references the schema becomes too large; send a smaller one"
             )
+
+
+def _without(whole: dict[str, object], endless: Collection[str]) -> dict[str, object]:
+    """The same, with no way into these definitions: the compiler takes them for what an answer may begin."""
+    kept = {key: node for key, node in _map(whole, "$defs").items() if key not in endless}
+    waiting: list[object] = [whole := {**whole, "$defs": kept}]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            if str(node.get("$ref")).removeprefix("#/$defs/") in endless:
+                node.clear()
+                node["enum"] = []
+            waiting += [part for _, part in parts(node, "")]
+    return whole
 
 
 def _composed(node: Mapping[str, object]) -> bool:

@@ -113,6 +113,10 @@ def test_tokens_of_a_message(http, server):  # noqa: F811
         ("tools[0].name", {"tools": [{"name": "no name", "input_schema": {}}]}),
         ("tools[0].input_schema", {"tools": [{"name": "a", "input_schema": 5}]}),
         (
+            "tools[0].input_schema: a function's arguments are an object",
+            {"tools": [{"name": "a", "input_schema": {"type": "array"}}], "tool_choice": {"type": "any"}},
+        ),
+        (
             "messages[1].content",
             {"messages": [{"role": "user", "content": "x"}, {"role": "user"}], "system": "x"},
         ),

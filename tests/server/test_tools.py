@@ -195,6 +195,35 @@ def test_the_tool_whose_schema_cannot_be_followed_is_named(client, server, schem
     assert server.backend.requests == []
 
 
+@pytest.mark.parametrize(
+    "words, schema",
+    [
+        ("an object", {"type": "array", "items": {"type": "string"}}),
+        ("an object", {"type": "string"}),
+        ("an object", {"$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}),
+        ("could not end", {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+        ("at most 16384", {"type": "object", "properties": {"a": {"minItems": 10**9}}}),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "odd"}}])
+def test_arguments_that_could_not_be_written(client, server, words, schema, choice):
+    tool = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError, match=words) as refused:
+        ask(client, tools=[tool], tool_choice=choice)
+    assert refused.value.body["param"] == "tools[0].function.parameters"
+    assert server.backend.requests == []
+
+
+@pytest.mark.parametrize("schema", [None, {}, {"properties": {"a": {}}}, {"type": ["object", "null"]}])
+def test_arguments_are_held_to_an_object(client, server, schema):
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    ask(client, tools=[tool], tool_choice={"type": "function", "function": {"name": "f"}})
+    model, tokenizer = server.backend.model, server.backend.tokenizer
+    grammar = server.backend.requests[-1].params.grammar
+    matcher = Compiler(model.path, model.vocab_size, (1,)).compile(grammar)
+    assert [matcher.allows(tokenizer.encode(text)[0]) for text in '{["1n'] == [True] + 4 * [False]
+
+
 def test_no_parallel_calls(client, server):
     server.backend.reply = CALLS
     assert len(ask(client, parallel_tool_calls=False).choices[0].message.tool_calls) == 1

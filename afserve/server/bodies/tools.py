@@ -80,7 +80,8 @@ class Tools:
     def _closed(self, index: int) -> dict[str, object]:
         """The arguments of one function, as the compiler takes them."""
         function = _function(self.shown[index])
-        return plain_schema(_parameters(function), _field(index), closed=True, prefix=f"{function['name']}.")
+        prefix = f"{function['name']}."
+        return plain_schema(_parameters(function), _field(index), closed=True, arguments=True, prefix=prefix)
 
     @property
     def strict(self) -> str:
