@@ -291,7 +291,7 @@ def test_a_file_that_is_cut_behind_its_back_ends_only_the_process(tmp_path, comm
         one.start()
         data = one.store.folder / "data"
         os.truncate(data, 5 * 1024)
-        monkeypatch.setattr(File, "size", 9 * 1024)
+        monkeypatch.setattr(File, "size_bytes", 9 * 1024)
         assert one.read(chain) == chain[:5]
         monkeypatch.undo()
         wait(lambda: one.told)
