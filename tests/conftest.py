@@ -115,9 +115,10 @@ def _left_out(path: Path) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests first: beside each other with the rest, none of them is what the end waits for."""
     if config.getoption("--quick"):
-        left_out = items[:]
-        items[:] = quick_sample(items)
-        config.hook.pytest_deselected(items=[item for item in left_out if item not in set(items)])
+        kept = quick_sample(items)
+        known = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in known])
+        items[:] = kept
     slow = {
         item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
     }
