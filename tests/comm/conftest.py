@@ -19,7 +19,7 @@ class ExactBank(Bank):
         self.held = held
         self.calls = []
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
         self.calls.append((layer, len(x_RH)))
         sum_RH = torch.zeros(x_RH.shape)
         for row in range(len(x_RH)):
@@ -28,7 +28,7 @@ class ExactBank(Bank):
                 if slot >= 0:
                     expert = self.held[layer, slot]
                     sum_RH[row] += weight_RK[row, choice] * ((expert + 1) * x_RH[row].float() + layer)
-        out_RH.copy_(sum_RH)
+        out_RH.copy_(sum_RH + out_RH if add else sum_RH)
 
 
 class Cluster:
@@ -106,8 +106,10 @@ class Cluster:
         raise AssertionError("no answer")
 
     def close(self):
-        for end in (*self.links, *self.nodes):
-            end.close()
+        for link in self.links:
+            link.close()
+        for node in self.nodes:
+            node.close()
 
 
 def make_layout(placement, *, hidden=8, top_k=3, max_rows=8, micro_batches=2, wire=WireType.FLOAT32):

@@ -122,7 +122,7 @@ class Link:
 
     def __init__(self, caller, called) -> None:
         self.ends = [caller, called]
-        self.under_way = [deque(), deque()]  # to the called, to the caller
+        self.under_way: list[deque[Any]] = [deque(), deque()]  # to the called, to the caller
         self.closed = [False, False]
         self.dead = False
 
@@ -340,7 +340,10 @@ class World:
         elif roll < 0.95:
             self.ask(node)
         elif roll < 0.95 + self.faulty / 20:
-            self.kill(node) if dice.random() < 0.3 else self.links and self.cut(dice.choice(self.links))
+            if dice.random() < 0.3:
+                self.kill(node)
+            elif self.links:
+                self.cut(dice.choice(self.links))
 
     def turn(self, node: Node) -> None:
         node.turn(self.dice.choice((0.0, 1.0)))

@@ -25,7 +25,7 @@ def words(codes_RC: Tensor, bits: int = 4) -> Tensor:
     """Codes from 0 on, the first column lowest, padded with zeros to whole words."""
     each = 32 // bits
     padded = torch.nn.functional.pad(codes_RC.long(), (0, -codes_RC.shape[1] % each))
-    made = sum(padded[:, i::each] << (bits * i) for i in range(each))
+    made = torch.stack([padded[:, i::each] << (bits * i) for i in range(each)]).sum(0)
     return torch.where(made >= 1 << 31, made - (1 << 32), made).to(torch.int32).contiguous()
 
 
