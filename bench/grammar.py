@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.grammars.grammar import of_schema
 from bench.origin import ROOT, origin

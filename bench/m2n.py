@@ -138,10 +138,12 @@ def idle_row(busy: bool) -> dict[str, object]:
     mine, theirs = FORK.Pipe()
 
     def wait() -> None:
-        from afserve.comm.conformance import LAYOUT
+        from afserve.comm.transport import Layout, WireType
         from afserve.comm.transports import connect
 
-        end, _ = connect.listen("shm", expert=0, attention_nodes=2, layout=LAYOUT)
+        rows = Layout(24, 3, 6, 2, 4, 5, WireType.FLOAT32, WireType.FLOAT32)
+
+        end, _ = connect.listen("shm", expert=0, attention_nodes=2, layout=rows)
         before = time.process_time()
         end.wait(end.boxes(), IDLE_SECONDS)
         theirs.send(time.process_time() - before)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError, RequestError
 from afserve.grammars.grammar import Compiler, of_schema

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 from afserve.comm.m2n.link import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
@@ -146,3 +147,14 @@ def build_expert_bank(
     bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), expert_dtype)
     bank.load(list(held), progress)
     return bank
+
+
+def colocated(
+    source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = ()
+) -> AttentionNode[LocalTicket]:
+    """One attention node with all experts in the same process and no mailboxes between."""
+    spec = spec_of(source)
+    ops = open_ops(config.device, config.threads)
+    held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
+    bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
+    return build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)

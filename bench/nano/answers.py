@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer

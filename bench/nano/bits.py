@@ -13,8 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from afserve.config import EXPERT_DTYPES, EngineConfig, ModelSource
-from afserve.engine.build import build_expert_bank, spec_of
-from afserve.engine.local import colocated
+from afserve.engine.build import build_expert_bank, colocated, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from bench.nano import card
 from bench.nano.heldout import CONTEXT, Scored, windows

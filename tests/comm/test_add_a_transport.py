@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from afserve.comm.conformance import BATTERY, LAYOUT
 from afserve.comm.transport import Transport
 from afserve.comm.transports import connect
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.errors import ConfigError, RendezvousError
+from tests.comm.conformance import BATTERY, LAYOUT
 from tests.comm.test_conformance import opener
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 PAGE = Path(__file__).parents[2] / "docs/add-a-transport.md"
 MOST_LINES = 110

@@ -1,15 +1,13 @@
 """Every transport passes the same battery, on the plain flag words and, where it is built, on the native ones."""
 
-import importlib
-
 import pytest
 
-from afserve.comm.conformance import BATTERY, Ends
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
 from afserve.comm.transports import connect, shm
 from afserve.credentials import NOBODYS, Credentials
 from afserve.tls import Certificates
+from tests.comm.conformance import BATTERY, LAYOUT, Ends
 
 
 def opener(kind, credentials=NOBODYS):
@@ -80,6 +78,6 @@ def test_native_board_is_used_where_it_is_built():
     native = native_library()
     if native is None:
         pytest.skip("the native library is not built")
-    end, _ = shm.listen(0, 1, importlib.import_module("afserve.comm.conformance").LAYOUT)
+    end, _ = shm.listen(0, 1, LAYOUT)
     assert isinstance(end._lanes._board, native.FlagBoard)
     end.close()

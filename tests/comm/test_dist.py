@@ -20,13 +20,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
 from afserve.comm.mailbox.record import record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON
 from afserve.comm.transport import Box, Header, Kind
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
+from tests.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
 
 if "dist" in connect.kinds():
     from afserve.comm.transports import dist, groups
@@ -315,7 +315,7 @@ import sys
 from multiprocessing import Pipe
 sys.path.insert(0, sys.argv[1])
 from afserve.comm.transports import connect
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 from afserve.errors import PeerLost
 box = Box(0, 0, 0)

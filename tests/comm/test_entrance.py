@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.transport import Box
 from afserve.comm.transports import connect, entrance
@@ -19,6 +18,7 @@ from afserve.comm.transports.entrance import Entrance, listen_on
 from afserve.comm.transports.refusals import Refusals
 from afserve.credentials import Credentials
 from afserve.errors import AuthError, PeerLost, RendezvousError
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 SECONDS = 30.0
 TOKEN = Credentials("secret")

@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, send
 from afserve.comm.mailbox import flags
 from afserve.comm.mailbox.flags import BellWord, LaneWords, PlainBoard, open_board
 from afserve.comm.mailbox.segment import Segment, SegmentMap
@@ -14,6 +13,7 @@ from afserve.comm.native import native_library
 from afserve.comm.transport import Box, Kind
 from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ConfigError
+from tests.comm.conformance import LAYOUT, answer, arrive, send
 
 BOARDS = [PlainBoard, open_board]
 

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.conformance import LAYOUT
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.mailbox.segment import PAGE, Segment, SegmentMap, read_terms
@@ -18,6 +17,7 @@ from afserve.comm.transport import Box, Kind
 from afserve.comm.transports.local import LocalTransport
 from afserve.errors import DispatchRefused, ProtocolError, RendezvousError
 from afserve.placement.placement import Placement
+from tests.comm.conformance import LAYOUT
 
 BOX = Box(0, 0, 0)
 PLACEMENT = Placement.contiguous(layers=LAYOUT.layers, experts=5, nodes=1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox import lanes
 from afserve.comm.mailbox.segment import PAGE, Segment, SegmentMap, unused_bytes
 from afserve.comm.transport import Box, Kind
 from afserve.comm.transports import connect
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 WIDE = replace(LAYOUT, hidden=PAGE // 4, max_rows=64)
 BOX = Box(1, 0, 1)

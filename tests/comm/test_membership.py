@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.transport import Box
 from afserve.comm.transports import connect
 from afserve.errors import PeerLost, RendezvousError
 from afserve.placement.placement import Placement
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 KINDS = [kind for kind in connect.kinds() if kind != "symm"]  # which is between processes only
 

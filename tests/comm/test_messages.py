@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox.flags import MessageBoard, PlainBoard
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.segment import Segment, SegmentMap
@@ -17,6 +16,7 @@ from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Layout, WireType
 from afserve.comm.transports import connect
 from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ProtocolError
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
 LONG = Layout(512, 2, 64, 1, 2, 5, WireType.FLOAT32, WireType.FLOAT32)  # a message of many pieces

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
 from afserve.comm.transport import Box
 from afserve.comm.transports import connect
 from afserve.errors import PeerLost
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 pytestmark = pytest.mark.skipif("pairs" not in connect.kinds(), reason="needs Linux")
 PATIENCE = 30.0

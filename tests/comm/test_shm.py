@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box, WireType
 from afserve.comm.transports import connect, shm
 from afserve.errors import ConfigError, PeerLost, RendezvousError
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
 SPAWN = multiprocessing.get_context("spawn")

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.mailbox.wire import HEADER_BYTES
 from afserve.comm.transport import Box, WireType
 from afserve.comm.transports import connect
@@ -26,6 +25,7 @@ from afserve.comm.transports.entrance import dial
 from afserve.comm.transports.handshake import ask
 from afserve.credentials import NOBODYS
 from afserve.errors import PeerLost, RendezvousError
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
 SPAWN = multiprocessing.get_context("spawn")
@@ -262,7 +262,7 @@ HOST = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from afserve.comm.transports import connect
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 box = Box(0, 0, 0)
 if sys.argv[2] == "expert":

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box, WireType
 from afserve.comm.transports import connect, entrance
 from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
 from afserve.launch.sites.authority import issue, subject_of
 from afserve.tls import Certificates
+from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
 SECONDS = 10.0

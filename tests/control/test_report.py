@@ -15,7 +15,7 @@ from afserve.control.node.report import Reporter
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.desired import MOST_HEARTBEATS, shortest_silence
 from afserve.control.wire.values import Heartbeat, Routed
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.stats import AttentionStats
 from afserve.families.table import load_spec
 from afserve.placement.rebalance.stats import RoutedRows

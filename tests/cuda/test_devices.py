@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.kernels.ops import open_ops
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.cuda.pretend import pretended, pretended_stage
 from tests.engine.driving import FAMILIES, config, prompts
+from tests.engine.local_cluster import LocalCluster
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
@@ -242,7 +242,7 @@ class Queues:
 
 def test_prompts_have_a_queue_of_their_own_on_a_device(tiny_checkpoint, monkeypatch):
     queues = Queues()
-    monkeypatch.setattr("afserve.engine.local.queues_of", lambda device: queues)
+    monkeypatch.setattr("tests.engine.local_cluster.queues_of", lambda device: queues)
     monkeypatch.setattr("afserve.engine.expert_node._LONG_ROWS", 4)
     with pretended() as watch:
         cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))

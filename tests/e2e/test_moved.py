@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.launch.plan.models import CONFIGS
 from afserve.server.replies.choice import ChoiceDecoder
 from afserve.tokens.tokenizer import Tokenizer
 from tests.conftest import TINY
 from tests.engine.driving import GREEDY, config
+from tests.engine.local_cluster import LocalCluster
 
 NAMES = sorted(TINY)
 VOCAB = 211

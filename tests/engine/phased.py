@@ -12,10 +12,10 @@ from afserve.comm.kv.split import SplitMember
 from afserve.comm.m2n.link import Ticket
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.moves import KvMoves
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest
 from afserve.member import AttentionPhase, attention_life
 from tests.comm.kv_world import Wires, World
+from tests.engine.local_cluster import LocalCluster
 
 
 @dataclass

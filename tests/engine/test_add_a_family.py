@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.errors import CheckpointError
 from afserve.families import table
 from afserve.spec import ModelSpec
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 PAGE = Path(__file__).parents[2] / "docs/add-a-family.md"
 MOST_LINES = 40

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from afserve.comm.m2n.link import Link, Ticket
 from afserve.config import ModelSource
-from afserve.engine.build import build_attention_node, dtype_of, spec_of, tensors_of
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_attention_node, colocated, dtype_of, spec_of, tensors_of
 from afserve.errors import ConfigError
 from afserve.families.table import naming_of
 from afserve.kernels.grouped import int4_rounded, int8_rounded
 from afserve.kernels.ops import open_ops
 from afserve.models.decoder import AttentionModel
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 WHOLE = (
     "norm",

@@ -13,8 +13,7 @@ from afserve.comm.transport import WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.node import wiring
 from afserve.control.wire.desired import Deployment
-from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, layout_for, spec_of
 from afserve.errors import ConfigError
 from afserve.families.table import naming_of
 from afserve.kernels.grouped import int4_rounded, int8_rounded
@@ -22,6 +21,7 @@ from afserve.kernels.ops import open_ops
 from afserve.member import Role
 from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 
 def with_rounded_experts(folder: Path, to: Path, rounded=int8_rounded) -> ModelSource:

@@ -12,9 +12,8 @@ from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transports import connect
 from afserve.config import ModelSource
-from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
-from afserve.engine.local import colocated
 from afserve.kernels.ops import Ops
 from afserve.placement.placement import Placement
 from afserve.trace import AWAY, Trace

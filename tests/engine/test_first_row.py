@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel

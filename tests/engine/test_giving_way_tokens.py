@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling import giving_way
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts
+from tests.engine.local_cluster import LocalCluster
 
 GREEDY = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=0.9, top_p=0.95, seed=11)

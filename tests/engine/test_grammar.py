@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.engine.sampler import Failure, sample
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
@@ -28,6 +27,7 @@ from afserve.grammars.grammar import (
 )
 from afserve.kernels.ops import open_ops
 from afserve.tokens.tokenizer import Tokenizer
+from tests.engine.local_cluster import LocalCluster
 
 NANO = Path("configs/nano")
 VOCABULARY = 2048

@@ -10,13 +10,14 @@ from afserve.clock import FakeClock, MonotonicClock
 from afserve.comm.kv.puller import COMPLETE, Load, Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.moving.hand_over import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
 from afserve.engine.kv.moving.prompt_place import PromptQueue, goes_straight
-from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.member import attention_life
 from afserve.trace import KV_BLOCKS, Trace, merge
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 

@@ -12,10 +12,10 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.m2n.link import Ticket
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest
 from tests.comm.kv_world import Wires, World
 from tests.engine.driving import FAMILIES, GREEDY, NEW, config, prompts
+from tests.engine.local_cluster import LocalCluster
 
 
 @pytest.fixture(autouse=True, scope="module")

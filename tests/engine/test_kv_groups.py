@@ -8,11 +8,12 @@ import torch
 
 from afserve.comm.kv.split import SplitMember
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.groups import GroupKind, KvGroup
 from afserve.engine.kv.moving.copying import Copier
-from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.engine.driving import config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.test_kv_exchange import Pair
 from tests.engine.tiered import Node

@@ -6,12 +6,12 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.filler import Filler, Loaded
-from afserve.engine.local import LocalCluster
 from afserve.errors import CheckpointError
 from afserve.launch.plan.models import CONFIGS
 from afserve.placement.migrate import SlotUse, fills, stages
 from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
 from tests.engine.driving import FAMILIES, collect, config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 
 def with_spare(placement, slots):

@@ -15,12 +15,12 @@ from afserve.clock import FakeClock
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.comm.faults import Faults, FaultyTransport
 from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.engine.test_live_migration import shuffled, with_spare
 
 NODES = 3

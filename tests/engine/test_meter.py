@@ -4,9 +4,9 @@ import json
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.trace import Trace, backwards, merge
 from tests.engine.driving import collect, config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 
 def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from afserve.config import ModelSource
-from afserve.engine.build import build_attention_node, build_expert_bank
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.conftest import TINY
 from tests.engine.driving import FAMILIES, LENGTHS, NEW, collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 
 @pytest.mark.parametrize("name", sorted(TINY))

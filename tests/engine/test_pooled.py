@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import RequestError
 from tests.engine.driving import GREEDY, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 POOLED = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
 

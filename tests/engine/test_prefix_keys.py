@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.prefix_keys import HeldPrefixes, extend, keys_of, marks
-from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.engine.driving import collect, config, drive, prompts, requests
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from afserve.engine.build import build_expert_bank, spec_of
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_expert_bank, colocated, spec_of
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.models.quantising import (
     awq,
     compressed_config,

@@ -8,8 +8,8 @@ import pytest
 
 from afserve.clock import FakeClock
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.local import colocated
 from afserve.engine.micro_batch import MicroBatch
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler

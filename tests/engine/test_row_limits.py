@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.member import AttentionPhase
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 LONG, SHORT = 96, 5
 PREFILL, DECODE, BOTH = AttentionPhase.PREFILL, AttentionPhase.DECODE, AttentionPhase.BOTH

@@ -10,8 +10,8 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember, split_over
 from afserve.comm.kv.split_messages import Leave, Slice
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.shared_prompts import Awaits, Left

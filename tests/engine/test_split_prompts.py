@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import SamplingParams
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 
 ASKED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

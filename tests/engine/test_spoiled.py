@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import NO_EXPERTS, NOT_FINITE, GenerationRequest, SamplingParams
 from afserve.engine.step.spoiled import Spoiled
 from tests.engine.driving import config, prompts
+from tests.engine.local_cluster import LocalCluster
 
 BAD = [math.nan, math.inf, -math.inf]
 HEAD = "the final norm or the LM head"

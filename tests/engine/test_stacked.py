@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.config import ModelSource
-from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY, build
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")

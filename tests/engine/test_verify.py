@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.blocks import block_hash
-from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.step_plan import DECODE, VERIFY
 from afserve.grammars.grammar import of_schema
 from afserve.kernels.ops import Ops
 from tests.engine.driving import config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 NEW = 24
 ASKED: dict[str, dict[str, Any]] = {

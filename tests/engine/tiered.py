@@ -8,10 +8,10 @@ from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import Way
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.tiers import KvTiers
-from afserve.engine.local import colocated
 from tests.engine.driving import config
 
 PATIENCE = 60.0

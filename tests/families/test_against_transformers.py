@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.families.conftest import NEW
 from tests.families.tiny import TINY
 

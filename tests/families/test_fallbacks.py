@@ -3,10 +3,10 @@
 import pytest
 
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.kernels.ops import open_ops
 from tests.engine.driving import collect, config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY
 
 NORM, CHUNKS = "LayerNorm", "attention in chunks"

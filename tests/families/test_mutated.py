@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.errors import CheckpointError
 from tests.engine.driving import config
 from tests.engine.test_quantised_checkpoints import FORMS

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.build import build_expert_bank, spec_of, tensors_of
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import build_expert_bank, colocated, spec_of, tensors_of
 from afserve.errors import CheckpointError
 from afserve.families.table import naming_of
 from afserve.kernels.grouped import Groups
 from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.unpacking import E2M1, mx_values
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 

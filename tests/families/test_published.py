@@ -8,11 +8,11 @@ import pytest
 
 from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
-from afserve.engine.local import LocalCluster
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import FAMILIES, load_spec, naming_of, spec_from_config
 from afserve.models.identity import role_of
 from tests.engine.driving import config
+from tests.engine.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted({family.layers.__module__.rpartition(".")[2] for family in FAMILIES.values()})

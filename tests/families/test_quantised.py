@@ -2,8 +2,9 @@
 
 import pytest
 
-from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.build import colocated
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY
 from tests.models.quantising import compressed_config, gptq, int8_channels, packed, quantised
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from afserve.config import EngineSettings, ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.families.table import load_spec, spec_from_config
 from afserve.launch.plan.kv_blocks import block_size, per_token
 from afserve.launch.plan.machine import Machine

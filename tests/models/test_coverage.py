@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.config_json import ConfigFields
 from afserve.coverage import MOST_PATTERNS, ModuleNames
-from afserve.engine.build import build_expert_bank
-from afserve.engine.local import colocated
+from afserve.engine.build import build_expert_bank, colocated
 from afserve.errors import CheckpointError
 from afserve.families.read_coverage import read_coverage
 from tests.engine.driving import config

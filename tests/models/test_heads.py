@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import CheckpointError, ConfigError
 from tests.conftest import TINY

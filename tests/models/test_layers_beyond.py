@@ -8,8 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.build import build_expert_bank, load_spec, naming_of
-from afserve.engine.local import colocated
+from afserve.engine.build import build_expert_bank, colocated, load_spec, naming_of
 from afserve.errors import CheckpointError
 from afserve.families.naming import Naming
 from afserve.launch.plan.models import CONFIGS

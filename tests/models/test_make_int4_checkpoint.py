@@ -8,9 +8,9 @@ from safetensors import safe_open
 
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, spec_of
-from afserve.engine.local import LocalCluster
 from bench import make_checkpoint, make_int4_checkpoint
 from tests.engine.driving import collect, config, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 
 SMALL = {
     "hidden_size": 256,

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.families.naming import Naming
 from afserve.launch.plan.models import CONFIGS
 from afserve.models.unread import unread

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.errors import CheckpointError
 from afserve.models import tensor_files
 from afserve.models.shards import INDEX, SINGLE

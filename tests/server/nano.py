@@ -9,7 +9,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.backend import ServedModel
 from afserve.control.requests import Taker
 from afserve.control.wire.keeping import Keep
-from afserve.engine.local import colocated
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
 

@@ -4,8 +4,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of, tensors_of
-from afserve.engine.local import colocated
+from afserve.engine.build import build_expert_bank, colocated, dtype_of, layout_for, spec_of, tensors_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops

@@ -19,9 +19,8 @@ from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
-from afserve.engine.local import colocated
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.runner import T
 from afserve.kernels.ops import Ops, open_ops

@@ -6,10 +6,10 @@ import torch
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
-from afserve.engine.local import LocalCluster
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton.backend import TritonBackend
+from tests.engine.local_cluster import LocalCluster
 
 PROMPTS = ((5, 77, 130), (9, 8, 7, 150, 33, 21))
 NEW = 3

@@ -10,11 +10,11 @@ import os
 import pytest
 import torch
 
-from afserve.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
 from afserve.comm.transports import dist, symm
 from afserve.errors import ConfigError, PeerLost
 from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
 CUDA = torch.cuda.is_available()

@@ -1,7 +1,6 @@
 """A whole cluster in one thread: attention and expert nodes over the in-process transport, stepped in turn.
 
-For tests, and for looking at the engine without processes; the nodes are the ones that real processes run. Every
-step gives each node one turn, so a run is repeatable.
+The nodes are the ones that real processes run. Every step gives each node one turn, so a run is repeatable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from afserve.clock import Clock
-from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import HOST, Layout, Transport
@@ -193,14 +191,3 @@ class LocalCluster:
         for index, expert in enumerate(self.experts):
             if index not in self.lost:
                 expert.close()
-
-
-def colocated(
-    source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = ()
-) -> AttentionNode[LocalTicket]:
-    """One attention node with all experts in the same process and no mailboxes between."""
-    spec = spec_of(source)
-    ops = open_ops(config.device, config.threads)
-    held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
-    bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
-    return build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)
