@@ -39,7 +39,7 @@ up: setup
 test: setup
 ifeq ($(ARGS),)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
-	$(BIN)/python -m pytest -m "alone and not long" $(AGAIN)
+	$(BIN)/python -m pytest --alone $(AGAIN)
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif

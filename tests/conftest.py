@@ -97,15 +97,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, five drawn examples",
     )
+    parser.addoption(
+        "--alone",
+        action="store_true",
+        help="tests marked alone; files that have none are not even imported",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
         settings.load_profile("quick")
+    if config.getoption("--alone") and not config.option.markexpr:
+        config.option.markexpr = "alone and not long"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.getoption("--quick") and _left_out(collection_path) else None
+    if config.getoption("--quick") and _left_out(collection_path):
+        return True
+    return True if config.getoption("--alone") and _has_none_alone(collection_path) else None
+
+
+def _has_none_alone(path: Path) -> bool:
+    """To import all files takes longer than to read them."""
+    return path.suffix == ".py" and "mark.alone" not in path.read_text(encoding="utf-8")
 
 
 def _left_out(path: Path) -> bool:
@@ -144,6 +158,21 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("caches")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Each client of httpx reads all authorities that its machine trusts: 30 ms of a core, and tests ask servers in
+    loops, by a new client each time. Here they read one. Tests have no network, and those of TLS trust their own."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----\n"
+    first, _, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(end)
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("authorities") / "one.pem"
+        path.write_text(first + end, encoding="utf-8")
+        patch.setenv("SSL_CERT_FILE", str(path))
+        yield path
 
 
 @pytest.fixture(scope="session")
