@@ -197,15 +197,13 @@ class EngineSettings:
         check(self, flag_of)
         if self.kv_copies and not self.prefix_caching:
             raise ConfigError(
-                "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
-                param="kv_copies",
+                "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one"
             )
         for name in ("kv_host", "kv_ssd"):
             if getattr(self, name) and not self.prefix_caching:
                 raise ConfigError(
                     f"{flag_of(name)}: blocks are found as prefixes are, and --no-prefix-caching turns that off; "
-                    "leave out one",
-                    param=name,
+                    "leave out one"
                 )
         if self.kv_ssd:
             bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)

@@ -21,10 +21,12 @@ AfserveError                       500
    `- DispatchRefused              500   an expert node did not compute what it was sent
 """
 
+import re
 import reprlib
 
 from afserve.member import NodeId
 
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 64
 
@@ -56,7 +58,11 @@ class UserError(AfserveError):
 
 
 class ConfigError(UserError):
-    """A flag, a TOML value or a `config.json` field is not usable."""
+    """A flag, a TOML value or a `config.json` field is not usable. A message that begins with a flag gives `param`."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        flag = _FLAG.match(message)
+        super().__init__(message, param=flag[1].replace("-", "_") if flag and param is None else param)
 
 
 class CheckpointError(UserError):

@@ -115,8 +115,7 @@ class Certificates:
             found = [os.stat(self.folder / name) for name in (AUTHORITY_FILE, NODE_FILE)]
         except OSError as error:
             raise ConfigError(
-                f"--certs {self.folder}: {error.filename}: {error.strerror}; `afserve certs issue` writes it",
-                param="certs",
+                f"--certs {self.folder}: {error.filename}: {error.strerror}; `afserve certs issue` writes it"
             ) from error
         return tuple((one.st_mtime_ns, one.st_ino) for one in found)
 
@@ -128,13 +127,12 @@ class Certificates:
             pems = Pems(authority, key + end + b"\n", certificate.lstrip())
             if not end or b"BEGIN CERTIFICATE" not in certificate:
                 raise ConfigError(
-                    f"--certs {self.folder}: {NODE_FILE} is not a key followed by its certificate",
-                    param="certs",
+                    f"--certs {self.folder}: {NODE_FILE} is not a key followed by its certificate"
                 )
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=authority.decode())
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.folder / NODE_FILE)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--certs {self.folder}: is not usable: {error}", param="certs") from error
+            raise ConfigError(f"--certs {self.folder}: is not usable: {error}") from error
         return pems
 
 
@@ -226,6 +224,5 @@ def _check_private(path: Path) -> None:
     if found.st_mode & (0o077 if mine else 0o007):
         raise ConfigError(
             f"--certs: {path} holds a key and can be read by others (mode {stat.S_IMODE(found.st_mode):03o}); type: "
-            f"chmod 600 {path}",
-            param="certs",
+            f"chmod 600 {path}"
         )

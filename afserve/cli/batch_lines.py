@@ -37,7 +37,7 @@ def answered(path: Path) -> set[str]:
     """The custom_ids that an output has good answers to. Other lines, and a last one that was cut, are taken out."""
     *whole, cut = _text(path).split("\n")
     if not whole and not (cut.startswith(_FIRST) or _FIRST.startswith(cut)):
-        raise ConfigError(f"--output {path}: not the answers of a batch; give another name", param="output")
+        raise ConfigError(f"--output {path}: not the answers of a batch; give another name")
     kept: dict[str, str] = {}
     for number, line in enumerate(whole, 1):
         try:

@@ -50,7 +50,7 @@ def _read(path: Path) -> dict[str, object]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}", param="config") from error
+        raise ConfigError(f"--config {path}: {error}") from error
     schema = values.pop("schema", SCHEMA)
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(
@@ -93,6 +93,5 @@ def write(path: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigError(
-            f"--write-config {path}: {error.strerror}; give a new name, or - for standard output",
-            param="write_config",
+            f"--write-config {path}: {error.strerror}; give a new name, or - for standard output"
         ) from error

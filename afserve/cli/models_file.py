@@ -48,7 +48,7 @@ def models_of(
     """
     for name, why in _ALONE.items():
         if name in given:
-            raise ConfigError(f"{flag_of(name)}: cannot be given with --models: {why}; drop it", param=name)
+            raise ConfigError(f"{flag_of(name)}: cannot be given with --models: {why}; drop it")
     options = {str(param.name): param for param in ctx.command.params}
     return [
         _Table(path, number, table).flags(ctx, options, flags) for number, table in enumerate(_read(path), 1)
@@ -59,25 +59,21 @@ def _read(path: Path) -> list[Mapping[str, object]]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--models {path}: {error}", param="models") from error
+        raise ConfigError(f"--models {path}: {error}") from error
     schema, tables = values.pop("schema", SCHEMA), values.pop("model", [])
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(
-            f"--models {path}: schema: {shown(schema)} is not {SCHEMA}, which this afserve reads",
-            param="models",
+            f"--models {path}: schema: {shown(schema)} is not {SCHEMA}, which this afserve reads"
         )
     if values:
         raise ConfigError(
             f"--models {path}: {next(iter(values))}: stands in no table; what is one model's belongs below its "
-            "[[model]], everything else on the command line or in the file of --config",
-            param="models",
+            "[[model]], everything else on the command line or in the file of --config"
         )
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
-        raise ConfigError(f"--models {path}: names no model; write [[model]] for each", param="models")
+        raise ConfigError(f"--models {path}: names no model; write [[model]] for each")
     if len(tables) > MOST_MODELS:
-        raise ConfigError(
-            f"--models {path}: {len(tables)} models, at most {MOST_MODELS} are served", param="models"
-        )
+        raise ConfigError(f"--models {path}: {len(tables)} models, at most {MOST_MODELS} are served")
     return tables
 
 

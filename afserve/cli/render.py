@@ -181,7 +181,5 @@ def _write_files(texts: Mapping[str, str], out: Path) -> None:
         for name, text in texts.items():
             (out / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"--out {shown(str(error.filename))}: {error.strerror}; give a folder", param="out"
-        ) from error
+        raise ConfigError(f"--out {shown(str(error.filename))}: {error.strerror}; give a folder") from error
     click.echo(f"wrote {', '.join(texts)} in {out}")

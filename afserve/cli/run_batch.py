@@ -89,7 +89,7 @@ def _earlier(output: Path, go_on: bool) -> set[str]:
     if not output.exists() or not output.stat().st_size:
         return set()
     if not go_on:
-        raise ConfigError(f"--output {output}: is there already; give a new name, or --go-on", param="output")
+        raise ConfigError(f"--output {output}: is there already; give a new name, or --go-on")
     return answered(output)
 
 

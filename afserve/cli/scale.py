@@ -80,7 +80,7 @@ def scale(
 def _named(what: str, text: str, example: str) -> tuple[str, str]:
     node, separator, value = text.partition("=")
     if not (node and separator and value):
-        raise ConfigError(f"--{what}: {text!r} is not NODE={what.upper()}, such as {example}", param=what)
+        raise ConfigError(f"--{what}: {text!r} is not NODE={what.upper()}, such as {example}")
     return node, value
 
 

@@ -57,7 +57,7 @@ class _HelpOption(click.Option):
             ctx.exit()
         if topic != EVERYTHING and topic not in TOPICS:
             known = ", ".join((*TOPICS, EVERYTHING))
-            raise ConfigError(f"--help {shown(topic)}: is not one of {known}", param="help")
+            raise ConfigError(f"--help {shown(topic)}: is not one of {known}")
         formatter = ctx.make_formatter()
         _write(ctx.command, ctx, formatter, self._declared, topic)
         click.echo(formatter.getvalue().strip(), color=ctx.color)

@@ -51,7 +51,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     name, target = flags.pop("named"), flags.pop("write_config")
     if name is not None:
         if ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE and flags["model"] != name:
-            raise ConfigError(f"--model {flags['model']}: {name} is named too; drop one", param="model")
+            raise ConfigError(f"--model {flags['model']}: {name} is named too; drop one")
         flags, given = {**flags, "model": name}, given | {"model"}
     values = dict(flags)
     asked = _asked(ctx, flags, given)
@@ -77,7 +77,7 @@ def _asked(ctx: click.Context, flags: dict[str, object], given: frozenset[str]) 
         try:
             found.append(asked_of(each, given))
         except ConfigError as error:
-            raise ConfigError(f"--models {path}: model {number}: {error.message}", param="models") from error
+            raise ConfigError(f"--models {path}: model {number}: {error.message}") from error
     return found
 
 

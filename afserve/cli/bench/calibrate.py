@@ -100,7 +100,7 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}", param="out") from error
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
     click.echo(f"{len(lines)} rows in {time.perf_counter() - begin:.0f} s: {out}", err=True)
 
 
@@ -108,11 +108,10 @@ def _check_out(out: Path) -> None:
     """Before minutes of measuring."""
     if out.suffix != ".jsonl":
         raise ConfigError(
-            f"--out {shown(str(out))}: the name must end in .jsonl, which `afserve plan --engine` reads",
-            param="out",
+            f"--out {shown(str(out))}: the name must end in .jsonl, which `afserve plan --engine` reads"
         )
     if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
-        raise ConfigError(f"--out {out}: it cannot be written; give another name", param="out")
+        raise ConfigError(f"--out {out}: it cannot be written; give another name")
 
 
 def _tell_of_others() -> None:
@@ -145,9 +144,7 @@ def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambd
     with tempfile.TemporaryDirectory() as scratch:
         found = find_model(model, Path(scratch))
         if not found.weights:
-            raise ConfigError(
-                f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
-            )
+            raise ConfigError(f"--model {model}: there are no weights here; pass a checkpoint folder")
         begun()
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
 

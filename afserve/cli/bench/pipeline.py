@@ -127,9 +127,7 @@ def setups(
 
     found = find_model(model, scratch)
     if not found.weights:
-        raise ConfigError(
-            f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
-        )
+        raise ConfigError(f"--model {model}: there are no weights here; pass a checkpoint folder")
     source = ModelSource(str(found.folder), found.name)
     for batch in batches:
         yield Setup(source, "", 0, attention, experts, 1, batch, prompt_len, output_len, threads, share_cores)

@@ -77,7 +77,7 @@ def _model(url: str, api_key_file: str | None) -> str:
     with connect(url.rstrip("/").removesuffix("/v1"), api_key_file) as client:
         served = client.models()
     if not served:
-        raise ConfigError(f"--model: {url} lists none; name one", param="model")
+        raise ConfigError(f"--model: {url} lists none; name one")
     return served[0]
 
 

@@ -78,11 +78,10 @@ class Loop:
         """Raises ConfigError where options do not go together."""
         if self.concurrency and (self.rate or self.trace):
             raise ConfigError(
-                "--concurrency: is for the closed loop, --rate and --trace for the open one; drop one",
-                param="concurrency",
+                "--concurrency: is for the closed loop, --rate and --trace for the open one; drop one"
             )
         if self.arrivals != POISSON and (not self.rate or self.trace):
-            raise ConfigError("--arrivals: needs --rate, and no --trace, which has its own", param="arrivals")
+            raise ConfigError("--arrivals: needs --rate, and no --trace, which has its own")
 
     def turns(self) -> list["Loop"]:
         """Each with one concurrency, rate or trace, and an end."""
@@ -151,10 +150,7 @@ class LoadOptions:
     def form(self, model: str) -> Form:
         """Raises ConfigError."""
         if self.vocabulary and (self.endpoint != COMPLETIONS or self.prompts):
-            raise ConfigError(
-                "--vocabulary: token ids are for --endpoint completions, without --prompts",
-                param="vocabulary",
-            )
+            raise ConfigError("--vocabulary: token ids are for --endpoint completions, without --prompts")
         return Form(self.endpoint, model, self.vocabulary or 0, not self.ends_early, self.extra)
 
     def traced(self, form: Form, trace: Sequence[TracedRequest], seed: int) -> Iterator[Ask]:

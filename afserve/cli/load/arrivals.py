@@ -57,11 +57,11 @@ def read_trace(path: Path, most: int | None) -> list[TracedRequest]:
         with path.open(encoding="utf-8", newline="") as file:
             found = list(_csv(file) if path.suffix == ".csv" else _lines(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--trace {path}: cannot be read: {error}", param="trace") from error
+        raise ConfigError(f"--trace {path}: cannot be read: {error}") from error
     except _BadLine as error:
-        raise ConfigError(f"--trace {path}: {error}", param="trace") from error
+        raise ConfigError(f"--trace {path}: {error}") from error
     if not found:
-        raise ConfigError(f"--trace {path}: holds no request", param="trace")
+        raise ConfigError(f"--trace {path}: holds no request")
     found = sorted(found, key=lambda one: one.at)[:most]
     return [TracedRequest(one.at - found[0].at, one.input, one.output) for one in found]
 

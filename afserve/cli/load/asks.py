@@ -78,12 +78,12 @@ def from_file(path: Path, endpoint: str, output: int) -> Iterator[Ask]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {path}: cannot be read: {error}", param="prompts") from error
+        raise ConfigError(f"--prompts {path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             found.append(_ask(f"--prompts {path}: line {number}", line, wanted, output))
     if not found:
-        raise ConfigError(f"--prompts {path}: holds no prompt", param="prompts")
+        raise ConfigError(f"--prompts {path}: holds no prompt")
     return cycle(found)
 
 

@@ -43,9 +43,9 @@ class Server:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as error:
-            raise ConfigError(f"--url {url}: {error}", param="url") from error
+            raise ConfigError(f"--url {url}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: not an http:// or https:// address", param="url")
+            raise ConfigError(f"--url {url}: not an http:// or https:// address")
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
         if key is not None:

@@ -120,8 +120,7 @@ def read_slo(text: str) -> dict[str, float]:
             limit = -1.0
         if name not in METRICS or not 0 < limit < float("inf"):
             raise ConfigError(
-                f"--slo: {part!r} is not one of {', '.join(METRICS)} with a time, such as ttft=500ms",
-                param="slo",
+                f"--slo: {part!r} is not one of {', '.join(METRICS)} with a time, such as ttft=500ms"
             )
         found[name] = limit
     return found

@@ -19,7 +19,7 @@ def draw(runs: Sequence[tuple[str, Ran]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("--plot: needs matplotlib; pip install 'afserve[plot]'", param="plot") from error
+        raise ConfigError("--plot: needs matplotlib; pip install 'afserve[plot]'") from error
     figure = Figure(figsize=(10, 7), layout="constrained")
     shares = list(figure.subplots(2, 2).flat)
     titles = ("time to first token", "between tokens", "whole answer", "time to first token over the run")
@@ -47,4 +47,4 @@ def draw(runs: Sequence[tuple[str, Ran]], path: Path) -> None:
     try:
         figure.savefig(path, dpi=_DPI)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path}: {error}", param="plot") from error
+        raise ConfigError(f"--plot {path}: {error}") from error

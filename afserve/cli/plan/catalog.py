@@ -108,9 +108,9 @@ def read_lines(path: Path, option: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error
+        raise ConfigError(f"--{option} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--{option} {path}: not a text file ({error.reason})", param=option) from error
+        raise ConfigError(f"--{option} {path}: not a text file ({error.reason})") from error
 
 
 def read_counts(path: Path) -> tuple[float, ...]:
@@ -124,15 +124,15 @@ def read_counts(path: Path) -> tuple[float, ...]:
         text = "" if data.startswith(MAGIC) else data.decode()
         scenarios = scenarios_of(text) if text else {"": decode(data).total_load()}
     except OSError as error:
-        raise ConfigError(f"--counts {path}: {error.strerror}", param="counts") from error
+        raise ConfigError(f"--counts {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--counts {path}: neither JSON nor a routing recording", param="counts") from error
+        raise ConfigError(f"--counts {path}: neither JSON nor a routing recording") from error
     except ConfigError as error:
-        raise ConfigError(f"--counts {path}: {error.message}", param="counts") from error
+        raise ConfigError(f"--counts {path}: {error.message}") from error
     rows = [sorted(map(float, layer), reverse=True) for layers in scenarios.values() for layer in layers]
     rows = [row for row in rows if sum(row) > 0]
     if not rows:
-        raise ConfigError(f"--counts {path}: no expert was ever chosen", param="counts")
+        raise ConfigError(f"--counts {path}: no expert was ever chosen")
     return tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
 
 

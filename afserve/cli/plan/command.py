@@ -143,7 +143,7 @@ def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...
     for path in paths:
         if path.suffix not in endings:
             wanted = " or ".join(endings)
-            raise ConfigError(f"--{option} {shown(str(path))}: the name must end in {wanted}", param=option)
+            raise ConfigError(f"--{option} {shown(str(path))}: the name must end in {wanted}")
 
 
 def _write_reports(
@@ -156,13 +156,13 @@ def _write_reports(
 ) -> None:
     """All from one evaluation: pages and JSON say the same."""
     from afserve.cli.plan.report import report_of, values
-    from afserve.cli.plan.report_page import page
+    from afserve.cli.plan.report_page import report_html
     from afserve.cli.plan.report_png import write_png
 
     report = report_of(question, found, verdict, changes, typed)
     for path in paths:
         if path.suffix == ".html":
-            _write(path, "report", page(report))
+            _write(path, "report", report_html(report))
         elif path.suffix == ".png":
             write_png(path, report)
         else:
@@ -241,7 +241,8 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
 
 
 def _draw(charts: tuple[Path, ...], question: "Question") -> None:
-    from afserve.cli.plan.chart import pareto_html, pareto_png
+    from afserve.cli.plan.chart import pareto_png
+    from afserve.cli.plan.report_page import chart_html
     from afserve.placement.planner.question import pareto
 
     curves: dict[str, list[Plan]] = {}
@@ -251,7 +252,7 @@ def _draw(charts: tuple[Path, ...], question: "Question") -> None:
             print(f"chart: {share:4.0%}", end="\r", file=sys.stderr, flush=True)
     for chart in charts:
         if chart.suffix == ".html":
-            _write(chart, "chart", pareto_html(question, curves))
+            _write(chart, "chart", chart_html(question, curves))
         else:
             pareto_png(chart, question, curves)
         click.echo(f"wrote {chart}", err=True)
@@ -263,4 +264,4 @@ def _write(path: Path, option: str, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error
+        raise ConfigError(f"--{option} {path}: {error.strerror}") from error

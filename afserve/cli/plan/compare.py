@@ -89,4 +89,4 @@ def _chance(path: Path, answer: Mapping[str, object]) -> str:
 
 
 def _refusal(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"--compare {path}: {why}; give an answer of `afserve plan --json`", param="compare")
+    return ConfigError(f"--compare {path}: {why}; give an answer of `afserve plan --json`")

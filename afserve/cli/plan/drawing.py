@@ -13,8 +13,7 @@ def pyplot_for(option: str, path: Path) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"--{option} {shown(str(path))}: matplotlib is not installed; pip install 'afserve[plot]', or ask for "
-            ".html",
-            param=option,
+            ".html"
         ) from error
     mpl.use("agg")
     from matplotlib import pyplot

@@ -49,9 +49,7 @@ def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
             param="trace",
         )
     if not np.isfinite((question.targets.tpot, question.targets.ttft)).all():
-        raise ConfigError(
-            "--goodput: requests are counted that meet both targets; add --ttft and --tpot", param="goodput"
-        )
+        raise ConfigError("--goodput: requests are counted that meet both targets; add --ttft and --tpot")
     if len(question.pools) > 1:
         names = ", ".join(pool.chip.name for pool in question.pools)
         raise ConfigError(

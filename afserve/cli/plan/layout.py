@@ -66,9 +66,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayo
     from afserve.placement.planner.search import GivenLayout
 
     if flags.kind == "afd" and flags.devices:
-        raise ConfigError(
-            "--devices is of colocated plans and --kind afd has none; drop one", param="devices"
-        )
+        raise ConfigError("--devices is of colocated plans and --kind afd has none; drop one")
     if flags.kind == "colocated" and (flags.attention_devices or flags.expert_devices):
         raise ConfigError(
             "--attention-devices and --expert-devices are of AFD plans and --kind colocated has none; drop one",
@@ -84,8 +82,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayo
     if sides > most:
         raise ConfigError(
             f"--attention-devices {flags.attention_devices} and --expert-devices {flags.expert_devices} are {sides} "
-            f"devices: the pools have {most}; offer more",
-            param="attention_devices",
+            f"devices: the pools have {most}; offer more"
         )
     return GivenLayout(
         attention_devices=flags.attention_devices or 0,
@@ -106,14 +103,12 @@ def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "
         if not setting.workload.decode_only or not flags.concurrency or setting.workload.mean_answer <= 1:
             raise ConfigError(
                 "--prefill-devices and --prefill-workers are for prompts that are read elsewhere: they need --input, "
-                "--output, --decode-only and --concurrency",
-                param="prefill_devices",
+                "--output, --decode-only and --concurrency"
             )
         prefill = PrefillSetting(flags.prefill_devices or 0, flags.prefill_workers or 1.0)
     if flags.concurrency and ttft is not None:
         raise ConfigError(
-            "--ttft: with --concurrency the first token is told and not sought; drop one of them",
-            param="ttft",
+            "--ttft: with --concurrency the first token is told and not sought; drop one of them"
         )
     return replace(
         setting,
@@ -127,13 +122,10 @@ def calibration_of(flags: LayoutFlags, curves: str | None) -> str | None:
     """The .jsonl among the engines: curves of the user's own machine. `curves`: what --curves says."""
     found = [name for name in flags.engines if name.endswith(".jsonl")]
     if found and len(flags.engines) > 1:
-        raise ConfigError(
-            f"--engine {found[0]}: a calibration is both kinds of one engine; name no other", param="engine"
-        )
+        raise ConfigError(f"--engine {found[0]}: a calibration is both kinds of one engine; name no other")
     if found and curves is not None:
         raise ConfigError(
-            f"--curves {curves}: --engine {found[0]} has the curves of its machine; drop one of them",
-            param="curves",
+            f"--curves {curves}: --engine {found[0]} has the curves of its machine; drop one of them"
         )
     return found[0] if found else None
 
@@ -146,8 +138,7 @@ def check_calibrated(option: str, curves: str, pools: "tuple[DevicePool, ...]") 
     if Path(curves).suffix == ".jsonl" and other:
         raise ConfigError(
             f"--{option} {curves}: a calibration is of CPU hosts, and --pool {other} is none; offer hosts whose name "
-            "begins with cpu, such as cpu-host",
-            param=option,
+            "begins with cpu, such as cpu-host"
         )
 
 
@@ -170,7 +161,7 @@ def on_one_machine(question: "Question", cores: int | None) -> "Question":
     }
     missing = next((what for what, lacking in lacks.items() if lacking), None)
     if missing:
-        raise ConfigError(f"--cores {cores}: it needs {missing}", param="cores")
+        raise ConfigError(f"--cores {cores}: it needs {missing}")
     for said, given in (
         ("--kind colocated has one process", "afd" not in question.kinds),
         ("--rate is not played", question.tokens_per_second > 0),
@@ -178,7 +169,7 @@ def on_one_machine(question: "Question", cores: int | None) -> "Question":
         ("--mtp is not played", setting.draft_tokens > 0),
     ):
         if given:
-            raise ConfigError(f"--cores {cores}: {said}; drop one of them", param="cores")
+            raise ConfigError(f"--cores {cores}: {said}; drop one of them")
     return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
 
 
@@ -204,15 +195,13 @@ def engines_of(
         for kind in engine.kinds:
             if kind in found and len(loaded) > 1:
                 raise ConfigError(
-                    f"--engine {engine.name}: {found[kind].name} is of the same kind, {kind}; name one per kind",
-                    param="engine",
+                    f"--engine {engine.name}: {found[kind].name} is of the same kind, {kind}; name one per kind"
                 )
             found[kind] = engine
     if flags.kind and flags.engines and flags.kind not in found:
         raise ConfigError(
             f"--engine {loaded[0].name}: it has no plans of --kind {flags.kind}; name an engine of that kind, or drop "
-            "--kind to compare",
-            param="engine",
+            "--kind to compare"
         )
     for kind in ("colocated", "afd"):
         if kind not in found:
@@ -244,7 +233,5 @@ def micro_batches_of(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or found[0] < 1 or found[-1] > 4:
-        raise ConfigError(
-            f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4", param="micro_batches"
-        )
+        raise ConfigError(f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4")
     return found

@@ -75,8 +75,7 @@ def time_of(text: str, option: str, *, most: float = _LONGEST, least: float = 0.
         value = -1.0
     if not least <= value <= most:
         raise ConfigError(
-            f"--{option}: {shown(text)} is not a time of {least:g} to {most:g} s with its unit; write 30s, 10min or 2h",
-            param=option,
+            f"--{option}: {shown(text)} is not a time of {least:g} to {most:g} s with its unit; write 30s, 10min or 2h"
         )
     return value
 
@@ -97,11 +96,9 @@ def recovery_of(flags: LossFlags) -> "RecoveryTimes":
     if given and not flags.asked:
         raise ConfigError(f"{given}: nothing is lost; add --lose ROLE@TIME or --mtbf TIME", param="lose")
     if flags.days is not None and flags.mtbf is None:
-        raise ConfigError("--days: over how many days losses are added up needs --mtbf", param="days")
+        raise ConfigError("--days: over how many days losses are added up needs --mtbf")
     if flags.kv_copies and flags.on_loss == "end":
-        raise ConfigError(
-            "--kv-copies: with --on-loss end nothing goes on, so no copy is used; drop one", param="kv_copies"
-        )
+        raise ConfigError("--kv-copies: with --on-loss end nothing goes on, so no copy is used; drop one")
     return RecoveryTimes(
         notice=NOTICE if flags.notice is None else time_of(flags.notice, "notice"),
         restart=RESTART if flags.recovery is None else time_of(flags.recovery, "recovery"),
@@ -116,15 +113,14 @@ def typed_losses(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> "list[Devic
     from afserve.placement.planner.simulate.losses import DeviceLoss
 
     if len(flags.lose) > _MOST:
-        raise ConfigError(f"--lose: {len(flags.lose)} times, and {_MOST} is the most", param="lose")
+        raise ConfigError(f"--lose: {len(flags.lose)} times, and {_MOST} is the most")
     names, found = [role.name for role in roles], []
     for text in flags.lose:
         role, _, at = text.partition("@")
         if role not in names:
             raise ConfigError(
                 f"--lose {shown(text)}: write ROLE@TIME; this plan has {' and '.join(names)} to lose, "
-                f"such as {names[-1]}@30s",
-                param="lose",
+                f"such as {names[-1]}@30s"
             )
         found.append(DeviceLoss(role, time_of(at, "lose")))
     return found
@@ -139,8 +135,7 @@ def span_of(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> tuple[float, flo
     losses = expected(roles, mtbf, days)
     if losses > MOST:
         raise ConfigError(
-            f"--mtbf {flags.mtbf}: {losses:,.0f} losses in {days:g} days, and {MOST:,} is the most; give fewer --days",
-            param="mtbf",
+            f"--mtbf {flags.mtbf}: {losses:,.0f} losses in {days:g} days, and {MOST:,} is the most; give fewer --days"
         )
     return mtbf, days
 

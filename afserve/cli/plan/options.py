@@ -168,8 +168,7 @@ def seconds(text: str | None, option: str) -> float:
         value = 0.0
     if not _SHORTEST <= value <= _LONGEST:
         raise ConfigError(
-            f"--{option}: {shown(text)} is not a time of {_SHORTEST:g} to {_LONGEST:g} s; write 50ms or 2s",
-            param=option,
+            f"--{option}: {shown(text)} is not a time of {_SHORTEST:g} to {_LONGEST:g} s; write 50ms or 2s"
         )
     return value
 
@@ -194,15 +193,12 @@ def build_question(
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(requests)
     if goal.rate > 0 and requests.trace is None and requests.answer is None:
-        raise ConfigError(
-            "--rate: a request's answer length is not known; add --input and --output", param="rate"
-        )
+        raise ConfigError("--rate: a request's answer length is not known; add --input and --output")
     shape, offered = load_model(model.model), _pools(hardware)
     widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
     if routing.counts and routing.skew is not None:
         raise ConfigError(
-            f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one",
-            param="counts",
+            f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one"
         )
     counts = read_counts(routing.counts) if routing.counts else ()
     skew = _USUAL_SKEW if routing.skew is None else routing.skew
@@ -241,13 +237,10 @@ def _readers(asked: str | None, setting: "Setting", layout: "GivenLayout") -> tu
     from afserve.placement.planner.search import ANY, APART, HERE
 
     if setting.workload.decode_only and asked is not None:
-        raise ConfigError(
-            "--prompts: a decode-only workload has no prompts; give --input and --output", param="prompts"
-        )
+        raise ConfigError("--prompts: a decode-only workload has no prompts; give --input and --output")
     if setting.concurrency and asked in ("apart", "either"):
         raise ConfigError(
-            f"--prompts {asked}: with --concurrency prompts are read elsewhere by --decode-only and --prefill-devices",
-            param="prompts",
+            f"--prompts {asked}: with --concurrency prompts are read elsewhere by --decode-only and --prefill-devices"
         )
     if asked is None:
         fixed = setting.workload.decode_only or setting.concurrency or layout != ANY
@@ -262,8 +255,7 @@ def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Fo
     if found.tiers and (work.decode_only or layout.concurrency):
         why = "--concurrency" if layout.concurrency else "a decode-only workload"
         raise ConfigError(
-            f"--found: with {why} no prompts are planned; give --input and --output, or --trace, without --concurrency",
-            param="found",
+            f"--found: with {why} no prompts are planned; give --input and --output, or --trace, without --concurrency"
         )
     return found
 
@@ -274,17 +266,14 @@ def _pools(hardware: HardwareFlags) -> "tuple[DevicePool, ...]":
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ConfigError(
-            f"--pool {twice}: given twice; add the counts, or give a copy of its file another name",
-            param="pool",
+            f"--pool {twice}: given twice; add the counts, or give a copy of its file another name"
         )
     return offered
 
 
 def _ttft(text: str | None, work: "Workload") -> float:
     if text is not None and work.decode_only:
-        raise ConfigError(
-            "--ttft: a decode-only workload has no prompts; give --input and --output", param="ttft"
-        )
+        raise ConfigError("--ttft: a decode-only workload has no prompts; give --input and --output")
     return seconds(text, "ttft")
 
 
@@ -320,19 +309,14 @@ def _pool(text: str, network: float | None, link: float | None) -> "DevicePool":
 
     found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
     if not found:
-        raise ConfigError(
-            f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0", param="pool"
-        )
+        raise ConfigError(f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0")
     name, count, price = found.groups()
     devices, usd = _COUNT.number(count), None if price is None else _PRICE.number(price)
     if not isinstance(devices, int) or not _COUNT.range.holds(devices):
-        raise ConfigError(
-            f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}", param="pool"
-        )
+        raise ConfigError(f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}")
     if price is not None and not _PRICE.range.holds(usd):
         raise ConfigError(
-            f"--pool {shown(text)}: USD per device hour must be {_PRICE.range}, not {shown(price)}",
-            param="pool",
+            f"--pool {shown(text)}: USD per device hour must be {_PRICE.range}, not {shown(price)}"
         )
     chip = load_hardware(name.strip()).priced(usd)
     if network is not None:

@@ -55,13 +55,11 @@ def _check_passes(script: "Script") -> None:
     if most < 2:
         raise ConfigError(
             f"--pool: the plan has {script.ranks:,} attention ranks and {script.layers:,} layers, too many to play; "
-            "ask about a part of it with a smaller --pool or --attention-devices",
-            param="pool",
+            "ask about a part of it with a smaller --pool or --attention-devices"
         )
     raise ConfigError(
         f"--steps {script.steps}: of a plan of {script.ranks:,} ranks, {script.micro_batches} micro-batches and "
-        f"{script.layers:,} layers at most {most:,} are played, in half a minute; give fewer",
-        param="steps",
+        f"{script.layers:,} layers at most {most:,} are played, in half a minute; give fewer"
     )
 
 
@@ -92,8 +90,7 @@ class PlayedRequests:
         if arrivals and arrivals < shown:
             raise ConfigError(
                 f"--trace: it has {arrivals} requests, and {shown} of the plan's {plan.ranks:,} attention ranks are "
-                "played with one each at least; give a longer trace or a smaller layout",
-                param="trace",
+                "played with one each at least; give a longer trace or a smaller layout"
             )
         shares = [max(requests // shown + (number < requests % shown), 1) for number in range(shown)]
         self._sent: list[Arrivals] = [
@@ -116,8 +113,7 @@ class PlayedRequests:
         if steps > most:
             raise ConfigError(
                 f"--requests {requests}: their {tokens:,.0f} tokens take about {steps:,.0f} steps at --load {load:g}, "
-                f"and at most {most:,} are played, in half a minute; give fewer --requests or shorter answers",
-                param="requests",
+                f"and at most {most:,} are played, in half a minute; give fewer --requests or shorter answers"
             )
 
     def play(self, struck: "Struck") -> "tuple[ServedRequests, Losing]":

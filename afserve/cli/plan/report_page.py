@@ -1,151 +1,132 @@
-"""A plan's report as one HTML page that needs nothing else: no network, no script. It prints, and has a dark side.
+"""Pages of a plan that need nothing else: the report, and the Pareto chart of `--chart`. What they look like is in the
+templates beside this file; here are the numbers and words that both pages and pictures are made of.
 
 Whatever came from outside (names of models, hardware and files, notes of profiles) is escaped.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from afserve.cli.plan.measure import Measure, optimised
 from afserve.cli.plan.report import PlanReport
-from afserve.cli.plan.report_figures import KINDS, amount, pareto_figure, rate, stage_figure, tornado_figure
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.tornado import Swing
+from afserve.placement.planner.question import Question
+from afserve.placement.planner.tornado import TIMES, Swing
 
-_STYLE = Path(__file__).with_name("report.css")
+KINDS = {"colocated": "colocated", "afd": "AFD"}
+SAID = {
+    "compute": "computing",
+    "moved": "moving rows",
+    "low": "at the low value",
+    "high": "at the high value",
+}
+"""What the colours of bars mean."""
+COLOURS = {"colocated": "#4063d8", "afd": "#cb3c33"}
+NAMES = {"colocated": "colocated", "afd": "attention and experts apart"}
+"""Of the chart, which is older than the report."""
+_SEEN = 1e-3  # of the planned rate: a shorter bar is no bar
 
 
-def page(report: PlanReport) -> str:
-    setting = report.question.setting
-    title = f"{setting.shape.name}, {setting.workload.name}"
-    sections = (
-        _asked(report),
-        _verdict(report),
-        _plan(report.best),
-        _front(report),
-        _stages(report.best, stage_figure(report)),
-        _tornado(report),
-        _assumed(report),
-    )
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where numbers from `least_x` and 0 to the most are drawn: pixels of a figure."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    most_x: float
+    most_y: float = 1.0
+    least_x: float = 0.0
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.least_x) / (self.most_x - self.least_x) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return self.bottom - value / self.most_y * (self.bottom - self.top)
+
+
+def report_html(report: PlanReport) -> str:
+    return _PAGES.get_template("report.html.jinja").render(report=report)
+
+
+def chart_html(question: Question, curves: Mapping[str, Sequence[Plan]]) -> str:
+    plans = [plan for found in curves.values() for plan in found]
+    height = optimised(question.objective)
+    right = max((1 / plan.tpot for plan in plans), default=1.0) * 1.05
+    top = max((height.of(plan) * (1 + plan.error) for plan in plans), default=1.0) * 1.05
+    frame = Frame(64, 728, 32, 396, right, top)
+    given = {"question": question, "curves": curves, "height": height, "frame": frame}
+    return _PAGES.get_template("chart.html.jinja").render(given, colours=COLOURS, names=NAMES)
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def amount(swing: Swing, value: float) -> str:
+    return f"x {value:.2f}" if swing.unit == TIMES else f"{value:,.4g}"
+
+
+def shown_swings(report: PlanReport) -> list[Swing]:
+    """Those whose bars can be seen, the largest first."""
+    planned = report.best.tok_s_per_device
+    return [swing for swing in report.swings if swing.effect(planned) > _SEEN * planned]
+
+
+def stages(plan: Plan) -> tuple[tuple[str, float, str], ...]:
+    """(name, seconds, whether it computes or is moved) of one layer of one micro-batch."""
+    times = plan.stages
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n" + "\n".join(sections) + "\n</body>\n</html>\n"
+        ("attention", times.attention, "compute"),
+        ("dispatch", times.dispatch, "moved"),
+        ("experts", times.experts, "compute"),
+        ("combine", times.combine, "moved"),
     )
 
 
-def _asked(report: PlanReport) -> str:
-    return f"<h2>What was asked</h2>\n<pre>{escape(report.asked)}</pre>"
+def _frame_of(report: PlanReport, measured: Measure) -> Frame:
+    plans = [report.best, *(plan for found in report.front.values() for plan in found)]
+    most_x, most_y = max(1 / plan.tpot for plan in plans), max(map(measured.of, plans))
+    return Frame(70, 730, 40, 370, 1.06 * most_x, 1.06 * most_y)
 
 
-def _verdict(report: PlanReport) -> str:
-    """The verdict names its probability, and what would decide it where anything would."""
-    said = f'<h2>Verdict</h2>\n<p class="verdict">{escape(report.verdict)}</p>'
-    named = report.decider.lower() in report.verdict.lower()
-    return said if named else f"{said}\n<p>{escape(report.decider)}</p>"
+def _bar_frame_of(report: PlanReport) -> Frame:
+    planned = report.best.tok_s_per_device
+    ends = [planned, *(end or 0.0 for swing in report.swings for end in (swing.at_low, swing.at_high))]
+    least, most = min(ends), max(ends)
+    return Frame(290, 670, 0, 0, max(most, least + 1e-9 * max(most, 1.0)), least_x=least)
 
 
-def _plan(plan: Plan) -> str:
-    low, high = plan.interval
-    rows = (
-        ("time per token", f"{plan.tpot * 1e3:.1f} ms, 80 % inside {low * 1e3:.1f} to {high * 1e3:.1f} ms"),
-        ("throughput", f"{rate(plan.tok_s)} tok/s, {rate(plan.tok_s_per_device)} per device"),
-        (
-            "requests in decode",
-            f"{plan.requests:,}: {plan.micro_batches} micro-batches of {plan.batch} on {plan.ranks} ranks",
-        ),
-        ("cost", f"${plan.usd_per_mtok:.3f} per million tokens, ${plan.usd_per_hour:,.2f} per hour"),
-        ("power", f"{plan.watts / 1e3:,.1f} kW"),
-        ("batch limited by", plan.limited_by),
-        ("busiest part", f"{plan.busiest}, waits for {plan.bound_by}"),
-        ("engine", plan.engine),
-    )
-    heading = f"<h2>Chosen plan: {escape(describe(plan))}</h2>"
-    return f"{heading}\n{_table(('figure', 'value'), rows)}"
+def _ticks(most: float) -> Iterator[float]:
+    """Four to ten round numbers from 0 to `most`."""
+    power = 10.0 ** math.floor(math.log10(most))
+    step = next(part * power for part in (0.1, 0.2, 0.5, 1.0, 2.0) if most / (part * power) <= 10)
+    yield from (step * number for number in range(int(most / step) + 1))
 
 
-def _front(report: PlanReport) -> str:
-    rows = [
-        (KINDS[kind], describe(plan), *_figures(plan))
-        for kind, plans in report.front.items()
-        for plan in plans
-    ]
-    heads = ("kind", "plan", "m", "batch", "TPOT ms", "tok/s per user", "tok/s per device", "$/Mtok")
-    said = "Each point is the best layout at that speed, by what the plan was chosen by; the ring is the chosen plan."
-    first, *others = report.heights
-    drawn = [_figure(pareto_figure(report, first), said)]
-    drawn += [_figure(pareto_figure(report, one), "The same plans by another measure.") for one in others]
-    figures = "\n".join(drawn)
-    return f"<h2>Pareto front</h2>\n{figures}\n{_table(heads, rows, numbers_from=2)}"
+def _escaped(value: object) -> Markup:
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704
 
 
-def _figures(plan: Plan) -> tuple[str, ...]:
-    return (
-        str(plan.micro_batches),
-        str(plan.batch),
-        f"{plan.tpot * 1e3:.1f}",
-        rate(1 / plan.tpot),
-        rate(plan.tok_s_per_device),
-        f"{plan.usd_per_mtok:.3f}",
-    )
-
-
-def _stages(plan: Plan, figure: str) -> str:
-    outside = f"{plan.stages.outside * 1e6:,.0f} us of each step lie outside of its {plan.layers} MoE layers."
-    said = f"One layer of one micro-batch; {plan.micro_batches} of them take turns. {outside}"
-    return f"<h2>Where the time goes</h2>\n{_figure(figure, said)}"
-
-
-def _tornado(report: PlanReport) -> str:
-    heads = (
-        "assumption",
-        "unit",
-        "low",
-        "planned",
-        "high",
-        "tok/s per device at low",
-        "at high",
-        "why these ends",
-    )
-    rows = [_swing(swing) for swing in report.swings]
-    said = (
-        "Tokens per second and device of the same layout when one assumption is at its low or its high value. The "
-        "batch is chosen anew inside the targets."
-    )
-    table = _table(heads, rows, numbers_from=2, numbers_to=7)
-    return f"<h2>What it hangs on</h2>\n{_figure(tornado_figure(report), said)}\n{table}"
-
-
-def _swing(swing: Swing) -> tuple[str, ...]:
-    ends = ("misses the target" if found is None else rate(found) for found in (swing.at_low, swing.at_high))
-    values = (amount(swing, value) for value in (swing.low, swing.planned, swing.high))
-    return (swing.name, swing.unit, *values, *ends, swing.why)
-
-
-def _assumed(report: PlanReport) -> str:
-    rows = [(row.what, row.value, row.source) for row in report.assumed]
-    return f"<h2>What is assumed</h2>\n{_table(('what', 'value', 'source'), rows)}"
-
-
-def _figure(drawn: str, said: str) -> str:
-    return f"<figure>\n{drawn}\n<figcaption>{escape(said)}</figcaption>\n</figure>"
-
-
-def _table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 99, numbers_to: int = 99
-) -> str:
-    """Columns from `numbers_from` up to, and without, `numbers_to` are numbers, which stand on the right."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        numbers = (
-            ' class="number"' if numbers_from <= place < numbers_to else "" for place in range(len(cells))
-        )
-        inside = "".join(
-            f"<{tag}{css}>{escape(cell)}</{tag}>" for css, cell in zip(numbers, cells, strict=True)
-        )
-        return f"<tr>{inside}</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in rows)
-    return f'<div class="wide"><table>\n<thead>{row(heads, "th")}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    finalize=_escaped,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_PAGES.globals |= {
+    "KINDS": KINDS, "SAID": SAID, "amount": amount, "bar_frame_of": _bar_frame_of, "describe": describe,
+    "endless": math.inf, "frame_of": _frame_of, "rate": rate, "shown_swings": shown_swings, "stages": stages,
+    "ticks": _ticks,
+}  # fmt: skip

@@ -11,8 +11,9 @@ from typing import Any
 from afserve.cli.plan.drawing import pyplot_for
 from afserve.cli.plan.measure import Measure
 from afserve.cli.plan.report import PlanReport
-from afserve.cli.plan.report_figures import SAID, amount, rate, shown_swings, split_of, splits, stages
+from afserve.cli.plan.report_page import KINDS, SAID, amount, rate, shown_swings, stages
 from afserve.errors import ConfigError, shown
+from afserve.placement.planner.plan import Plan
 
 _COLOURS = {
     "colocated": "#0072b2",
@@ -48,17 +49,24 @@ def write_png(path: Path, report: PlanReport) -> None:
     try:
         figure.savefig(path, metadata={"Software": "afserve"})
     except OSError as error:
-        raise ConfigError(f"--report {shown(str(path))}: {error.strerror}", param="report") from error
+        raise ConfigError(f"--report {shown(str(path))}: {error.strerror}") from error
     finally:
         pyplot.close(figure)
 
 
+def _split_of(plan: Plan) -> str:
+    """A plan's kind and the hardware of its sides, the same for all counts of devices."""
+    sides = (plan.prefill, plan.attention, plan.experts if plan.kind == "afd" else None)
+    return f"{KINDS[plan.kind]} on {' + '.join(side.hardware for side in sides if side is not None)}"
+
+
 def _front(axes: Any, report: PlanReport, height: Measure) -> None:
-    marks = dict(zip(splits(report), itertools.cycle(_MARKS)))
+    splits = dict.fromkeys(_split_of(plan) for plans in report.front.values() for plan in plans)
+    marks = dict(zip(splits, itertools.cycle(_MARKS)))
     for kind, plans in report.front.items():
         axes.plot([1 / plan.tpot for plan in plans], list(map(height.of, plans)), color=_COLOURS[kind])
-        for split in dict.fromkeys(map(split_of, plans)):
-            of_split = [plan for plan in plans if split_of(plan) == split]
+        for split in dict.fromkeys(map(_split_of, plans)):
+            of_split = [plan for plan in plans if _split_of(plan) == split]
             users, up = [1 / plan.tpot for plan in of_split], list(map(height.of, of_split))
             axes.plot(users, up, marks[split], ms=5, color=_COLOURS[kind], label=split)
     best = report.best

@@ -171,8 +171,7 @@ def _with_losses(
     last, ends = struck.outages[-1].at, requested.ends
     if last >= ends:
         raise ConfigError(
-            f"--lose: {last:g} s is after the last request, which ends at {ends:.1f} s; add --requests N",
-            param="lose",
+            f"--lose: {last:g} s is after the last request, which ends at {ends:.1f} s; add --requests N"
         )
     served, losing = requested.play(struck)
     values = _of_requests(question, served)
@@ -229,8 +228,7 @@ def _check_size(plan: "Plan") -> None:
     if plan.ranks > _MOST_RANKS:
         raise ConfigError(
             f"--pool: the plan has {plan.ranks:,} attention ranks, and {_MOST_RANKS:,} is the most that are played; "
-            "ask about a part of it with a smaller --pool or --attention-devices",
-            param="pool",
+            "ask about a part of it with a smaller --pool or --attention-devices"
         )
 
 
@@ -239,9 +237,7 @@ def _check_timeline(path: Path | None, plan: "Plan") -> None:
     from afserve.errors import ConfigError
 
     if path is not None and plan.kind != "afd":
-        raise ConfigError(
-            "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
-        )
+        raise ConfigError("--timeline: the best plan is colocated and has no ping-pong; add --kind afd")
 
 
 def _write_timeline(path: Path, played: "Played") -> None:
@@ -251,5 +247,5 @@ def _write_timeline(path: Path, played: "Played") -> None:
     try:
         path.write_text(perfetto_json(played.spans), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--timeline {path}: {error.strerror}", param="timeline") from error
+        raise ConfigError(f"--timeline {path}: {error.strerror}") from error
     click.echo(f"wrote {path}; open it at https://ui.perfetto.dev", err=True)

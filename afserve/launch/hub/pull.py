@@ -38,7 +38,7 @@ def pull(
     what `Hub` raises.
     """
     if not _REVISION.fullmatch(revision):
-        raise ConfigError(f"--revision {shown(revision)}: not a commit, branch or tag", param="revision")
+        raise ConfigError(f"--revision {shown(revision)}: not a commit, branch or tag")
     cached = CachedModel(hub.model)
     with cached.locked():
         listing = hub.listing(revision)

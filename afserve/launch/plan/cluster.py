@@ -85,7 +85,7 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--cluster {path}: {error}", param="cluster") from error
+        raise ConfigError(f"--cluster {path}: {error}") from error
     top = _Section(path, "", table)
     attention, experts = top.section("attention"), top.section("experts")
     hosts = tuple(_host(section, placeholders) for section in top.sections("host"))
@@ -195,7 +195,7 @@ class _Section:
 
     def refuse_key(self, key: str, why: str) -> None:
         where = f"{self.name}.{key}" if self.name else key
-        raise ConfigError(f"--cluster {self.file}: {where}: {why}", param="cluster")
+        raise ConfigError(f"--cluster {self.file}: {where}: {why}")
 
     def required(self, key: str) -> object:
         if key not in self.table:

@@ -15,9 +15,7 @@ def micro_batches_of(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> in
     text = wishes.micro_batches
     if text != "auto":
         if not text.isdigit():
-            raise ConfigError(
-                f"--micro-batches: {text!r} is neither a number nor auto", param="micro_batches"
-            )
+            raise ConfigError(f"--micro-batches: {text!r} is neither a number nor auto")
         in_range("--micro-batches", int(text), 1, MAX_MICRO_BATCHES)
         return int(text)
     if not nodes.experts:

@@ -30,12 +30,11 @@ def without_spare(experts: int, nodes: int, wishes: Wishes) -> ExpertSlots:
         _check_colocated(wishes)
         return ExpertSlots(experts)
     if copies < 1:
-        raise ConfigError(f"--expert-copies: {copies} is less than 1", param="expert_copies")
+        raise ConfigError(f"--expert-copies: {copies} is less than 1")
     if copies > nodes:
         raise ConfigError(
             f"--expert-copies: {copies} copies of every expert need {copies} expert nodes, here are {nodes}; "
-            f"give --experts {copies}, or fewer copies",
-            param="expert_copies",
+            f"give --experts {copies}, or fewer copies"
         )
     _check_redundant(redundant, experts, nodes, copies)
     used = -(-(experts * copies + redundant) // nodes)
@@ -54,8 +53,7 @@ def _check_redundant(redundant: int, experts: int, nodes: int, copies: int) -> N
     if not 0 <= redundant <= most:
         raise ConfigError(
             f"--redundant-experts: {redundant} is outside [0, {most}]: a node holds each of the {experts} experts at "
-            f"most once, and --experts is {nodes}",
-            param="redundant_experts",
+            f"most once, and --experts is {nodes}"
         )
 
 
@@ -81,8 +79,7 @@ def _check_spare(spare: int, experts: int, used: int) -> None:
     if not 0 <= spare <= most:
         raise ConfigError(
             f"--spare-slots: {spare} is outside [0, {most}]: {used} slots of each node hold experts, of which a layer "
-            f"has {experts}",
-            param="spare_slots",
+            f"has {experts}"
         )
 
 
@@ -100,15 +97,13 @@ def first_placement(layers: int, experts: int, nodes: int, slots: ExpertSlots, w
 
 def _check_colocated(wishes: Wishes) -> None:
     if wishes.rebalance:
-        raise ConfigError("--rebalance: a colocated run has no expert nodes to balance", param="rebalance")
+        raise ConfigError("--rebalance: a colocated run has no expert nodes to balance")
     in_range("--redundant-experts", wishes.redundant_experts, 0, 0)
     if wishes.expert_copies != 1:
         raise ConfigError(
-            f"--expert-copies {wishes.expert_copies}: a colocated run has all experts in every attention node; drop it",
-            param="expert_copies",
+            f"--expert-copies {wishes.expert_copies}: a colocated run has all experts in every attention node; drop it"
         )
     if wishes.spare_slots:
         raise ConfigError(
-            f"--spare-slots {wishes.spare_slots}: a colocated run has no expert nodes to lose; drop it",
-            param="spare_slots",
+            f"--spare-slots {wishes.spare_slots}: a colocated run has no expert nodes to lose; drop it"
         )

@@ -36,9 +36,7 @@ class Gpus:
         index = device.partition(":")[2]
         if not self.names or (index and int(index) >= len(self)):
             there = f"{len(self)} CUDA device{'s' * (len(self) != 1)}"
-            raise ConfigError(
-                f"--device {device}: torch finds {there} here; use --device cpu", param="device"
-            )
+            raise ConfigError(f"--device {device}: torch finds {there} here; use --device cpu")
         if not index:
             return self
         n = int(index)
@@ -50,8 +48,7 @@ def check_device(text: str) -> None:
     kind, colon, index = text.partition(":")
     if text != "cpu" and (kind != "cuda" or (colon and not index.isdecimal())):
         raise ConfigError(
-            f"--device: {text!r} is not cpu, cuda (a GPU for each node) or cuda:N (all nodes on that one)",
-            param="device",
+            f"--device: {text!r} is not cpu, cuda (a GPU for each node) or cuda:N (all nodes on that one)"
         )
 
 

@@ -147,7 +147,7 @@ def check_join(address: str) -> None:
     """Raises ConfigError for what is not HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--join {address}: is not HOST:PORT", param="join")
+        raise ConfigError(f"--join {address}: is not HOST:PORT")
 
 
 def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[str]) -> HostAssignment:
@@ -159,8 +159,7 @@ def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable
     if all(mine.values()):
         if listen is not None:
             raise ConfigError(
-                f"--listen {listen}: every host of {cluster.file} is this machine, no other joins; drop it",
-                param="listen",
+                f"--listen {listen}: every host of {cluster.file} is this machine, no other joins; drop it"
             )
         return HostAssignment(hosted)
     places = _places(hosted, resolve)
@@ -173,8 +172,7 @@ def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable
     if found is None:
         raise ConfigError(
             f"--cluster {cluster.file}: no host in it is this machine at an address others can reach; say where to "
-            "listen for them with --listen ADDRESS",
-            param="cluster",
+            "listen for them with --listen ADDRESS"
         )
     return HostAssignment(hosted, found, places=places)
 
@@ -192,17 +190,11 @@ def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) 
     try:
         found = resolve(host)
     except OSError as error:
-        raise ConfigError(
-            f"--listen {listen}: cannot be looked up: {error.strerror}", param="listen"
-        ) from error
+        raise ConfigError(f"--listen {listen}: cannot be looked up: {error.strerror}") from error
     if _loopback(found):
-        raise ConfigError(
-            f"--listen {listen}: other hosts cannot reach it; give another address", param="listen"
-        )
+        raise ConfigError(f"--listen {listen}: other hosts cannot reach it; give another address")
     if not found & frozenset(own):
-        raise ConfigError(
-            f"--listen {listen}: not an address of this machine ({', '.join(sorted(own))})", param="listen"
-        )
+        raise ConfigError(f"--listen {listen}: not an address of this machine ({', '.join(sorted(own))})")
 
 
 def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode]:
@@ -225,8 +217,7 @@ def _is_own(cluster: Cluster, address: str, resolve: Resolve, own: Iterable[str]
         found = resolve(address)
     except OSError as error:
         raise ConfigError(
-            f"--cluster {cluster.file}: host {address}: cannot be looked up: {error.strerror}; write its IP address",
-            param="cluster",
+            f"--cluster {cluster.file}: host {address}: cannot be looked up: {error.strerror}; write its IP address"
         ) from error
     return bool(found & frozenset(own)) or _loopback(found)
 
@@ -245,7 +236,7 @@ def _address(text: str) -> tuple[str, int]:
     if not colon:
         return text, 0
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--listen {text}: is not ADDRESS or ADDRESS:PORT", param="listen")
+        raise ConfigError(f"--listen {text}: is not ADDRESS or ADDRESS:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

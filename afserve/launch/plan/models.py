@@ -68,7 +68,7 @@ def find_model(
         return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
     for name, given in (("revision", revision), ("download", download)):
         if given is not None:
-            raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it", param=name)
+            raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it")
     if model in BUNDLED:
         return _folder(CONFIGS / model, model)
     path = Path(os.path.expanduser(model))

@@ -200,9 +200,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {cores_in_words(machine)}"
         picked["experts"] = f"{experts}, " + ("for the copies" if experts == least > 1 else reason)
     if experts > spec.experts:
-        raise ConfigError(
-            f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
-        )
+        raise ConfigError(f"--experts: {experts} nodes, but the model has {spec.experts} experts")
     return Share(attention, experts)
 
 
@@ -226,30 +224,24 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
 def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
     """What is asked of expert nodes that are not there, and experts in few bits that nothing multiplies."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
-        raise ConfigError(
-            "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
-        )
+        raise ConfigError("--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts")
     if wishes.engine.prompt_share != EngineSettings().prompt_share and not nodes.experts:
         raise ConfigError(
-            "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts",
-            param="prompt_share",
+            "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts"
         )
     dense, half = wishes.engine.dense_dtype, computed_dtype(spec, source) == "float16"
     if dense != "auto" and wishes.engine.device != "cpu":
         raise ConfigError(
-            f"--dense-dtype {dense}: only CPUs keep them so, not --device {wishes.engine.device}; leave it out",
-            param="dense_dtype",
+            f"--dense-dtype {dense}: only CPUs keep them so, not --device {wishes.engine.device}; leave it out"
         )
     if dense != "auto" and half:
         raise ConfigError(
-            f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
-            param="dense_dtype",
+            f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16"
         )
     kept = wishes.engine.expert_dtype
     if kept != "auto" and wishes.experts_on == "cpu" and half:
         raise ConfigError(
-            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
-            param="expert_dtype",
+            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16"
         )
 
 
@@ -317,7 +309,7 @@ def _kv(
             f"{tokens} per attention node, {gib(tokens * each)} of {gib(machine.memory)} free"
         )
     if tokens < block and wishes.kv_tokens is not None:
-        raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens", param="kv_tokens")
+        raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens")
     tokens = tokens // block * block
     used = max(0, tokens) * each
     full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)

@@ -36,8 +36,7 @@ def choose_transport(
         if asked not in ("auto", "tcp", "pairs"):
             raise ConfigError(
                 f"--transport {asked}: rows would travel between hosts in plain text, although there are --certs; "
-                "use tcp, which encrypts them",
-                param="transport",
+                "use tcp, which encrypts them"
             )
         if asked == "auto":
             kind, where = _in_host_memory(hosted)
@@ -45,10 +44,10 @@ def choose_transport(
     if asked == "auto":
         return _auto(hosted, gpus, elsewhere=elsewhere)
     if elsewhere and asked in ("shm", "symm"):
-        raise ConfigError(f"--transport {asked}: reaches no other host; use tcp or dist", param="transport")
+        raise ConfigError(f"--transport {asked}: reaches no other host; use tcp or dist")
     on_gpus = [one for one in hosted if one.device != "cpu"]
     if asked == "symm" and len(on_gpus) < len(hosted):
-        raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda", param="transport")
+        raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda")
     if asked in ("symm", "dist") and on_gpus:
         _check_own(asked, on_gpus)
     return Choice(asked, "as asked")
@@ -62,12 +61,11 @@ def check_kv_transport(asked: str, hosted: Sequence[HostedNode], *, certified: b
     if certified:
         raise ConfigError(
             f"--kv-transport {asked}: its library neither encrypts nor asks who reads, although there are --certs; "
-            f"use {SOCKETS}",
-            param="kv_transport",
+            f"use {SOCKETS}"
         )
     here = any(one.here and one.node.role is Role.ATTENTION for one in hosted)
     if here and (why := lacking(asked)):
-        raise ConfigError(f"--kv-transport {asked}: {why}", param="kv_transport")
+        raise ConfigError(f"--kv-transport {asked}: {why}")
 
 
 def _auto(hosted: Sequence[HostedNode], gpus: Gpus, *, elsewhere: bool) -> Choice:
@@ -102,8 +100,7 @@ def _check_own(asked: str, hosted: Sequence[HostedNode]) -> None:
         device, nodes = shared
         raise ConfigError(
             f"--transport {asked}: needs a GPU for each node, but {nodes} nodes are on {device}; use shm or tcp, "
-            "start fewer nodes, or give --device cuda where there are more GPUs",
-            param="transport",
+            "start fewer nodes, or give --device cuda where there are more GPUs"
         )
 
 

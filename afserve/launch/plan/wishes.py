@@ -137,14 +137,12 @@ class Wishes:
         if self.attention not in (None, total):
             raise ConfigError(
                 f"--attention: {self.attention} nodes, but --prefill {self.prefill} and --decode {self.decode} make "
-                f"{total}; leave --attention out",
-                param="attention",
+                f"{total}; leave --attention out"
             )
         if not self.engine.prefix_caching:
             raise ConfigError(
                 "--prefill: what another node computed is found as prefixes are, and --no-prefix-caching turns that "
-                "off; leave out one",
-                param="prefill",
+                "off; leave out one"
             )
 
     @property
@@ -287,9 +285,7 @@ def check_companions(asked: Sequence[UpFlags]) -> None:
     given = frozenset().union(*(flags.given for flags in asked))
     for name, (group, other) in _COMPANIONS.items():
         if name in given and not any(_value(flags, group, other) for flags in asked):
-            raise ConfigError(
-                f"{flag_of(name)}: does nothing without {flag_of(other)}; add that, or drop it", param=name
-            )
+            raise ConfigError(f"{flag_of(name)}: does nothing without {flag_of(other)}; add that, or drop it")
 
 
 def _value(flags: UpFlags, group: str, name: str) -> object:

@@ -35,29 +35,25 @@ def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = 
     if not asked.ssl_certfile and not asked.insecure_http and not is_loopback(asked.host):
         raise ConfigError(
             f"--host {asked.host}: other machines would send prompts and keys in plain text; give --ssl-certfile, or "
-            "--insecure-http where something in front of it speaks HTTPS",
-            param="host",
+            "--insecure-http where something in front of it speaks HTTPS"
         )
     if not (asked.api_keys or asked.api_key_file or asked.insecure_http or is_loopback(asked.host)):
         raise ConfigError(
             f"--host {asked.host}: every machine that reaches it could use it; make a key with `afserve keys new NAME "
-            "--file FILE` and give --api-keys FILE, or --insecure-http to serve whoever comes",
-            param="host",
+            "--file FILE` and give --api-keys FILE, or --insecure-http to serve whoever comes"
         )
     if elsewhere and limits.access_log == STDERR:
         raise ConfigError(
-            "--access-log: with --gateways several processes write it; give a file: --access-log FILE",
-            param="access_log",
+            "--access-log: with --gateways several processes write it; give a file: --access-log FILE"
         )
     if limits.otlp_endpoint and not limits.otlp_endpoint.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--otlp-endpoint {limits.otlp_endpoint}: is no URL of HTTP, such as http://127.0.0.1:4318",
-            param="otlp_endpoint",
+            f"--otlp-endpoint {limits.otlp_endpoint}: is no URL of HTTP, such as http://127.0.0.1:4318"
         )
     if limits.log_prompts and not limits.access_log:
-        raise ConfigError("--log-prompts: is for the lines of --access-log; give both", param="log_prompts")
+        raise ConfigError("--log-prompts: is for the lines of --access-log; give both")
     if asked.ssl_keyfile and not asked.ssl_certfile:
-        raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both", param="ssl_keyfile")
+        raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both")
     certfile = str(asked.ssl_certfile or "")
     keyfile = str(asked.ssl_keyfile or certfile)
     if certfile:

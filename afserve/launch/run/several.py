@@ -64,8 +64,7 @@ def check_names(runs: Sequence[PlannedRun]) -> None:
             if name in seen:
                 raise ConfigError(
                     f"--models {run.flags.run.models}: models {seen[name]} and {number} are both called {name!r}; give "
-                    "each a name of its own",
-                    param="models",
+                    "each a name of its own"
                 )
             seen[name] = number
 

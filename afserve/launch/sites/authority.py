@@ -151,7 +151,7 @@ def _authority(folder: Path, x509: Any, serialization: Any) -> tuple[Any, Any]:
         return key, x509.load_pem_x509_certificate((folder / AUTHORITY_FILE).read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"--authority {folder}: {error}; `afserve certs init {folder}` makes one", param="authority"
+            f"--authority {folder}: {error}; `afserve certs init {folder}` makes one"
         ) from error
 
 
@@ -175,9 +175,7 @@ def _general_name(x509: Any, text: str) -> Any:
     except ValueError:
         pass
     if text.endswith(DOMAIN):
-        raise ConfigError(
-            f"--address {text}: names of {DOMAIN} stand for roles; give --role", param="address"
-        )
+        raise ConfigError(f"--address {text}: names of {DOMAIN} stand for roles; give --role")
     return x509.DNSName(_checked(text))
 
 

@@ -26,9 +26,7 @@ class AwaitedSite(LocalSite):
 
     def survey(self, flags: UpFlags) -> Survey:
         if flags.run.cluster is not None or flags.run.ssh:
-            raise ConfigError(
-                "--elsewhere: starts no node of a --cluster FILE; drop one of them", param="elsewhere"
-            )
+            raise ConfigError("--elsewhere: starts no node of a --cluster FILE; drop one of them")
         found = find_asked(flags.run, self.folder)
         wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
         check_elsewhere(flags, assignment, found, self.folder)
@@ -40,18 +38,14 @@ def awaiting(
 ) -> tuple[Wishes, HostAssignment, Machine, Gpus]:
     """Who is awaited, and what each of them has; `machine` stands for a node where the user says nothing of it."""
     if run.listen is None:
-        raise ConfigError(
-            "--elsewhere: say where the nodes join, with --listen ADDRESS:PORT", param="elsewhere"
-        )
+        raise ConfigError("--elsewhere: say where the nodes join, with --listen ADDRESS:PORT")
     if wishes.attention is None or (wishes.experts is None and not wishes.colocated):
         raise ConfigError(
-            "--elsewhere: say how many nodes will come, with --attention A and --experts F or --colocated",
-            param="elsewhere",
+            "--elsewhere: say how many nodes will come, with --attention A and --experts F or --colocated"
         )
     if wishes.gateways:
         raise ConfigError(
-            "--gateways: gateways that run elsewhere join when they like, in any number; drop it with --elsewhere",
-            param="gateways",
+            "--gateways: gateways that run elsewhere join when they like, in any number; drop it with --elsewhere"
         )
     cuda = wishes.engine.device != "cpu"
     counts = {Role.ATTENTION: wishes.attention, Role.EXPERT: wishes.experts or 0}

@@ -38,5 +38,5 @@ def _token_at(path: Path | None) -> Path | None:
         try:
             channel.write_token(path)
         except OSError as error:
-            raise ConfigError(f"--token-file {path}: {error.strerror}", param="token_file") from error
+            raise ConfigError(f"--token-file {path}: {error.strerror}") from error
     return path

@@ -115,7 +115,7 @@ class HostsSite(LocalSite):
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"--ssh-command {self._ssh}: {error.strerror}", param="ssh_command") from error
+            raise ConfigError(f"--ssh-command {self._ssh}: {error.strerror}") from error
         self._typing.append(process)
         assert process.stdin is not None
         process.stdin.write(self.token.encode())
@@ -226,6 +226,5 @@ def _check_cuda(cluster: Cluster, assignment: HostAssignment, gpus: Gpus) -> Non
             kind = next(h.hardware for h in cluster.hosts if h.address == mine.host)
             raise ConfigError(
                 f"--cluster {cluster.file}: host {mine.host}: {kind} needs {mine.device}, but this machine has "
-                f'{len(gpus)} CUDA devices; hardware = "cpu-host" runs it on the CPU',
-                param="cluster",
+                f'{len(gpus)} CUDA devices; hardware = "cpu-host" runs it on the CPU'
             )

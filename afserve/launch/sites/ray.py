@@ -53,7 +53,7 @@ class RaySite(LocalSite):
         """Waits for room. Raises ConfigError where Ray is not installed, or has no cluster or no room."""
         for name in ("cluster", "ssh", "elsewhere"):
             if getattr(flags.run, name):
-                raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
+                raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray")
         found = find_asked(flags.run, self.folder)
         self._start_helper()
         plan = set_aside(self.ask, flags.ray, flags.wishes, found, flags.run.listen)
@@ -63,9 +63,7 @@ class RaySite(LocalSite):
 
     def _start_helper(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError(
-                "--ray: Ray is not installed here; type: pip install 'afserve[ray]'", param="ray"
-            )
+            raise ConfigError("--ray: Ray is not installed here; type: pip install 'afserve[ray]'")
         self._talk, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs, open(self._log(HELPER), "wb") as said:

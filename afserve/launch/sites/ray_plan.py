@@ -46,8 +46,7 @@ def set_aside(
     cuda = wishes.engine.device != "cpu"
     if ":" in wishes.engine.device:
         raise ConfigError(
-            f"--device {wishes.engine.device}: Ray gives each node its own GPU; use --device cuda",
-            param="device",
+            f"--device {wishes.engine.device}: Ray gives each node its own GPU; use --device cuda"
         )
     bundles = {role: dict(asked.bundle(role, cuda=cuda)) for role in MODEL_ROLES}
     counts = {Role.ATTENTION: wishes.attention or 1, Role.EXPERT: wishes.experts or 0}
@@ -131,8 +130,6 @@ def _gpus(placed: Sequence[Mapping[str, Any]]) -> Gpus:
     each = [one["gpus"] for one in placed if one["gpus"] and one["gpus"]["names"]]
     if not each:
         hosts = ", ".join(sorted({one["name"] for one in placed}))
-        raise ConfigError(
-            f"--device cuda: torch finds no CUDA device on {hosts}; use --device cpu", param="device"
-        )
+        raise ConfigError(f"--device cuda: torch finds no CUDA device on {hosts}; use --device cpu")
     names, free, total = ([one[key][0] for one in each] for key in ("names", "free", "total"))
     return Gpus(tuple(names), tuple(free), tuple(total))

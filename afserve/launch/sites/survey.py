@@ -29,7 +29,7 @@ def survey_this_machine(flags: UpFlags, scratch: Path) -> Survey:
     """Raises ConfigError for flags of other hosts."""
     for name in ("listen", "ssh"):
         if getattr(flags.run, name):
-            raise ConfigError(f"--{name}: is for other hosts, of a --cluster FILE for example", param=name)
+            raise ConfigError(f"--{name}: is for other hosts, of a --cluster FILE for example")
     gpus = Gpus() if flags.wishes.engine.device == "cpu" else probe_gpus()
     return Survey(flags, find_asked(flags.run, scratch), this_machine(), gpus)
 

@@ -49,12 +49,11 @@ def parse_found(texts: tuple[str, ...]) -> Found:
     found = Found(tuple(_tier(text) for text in texts))
     names = [tier.name for tier in found.tiers]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"--found {twice}: given twice; add the shares", param="found")
+        raise ConfigError(f"--found {twice}: given twice; add the shares")
     if found.found_share >= 1:
         raise ConfigError(
             f"--found: {found.found_share:.0%} of the prompt tokens; the last token of a prompt is always computed, "
-            "so all shares must be below 100 %",
-            param="found",
+            "so all shares must be below 100 %"
         )
     return found
 
@@ -65,15 +64,12 @@ def _tier(text: str) -> FoundTier:
     if name not in TIERS or not 0 < _number(share) < 1 or (rate is None) != (name == MEMORY):
         raise ConfigError(
             f"--found {shown(text)}: write memory=SHARE, or peer, host or disk=SHARE@GB/s, with a share above 0 and "
-            "below 1, such as host=0.3@20",
-            param="found",
+            "below 1, such as host=0.3@20"
         )
     if rate is None:
         return FoundTier(name, float(share))
     if not _SLOWEST <= _number(rate) <= _FASTEST:
-        raise ConfigError(
-            f"--found {shown(text)}: {shown(rate)} GB/s is not {_SLOWEST:g} to {_FASTEST:g}", param="found"
-        )
+        raise ConfigError(f"--found {shown(text)}: {shown(rate)} GB/s is not {_SLOWEST:g} to {_FASTEST:g}")
     return FoundTier(name, float(share), float(rate) * 1e9)
 
 

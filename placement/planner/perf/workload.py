@@ -78,7 +78,7 @@ class Workload:
 def fixed_context(context: float) -> Workload:
     """Every cache holds `context` tokens: the setting of most published decode numbers."""
     if not 1 <= context <= LONGEST:
-        raise ConfigError(f"--context must be 1 to {LONGEST:g} tokens, not {context:g}", param="context")
+        raise ConfigError(f"--context must be 1 to {LONGEST:g} tokens, not {context:g}")
     one = np.ones(1)
     return Workload(f"context {context:g}", one * context, one, np.zeros(0), context, 0.0, decode_only=True)
 
@@ -107,15 +107,13 @@ def parse_lengths(text: str, option: str) -> Lengths:
     if lengths is None:
         raise ConfigError(
             f"--{option}: cannot read {shown(text)}. Give tokens, or 'lognormal MEAN DEVIATION', "
-            "'uniform MEAN DEVIATION', 'exponential MEAN'",
-            param=option,
+            "'uniform MEAN DEVIATION', 'exponential MEAN'"
         )
     if not 1 <= lengths.mean <= LONGEST:
-        raise ConfigError(f"--{option} must be 1 to {LONGEST:g} tokens, not {lengths.mean:g}", param=option)
+        raise ConfigError(f"--{option} must be 1 to {LONGEST:g} tokens, not {lengths.mean:g}")
     if not 0 <= lengths.deviation <= LONGEST:
         raise ConfigError(
-            f"--{option}: a deviation must be 0 to {LONGEST:g} tokens, not {lengths.deviation:g}",
-            param=option,
+            f"--{option}: a deviation must be 0 to {LONGEST:g} tokens, not {lengths.deviation:g}"
         )
     return lengths
 
