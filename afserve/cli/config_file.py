@@ -35,14 +35,15 @@ def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) 
     if path is None:
         return
     defaults = _read(path)
-    known = {
-        str(p.name) for p in ctx.command.params if isinstance(p, click.Option) and p.name not in NO_SETTINGS
-    }
+    options = (p for p in ctx.command.params if isinstance(p, click.Option) and p.name not in NO_SETTINGS)
+    known = {str(option.name): option for option in options}
     for key, value in defaults.items():
         if key not in known:
             raise ConfigError(f"--config {path}: {key} is not one of {', '.join(sorted(known))}", param=key)
         if isinstance(value, dict | list):
             raise ConfigError(f"--config {path}: {key}: {value!r} is not a single value", param=key)
+        if isinstance(known[key].type, click.types.IntParamType) and isinstance(value, bool | float):
+            raise ConfigError(f"--config {path}: {key}: {value!r} is not a whole number", param=key)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 

@@ -62,6 +62,14 @@ def test_another_schema_and_unknown_keys_are_refused_by_name(tmp_path):
             asked("--config", str(file))
 
 
+@pytest.mark.parametrize("count", ["attention", "threads", "spare-slots", "kv-copies"])
+@pytest.mark.parametrize("value", ["1.7", "1.0", "true", "'1.7'"])
+def test_a_count_that_is_no_whole_number_is_refused(tmp_path, count, value, capsys):
+    (tmp_path / "up.toml").write_text(f"{count} = {value}")
+    assert run(["up", "--config", str(tmp_path / "up.toml"), "--write-config", "-"]) == 2
+    assert count in capsys.readouterr().err.replace("_", "-")
+
+
 def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
     (tmp_path / "up.toml").write_text("mine")
     assert run(["up", "--write-config", str(tmp_path / "up.toml")]) == 2
@@ -80,3 +88,10 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
 def test_an_option_that_does_nothing_without_another_one_is_refused(flags, said, capsys):
     assert run(["up", *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_disk_tier_that_cannot_be_written_is_refused_at_start(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "kv"
+    assert run(["up", "--model", "nano", "--load-format", "dummy", "--kv-ssd", str(folder)]) == 2
+    assert f"--kv-ssd {folder}: " in capsys.readouterr().err

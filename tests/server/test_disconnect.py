@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
+import time
 from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -141,6 +143,19 @@ def test_half_a_request_line_does_not_stay(make_backend, run_server):
                 sock.sendall(start)
                 answer = read_all(sock)
                 assert answer.startswith(said) and bool(answer) == bool(said)
+
+
+def test_an_idle_connection_stays_longer_than_a_head_may_take(make_backend, run_server):
+    with run_server(make_backend(), head_deadline=0.2, keep_alive=20) as server:
+        client = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client.connect()
+        with client.sock as first:
+            for _ in range(2):
+                client.request("GET", "/health")
+                assert client.getresponse().read() and client.sock is first
+                time.sleep(0.5)
+            first.sendall(b"GET /heal")
+            assert read_all(first).startswith(b"HTTP/1.1 408 ")
 
 
 def test_pipelined_requests_are_answered_in_order(server):

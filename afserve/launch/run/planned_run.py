@@ -1,6 +1,8 @@
 """One model's run before anything is started: its nodes, where they are, what carries rows, who rebalances."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
 
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
@@ -16,6 +18,7 @@ from afserve.launch.plan.ways_on import ways_on
 from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.sites.site import Site
 from afserve.launch.sites.survey import Survey
+from afserve.member import Role
 from afserve.server.http.settings import ServerSettings
 from afserve.settings import in_range
 
@@ -40,6 +43,8 @@ def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
     topology = plan_here(flags, found, survey.machine, gpus)
     assignment = survey.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    if flags.wishes.engine.kv_ssd and any(one.node.role is Role.ATTENTION for one in assignment.here):
+        check_disk_tier(flags.wishes.engine.kv_ssd)
     hosted, certified = survey.devices or assignment.hosted, flags.run.certs is not None
     check_kv_transport(flags.wishes.engine.kv_transport, hosted, certified=certified)
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
@@ -72,6 +77,19 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
             raise
         further = ways_on(whole, source, machine, wishes, found.hub, weights=found.weights)
         raise DoesNotFitError(f"{error.message}\n{further}", param="model") from None
+
+
+def check_disk_tier(folder: str) -> None:
+    """Makes the folder of --kv-ssd. Raises ConfigError where no file can be written there: nodes that cannot use it
+    serve without it, which nobody would notice who asked for it."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--kv-ssd {folder}: {error.strerror}; give a folder that it may write to", param="kv_ssd"
+        ) from error
 
 
 def balance_rules(when: str | None, redundant_experts: int) -> BalanceRules:

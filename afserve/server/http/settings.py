@@ -89,7 +89,9 @@ class ServerSettings:
     )
     read_deadline: float = _limit(30.0, _SECONDS, "Seconds for a request's body to arrive.")
     write_deadline: float = _limit(10.0, _SECONDS, "Seconds that a client may take nothing of its stream.")
-    keep_alive: float = _limit(30.0, _SECONDS, "Seconds that an idle connection stays.")
+    keep_alive: float = _limit(
+        75.0, _SECONDS, "Seconds that a connection stays after an answer, until its next request begins."
+    )
     text_seconds: float = _limit(10.0, _SECONDS, "CPU seconds to prepare one request (template, tokens).")
     text_mib: int = _limit(1024, Range(64, 1 << 20), "Memory to prepare one request, in MiB.")
     text_processes: int = _limit(2, Range(1, 64), "Processes that prepare large requests and chats.")
