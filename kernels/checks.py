@@ -1,11 +1,13 @@
 """What the door refuses: tensors whose shape or dtype is not what an op's docstring says, named with what was expected.
 
-Each raises ValueError. It knows no backend and no op. Shapes as in `ops.py`.
+Each raises ValueError, unless it says otherwise. It knows no backend and no op. Shapes as in `ops.py`.
 """
 
 import torch
 from torch import Tensor
 
+from afserve.errors import ConfigError
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
@@ -105,6 +107,49 @@ def expect_router(layer: GqaLayer | MlaLayer, hidden: int) -> None:
         for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
             if bias is not None:
                 expect_shape(name, bias, (layer.gate_EH.shape[0],))
+
+
+def expect_gqa(layer: GqaLayer) -> None:
+    hidden, size = layer.input_norm_H.shape[0], layer.head_dim
+    expect_shape("post_norm_H", layer.post_norm_H, (hidden,))
+    expect_sizes("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
+    expect_sizes("out", layer.out, hidden, layer.heads * size)
+    for name, norm, count in (
+        ("q_norm_D", layer.q_norm_D, layer.heads),
+        ("k_norm_D", layer.k_norm_D, layer.groups),
+    ):
+        if norm is not None:
+            expect_shape(name, norm, (size * (count if layer.wide_norms else 1),))
+    if layer.sink_A is not None:
+        expect_shape("sink_A", layer.sink_A, (layer.heads,))
+    expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
+    expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
+    expect_router(layer, hidden)
+
+
+def expect_cache(layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor) -> None:
+    """The keys and values of a layer; ConfigError where its chunks are no whole blocks."""
+    keys, values = cache_shapes(k_NGBD, v_NGBD)
+    wanted = (keys[0], layer.groups, keys[2], layer.head_dim)
+    if keys != wanted:
+        raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
+    if values != wanted:
+        raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
+    chunk = layer.steps.chunk
+    if chunk is not None and chunk % keys[2]:
+        raise ConfigError(
+            f"block_size: {keys[2]} tokens do not divide the {chunk} of the model's attention_chunk_size; "
+            "use a block size that does",
+            param="block_size",
+        )
+
+
+def expect_delta(rows: DeltaRows, layer: DeltaLayer, batch: PagedBatch) -> None:
+    shape = layer.shape
+    expect_shape("mixed_TC", rows.mixed_TC, (batch.tokens, shape.channels))
+    for name, x in (("decay_TV", rows.decay_TV), ("beta_TV", rows.beta_TV)):
+        expect_shape(name, x, (batch.tokens, shape.value_heads))
+    expect_shape("conv_WC", layer.conv_WC, (shape.taps, shape.channels))
 
 
 def expect_mla(layer: MlaLayer) -> None:

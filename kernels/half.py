@@ -5,15 +5,15 @@ It knows no backend. Shapes as in `ops.py`.
 
 from torch import Tensor
 
-from afserve.kernels.backend import KernelBackend
 from afserve.kernels.chunks import cut
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid
+from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import shape_of
 
 
-def half_of_ops(ops: KernelBackend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+def half_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
     layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
     normed_TH = _normed(ops, x_TH, layer)
     q, k, v = _heads(ops, normed_TH, layer)
@@ -34,13 +34,13 @@ def half_of_ops(ops: KernelBackend, x_TH: Tensor, bound: BoundGqa, batch: PagedB
     return routed_half(ops, x_TH, layer, seen)
 
 
-def _normed(ops: KernelBackend, x_TH: Tensor, layer: GqaLayer) -> Tensor:
+def _normed(ops: Reference, x_TH: Tensor, layer: GqaLayer) -> Tensor:
     if layer.steps.centred:
         return ops.layer_norm(x_TH, layer.input_norm_H, layer.steps.input_bias_H, layer.eps)
     return ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
 
 
-def _heads(ops: KernelBackend, normed_TH: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(ops: Reference, normed_TH: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor, Tensor]:
     """(T, A, D), (T, G, D) and (T, G, D): queries, keys and values before norms of heads and rotary embedding."""
     heads, groups, size = layer.heads, layer.groups, layer.head_dim
     qkv = ops.linear(normed_TH, layer.qkv)
@@ -53,13 +53,13 @@ def _heads(ops: KernelBackend, normed_TH: Tensor, layer: GqaLayer) -> tuple[Tens
     return q.unflatten(1, (heads, size)), k.unflatten(1, (groups, size)), v.unflatten(1, (groups, size))
 
 
-def _head_norms(ops: KernelBackend, q_TAD: Tensor, k_TGD: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor]:
+def _head_norms(ops: Reference, q_TAD: Tensor, k_TGD: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor]:
     if layer.q_norm_D is None or layer.k_norm_D is None or layer.wide_norms:
         return q_TAD, k_TGD
     return ops.rms_norm(q_TAD, layer.q_norm_D, layer.eps), ops.rms_norm(k_TGD, layer.k_norm_D, layer.eps)
 
 
-def routed_half(ops: KernelBackend, x_TH: Tensor, layer: GqaLayer, seen_TAD: Tensor) -> Half:
+def routed_half(ops: Reference, x_TH: Tensor, layer: GqaLayer, seen_TAD: Tensor) -> Half:
     """From what the heads saw: output projection, residual, norm, router."""
     attended = ops.linear(seen_TAD.flatten(1), layer.out)
     if layer.steps.centred:

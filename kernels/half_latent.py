@@ -6,13 +6,13 @@ It knows no backend. Shapes as in `latent.py`, T tokens.
 import torch
 from torch import Tensor
 
-from afserve.kernels.backend import KernelBackend
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
 
 
-def latent_half_of_ops(ops: KernelBackend, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+def latent_half_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
     layer = bound.layer
     normed_TH = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
     attended_TH = _attended(ops, normed_TH, layer, bound.cache_NBC, batch)
@@ -23,9 +23,7 @@ def latent_half_of_ops(ops: KernelBackend, x_TH: Tensor, bound: BoundMla, batch:
     return Half(normed_TH, *routed)
 
 
-def _attended(
-    ops: KernelBackend, x_TH: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
-) -> Tensor:
+def _attended(ops: Reference, x_TH: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
     def turned(x_TAD: Tensor) -> Tensor:
         return ops.rope(x_TAD, layer.cos_PD, layer.sin_PD, batch.position_T, layer.interleaved)
 

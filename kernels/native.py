@@ -6,27 +6,24 @@ last stride 1, index dtypes.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from afserve.kernels import _native, native_half, native_latent, native_stack, tiled
+from afserve.kernels import _native, native_fused, native_half, native_stack, tiled
 from afserve.kernels.delta import DeltaLayer, DeltaRows
-from afserve.kernels.half import half_of_ops
-from afserve.kernels.half_latent import latent_half_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.native_caches import attend, last_plain, odd, pair_of, write_cache
+from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_half import HalfOverCache, batch_handle
-from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, address, matrix, plain
-from afserve.kernels.norms import layer_norm
+from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.stack import Stack, StackLayer
 
 FLOAT32 = torch.float32
-MOST_HEAD = 1024  # elements of a head in the fused half
-SCORINGS = (Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX)
 SELECTIONS = (Selection.PLAIN, Selection.GROUP_TOP2_SUM, Selection.GROUP_MAX)
 
 
@@ -40,7 +37,7 @@ class Native(NativeProducts):
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
         if code is None or weight_H.dtype is not x_TH.dtype or not weight_H.is_contiguous():
-            return self._fall_back("rms_norm", _odd(x_TH, weight_H)).rms_norm(x_TH, weight_H, eps)
+            return self._fall_back("rms_norm", odd(x_TH, weight_H)).rms_norm(x_TH, weight_H, eps)
         size = weight_H.shape[0]
         x = x_TH if x_TH.dim() == 2 and x_TH.stride(1) == 1 else x_TH.reshape(-1, size)
         out = torch.empty(x_TH.shape, dtype=x_TH.dtype)
@@ -57,18 +54,11 @@ class Native(NativeProducts):
         )
         return out
 
-    @property
-    def native_calls(self) -> "Native":
-        return self
-
-    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        return layer_norm(x_TH, weight_H, bias_H, eps)
-
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         code, wide = CODES.get(x_TH.dtype), y_TH.dtype is FLOAT32
         alike = wide or y_TH.dtype is x_TH.dtype
         if code is None or not alike or not x_TH.is_contiguous() or not y_TH.is_contiguous():
-            self._fall_back("add_sums", _odd(x_TH, y_TH)).add_sums(x_TH, y_TH, bad_T, layer)
+            self._fall_back("add_sums", odd(x_TH, y_TH)).add_sums(x_TH, y_TH, bad_T, layer)
             return
         rows, size = x_TH.shape
         y_code, bad = FLOAT_CODE if wide else code, 0 if bad_T is None else bad_T.data_ptr()
@@ -78,7 +68,7 @@ class Native(NativeProducts):
         code = CODES.get(x_TH.dtype)
         fit = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()
         if code is None or not fit or not x_TH.dtype == y_TH.dtype == weight_H.dtype:
-            fallback = self._fall_back("add_rms_norm", _odd(x_TH, y_TH, weight_H))
+            fallback = self._fall_back("add_rms_norm", odd(x_TH, y_TH, weight_H))
             return fallback.add_rms_norm(x_TH, y_TH, weight_H, eps)
         out = torch.empty_like(x_TH)
         size = weight_H.shape[0]
@@ -100,7 +90,7 @@ class Native(NativeProducts):
     ) -> Tensor:
         code = CODES.get(x_TAD.dtype)
         if code is None:
-            fallback = self._fall_back("rope", _odd(x_TAD))
+            fallback = self._fall_back("rope", odd(x_TAD))
             return fallback.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
         x = x_TAD if x_TAD.stride(2) == 1 else x_TAD.contiguous()
         cos, sin = plain(cos_PD, torch.float32), plain(sin_PD, torch.float32)
@@ -136,31 +126,28 @@ class Native(NativeProducts):
             return self.empty_cache((*shape, sizes[0]), dtype), self.empty_cache((*shape, sizes[1]), dtype)
         return tiled.views(self.empty_cache((math.prod(shape) * sum(sizes),), dtype), shape, sizes)
 
-    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
-        self._plain.clear_blocks(cache, block_B)
-
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:
         caches_fit = k_TGD.dtype is k_NGBD.dtype and v_TGD.dtype is v_NGBD.dtype
-        if k_TGD.dtype not in CODES or not caches_fit or not _last_plain(k_NGBD, v_NGBD):
+        if k_TGD.dtype not in CODES or not caches_fit or not last_plain(k_NGBD, v_NGBD):
             if k_NGBD.dim() != tiled.ROWS:
                 self.write_kv(k_TGD.to(k_NGBD.dtype), v_TGD.to(v_NGBD.dtype), k_NGBD, v_NGBD, kv_slot_T)
             else:
-                fallback = self._fall_back("write_kv", _odd(k_TGD, k_NGBD, v_NGBD))
+                fallback = self._fall_back("write_kv", odd(k_TGD, k_NGBD, v_NGBD))
                 fallback.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
             return
         slot = plain(kv_slot_T, torch.int64)
-        _write(k_TGD, k_NGBD, slot)
-        _write(v_TGD, v_NGBD, slot)
+        write_cache(k_TGD, k_NGBD, slot)
+        write_cache(v_TGD, v_NGBD, slot)
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         fits = latent_TC.dtype is cache_NBC.dtype and latent_TC.dtype in CODES
-        if not fits or not _last_plain(cache_NBC):
-            fallback = self._fall_back("write_latent", _odd(latent_TC, cache_NBC))
+        if not fits or not last_plain(cache_NBC):
+            fallback = self._fall_back("write_latent", odd(latent_TC, cache_NBC))
             fallback.write_latent(latent_TC, cache_NBC, kv_slot_T)
             return
-        _write(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
+        write_cache(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
 
     def attend_gqa(
         self,
@@ -173,51 +160,21 @@ class Native(NativeProducts):
         sink_A: Tensor | None = None,
     ) -> Tensor:
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
-        if not fits or not _last_plain(k_NGBD, v_NGBD):
+        if not fits or not last_plain(k_NGBD, v_NGBD):
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
-            fallback = self._fall_back("attend_gqa", _odd(q_TAD, k_NGBD, v_NGBD))
+            fallback = self._fall_back("attend_gqa", odd(q_TAD, k_NGBD, v_NGBD))
             return fallback.attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
         sinks = None if sink_A is None else plain(sink_A, FLOAT32)
-        return self._attend(q_TAD, _pair(k_NGBD, v_NGBD), batch, scale, window or 0, sinks)
+        return attend(self._engine, q_TAD, pair_of(k_NGBD, v_NGBD), batch, scale, window or 0, sinks)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
     ) -> Tensor:
-        if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not _last_plain(cache_NBC):
-            fallback = self._fall_back("attend_mla", _odd(q_TAC, cache_NBC))
+        if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not last_plain(cache_NBC):
+            fallback = self._fall_back("attend_mla", odd(q_TAC, cache_NBC))
             return fallback.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
-        return self._attend(q_TAC, _pair(cache, cache, rank), batch, scale)
-
-    def _attend(
-        self,
-        q_TAD: Tensor,
-        cache: _native.CachePair,
-        batch: PagedBatch,
-        scale: float,
-        window: int = 0,
-        sink_A: Tensor | None = None,
-    ) -> Tensor:
-        q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
-        (tokens, heads, size), (per_token, per_head, _) = q.shape, q.stride()
-        columns = cache.value_size
-        same = columns == size and q.is_contiguous()
-        out = torch.empty_like(q) if same else torch.empty((tokens, heads, columns), dtype=q.dtype)
-        _native.attend(
-            self._engine,
-            CODES[q.dtype],
-            q.data_ptr(),
-            per_token,
-            per_head,
-            heads,
-            cache,
-            scale,
-            window,
-            address(sink_A),
-            out.data_ptr(),
-            batch_handle(batch),
-        )
-        return out
+        return attend(self._engine, q_TAC, pair_of(cache, cache, rank), batch, scale)
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch.with_handle(batch_handle(batch))
@@ -245,56 +202,13 @@ class Native(NativeProducts):
         return out
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
-        dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)
-        reason = _why_not_fused(layer, gate)
+        gate = self._packed_gate(layer)
+        reason = native_fused.why_not_gqa(layer, gate)
         if reason:
             self.fallbacks.record_fallback("gqa_half", reason)
             return PreparedGqa(layer)
-        cos_PD, sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
-        bias_E = None if layer.bias_E is None else plain(layer.bias_E, torch.float32)
-        sink_A = None if layer.sink_A is None else plain(layer.sink_A, torch.float32)
-        shape = _native.LayerShape(
-            layer.input_norm_H.shape[0],
-            layer.heads,
-            layer.groups,
-            layer.head_dim,
-            layer.eps,
-            layer.scale,
-            layer.window or 0,
-            layer.wide_norms,
-            layer.steps.late,
-        )
-        fused = _native.GqaLayer(
-            CODES[dtype],
-            shape,
-            self._layer_weights(layer, gate, bias_E, sink_A),
-            address(cos_PD),
-            address(sin_PD),
-            cos_PD.shape[0],
-        )
-        return PreparedGqa(layer, _Fused(fused, (cos_PD, sin_PD, bias_E, sink_A)))
-
-    def _layer_weights(
-        self,
-        layer: GqaLayer,
-        gate: _native.Linear | None,
-        bias_E: Tensor | None,
-        sink_A: Tensor | None,
-    ) -> _native.LayerWeights:
-        qkv, out = layer.qkv.handle, layer.out.handle
-        assert isinstance(qkv, _native.Linear) and isinstance(out, _native.Linear)
-        return _native.LayerWeights(
-            address(layer.input_norm_H),
-            address(layer.q_norm_D),
-            address(layer.k_norm_D),
-            address(layer.post_norm_H),
-            qkv,
-            out,
-            gate,
-            address(bias_E),
-            address(sink_A),
-            self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
-        )
+        rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
+        return PreparedGqa(layer, native_fused.fused_gqa(layer, gate, rule))
 
     def _packed_gate(self, layer: GqaLayer | MlaLayer) -> _native.Linear | None:
         """None when the rows' dtype would lose bits of the gate."""
@@ -309,54 +223,54 @@ class Native(NativeProducts):
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         layer, fused = prepared.layer, prepared.handle
-        if not isinstance(fused, _Fused):  # prepare_gqa said why
+        if not isinstance(fused, native_fused.FusedGqa):  # prepare_gqa said why
             return BoundGqa(layer, k_NGBD, v_NGBD)
-        if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not _last_plain(k_NGBD, v_NGBD):
-            self.fallbacks.record_fallback("gqa_half", _odd(layer.input_norm_H, k_NGBD, v_NGBD))
+        if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not last_plain(k_NGBD, v_NGBD):
+            self.fallbacks.record_fallback("gqa_half", odd(layer.input_norm_H, k_NGBD, v_NGBD))
             return BoundGqa(layer, k_NGBD, v_NGBD)
-        over = fused.layer.over(_pair(k_NGBD, v_NGBD))
+        over = fused.layer.over(pair_of(k_NGBD, v_NGBD))
         return BoundGqa(layer, k_NGBD, v_NGBD, _over_cache(layer, over, fused.held))
 
-    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:
         handle = bound.handle
         if not isinstance(handle, HalfOverCache):  # bind_gqa or prepare_gqa said why
-            return half_of_ops(self, x_TH, bound, batch)
+            return None
         if not native_half.fits(handle, x_TH):
-            self.fallbacks.record_fallback("gqa_half", _odd(x_TH, bound.k_NGBD, bound.v_NGBD))
-            return half_of_ops(self, x_TH, bound, batch)
+            self.fallbacks.record_fallback("gqa_half", odd(x_TH, bound.k_NGBD, bound.v_NGBD))
+            return None
         return native_half.run(self._engine, handle, x_TH, batch)
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         gate = self._packed_gate(layer)
-        reason = native_latent.why_not_fused(layer, gate, SCORINGS)
+        reason = native_fused.why_not_mla(layer, gate)
         if reason:
             self.fallbacks.record_fallback("mla_half", reason)
             return PreparedMla(layer)
         rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
-        return PreparedMla(layer, native_latent.fused(layer, gate, rule))
+        return PreparedMla(layer, native_fused.fused_mla(layer, gate, rule))
 
     def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
         layer, fused = prepared.layer, prepared.handle
-        if not isinstance(fused, native_latent.FusedMla):  # prepare_mla said why
+        if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
             return BoundMla(layer, cache_NBC)
-        if cache_NBC.dtype is not layer.input_norm_H.dtype or not _last_plain(cache_NBC):
-            self.fallbacks.record_fallback("mla_half", _odd(layer.input_norm_H, cache_NBC))
+        if cache_NBC.dtype is not layer.input_norm_H.dtype or not last_plain(cache_NBC):
+            self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, cache_NBC))
             return BoundMla(layer, cache_NBC)
         rows = cache_NBC.unsqueeze(1)
-        over = fused.layer.over(_pair(rows, rows, layer.rank))
+        over = fused.layer.over(pair_of(rows, rows, layer.rank))
         return BoundMla(layer, cache_NBC, _over_cache(layer, over, fused.held))
 
-    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
         handle = bound.handle
         if not isinstance(handle, HalfOverCache):  # bind_mla or prepare_mla said why
-            return latent_half_of_ops(self, x_TH, bound, batch)
+            return None
         if not native_half.fits(handle, x_TH):
-            self.fallbacks.record_fallback("mla_half", _odd(x_TH, bound.cache_NBC))
-            return latent_half_of_ops(self, x_TH, bound, batch)
+            self.fallbacks.record_fallback("mla_half", odd(x_TH, bound.cache_NBC))
+            return None
         return native_half.run(self._engine, handle, x_TH, batch)
 
-    def stack_layers(self, layers: tuple[StackLayer, ...]) -> Stack | None:
-        return native_stack.stack_of(self._engine, layers)
+    def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
+        return native_stack.stack_of(self._engine, tuple(layers))
 
     def route(
         self,
@@ -373,7 +287,7 @@ class Native(NativeProducts):
             return self._fall_back("route", reason).route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
-            return self._fall_back("route", _odd(x_TH, gate_EH)).route(x_TH, gate_EH, bias_E, rule)
+            return self._fall_back("route", odd(x_TH, gate_EH)).route(x_TH, gate_EH, bias_E, rule)
         x = matrix(x_TH)
         tokens, hidden = x.shape
         bias = None if bias_E is None else plain(bias_E, torch.float32)
@@ -413,85 +327,7 @@ class Native(NativeProducts):
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """A layer as the library runs it, and tensors that it reads and nobody else holds."""
-
-    layer: _native.GqaLayer
-    held: tuple[Tensor | None, ...]
-
-
 def _over_cache(
     layer: GqaLayer | MlaLayer, half: _native.AttentionHalf, held: tuple[Tensor | None, ...]
 ) -> HalfOverCache:
     return HalfOverCache(half, layer.input_norm_H.dtype, layer.rule.top_k if layer.rule else 0, held)
-
-
-def _odd(*tensors: Tensor) -> str:
-    """What the library can't take of an op's tensors."""
-    kinds = ", ".join(dict.fromkeys(str(x.dtype) for x in tensors))
-    gaps = all(x.dtype in CODES for x in tensors) and not all(x.is_contiguous() for x in tensors)
-    return f"tensors of {kinds}, with gaps" if gaps else f"tensors of {kinds}"
-
-
-def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
-    """Empty for a layer that the library runs in one call."""
-    dtype = layer.input_norm_H.dtype
-    norms = [
-        norm
-        for norm in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
-        if norm is not None
-    ]
-    if not layer.qkv.dtype is dtype is layer.out.dtype or any(norm.dtype is not dtype for norm in norms):
-        return "norms and projections of several dtypes"
-    if not isinstance(layer.qkv.handle, _native.Linear) or not isinstance(layer.out.handle, _native.Linear):
-        return f"{dtype} weights"
-    if not all(norm.is_contiguous() for norm in norms):
-        return "norms with gaps"
-    if layer.head_dim > MOST_HEAD:
-        return f"heads of {layer.head_dim} elements"
-    steps = replace(layer.steps, late=False)
-    if steps.names():
-        return steps.names()
-    if layer.rule and layer.rule.scoring not in SCORINGS:
-        return f"scoring {layer.rule.scoring.value}"
-    return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
-
-
-def _pair(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePair:
-    """What the native library is told of two caches; of the values only so many columns, if any number is given."""
-    blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
-    return _native.CachePair(
-        k_NGBD.data_ptr(),
-        tiled.place(k_NGBD),
-        size,
-        v_NGBD.data_ptr(),
-        tiled.place(v_NGBD),
-        columns or tiled.shape_of(v_NGBD)[3],
-        groups,
-        blocks,
-        block_size,
-    )
-
-
-def _last_plain(*caches: Tensor) -> bool:
-    return all(cache.stride(-1) == 1 for cache in caches)
-
-
-def _write(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
-    x = x_TGD if x_TGD.stride(2) == 1 else x_TGD.contiguous()
-    blocks, groups, block_size, size = tiled.shape_of(cache_NGBD)
-    _native.write_cache(
-        CODES[x.dtype],
-        x.data_ptr(),
-        x.stride(0),
-        x.stride(1),
-        x.shape[0],
-        slot_T.data_ptr(),
-        cache_NGBD.data_ptr(),
-        tiled.place(cache_NGBD),
-        groups,
-        size,
-        blocks,
-        block_size,
-    )

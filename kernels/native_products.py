@@ -4,33 +4,32 @@ Weights packed for the library are held by nothing else, so rows of another dtyp
 dtype that it does not know are packed and multiplied by the reference.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from afserve.kernels import _native
-from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import Gating
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
-from afserve.kernels.reference import Reference, no_fp8
-from afserve.kernels.scaled import BlockScaled, dequantised
+from afserve.kernels.reference import Reference
 from afserve.kernels.stack import LayeredExperts
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 FLOAT_CODE, INT8_CODE, COMPACT_CODE = 0, 2, 3
 
 
-class NativeProducts:
-    """One engine: an instruction set, its threads and its scratch memory. Not for use by two threads at once."""
+class NativeProducts(Reference):
+    """One engine: an instruction set, its threads and its scratch memory. Not for use by two threads at once. A
+    reference of its own computes what falls back, so that PyTorch does all of such an op."""
 
     name = "native"
-    holds_fp8 = False
 
     def __init__(self, threads: int, isa: str = "") -> None:
+        super().__init__()
         self._engine = _native.Engine(threads, isa)
         self._plain = Reference()
-        self.device = self._plain.device
-        self.fallbacks = Fallbacks(self.name)
 
     def _fall_back(self, op: str, reason: str) -> Reference:
         """What does an op that the library can't."""
@@ -54,7 +53,7 @@ class NativeProducts:
     def holds_int4(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
 
-    def borrow_core(self, memory_B: Tensor | None, offset: int) -> bool:
+    def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
         self._engine.borrow(0 if memory_B is None else memory_B.data_ptr() + offset, memory_B)
         return True
 
@@ -122,12 +121,7 @@ class NativeProducts:
         )
 
     def set_expert_int4(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up: Grouped,
-        down: Grouped,
-        biases: Biases | None = None,
+        self, experts: PackedExperts, slot: int, gate_up: Grouped, down: Grouped, biases: Biases | None = None
     ) -> None:
         if not isinstance(experts.handle, _native.Experts):
             self._plain.set_expert_int4(experts, slot, gate_up, down, biases)
@@ -135,14 +129,6 @@ class NativeProducts:
         held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
         experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
         _set_biases(experts.handle, slot, biases)
-
-    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
-        raise no_fp8(self.name)
-
-    def set_expert_fp8(
-        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
-    ) -> None:
-        self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x_TI, packed, x_TI.dtype)
@@ -259,7 +245,7 @@ class NativeProducts:
         )
 
     def expert_layers(
-        self, layers: tuple[PackedExperts, ...], rows: torch.dtype, sums: torch.dtype
+        self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
     ) -> LayeredExperts | None:
         handles = [
             one.handle for one in layers if isinstance(one.handle, _native.Experts) and one.dtype is rows

@@ -13,75 +13,49 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import KernelBackend
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
-    both_biases,
     cache_shapes,
-    expect_bits,
-    expect_blocks,
-    expect_groups,
+    expect_cache,
+    expect_delta,
+    expect_gqa,
     expect_last,
     expect_marks,
     expect_mla,
     expect_rank,
-    expect_router,
     expect_shape,
-    expect_sizes,
-    expect_slot,
     expect_tokens,
 )
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.grouped import Grouped, Groups, quantised_groups
+from afserve.kernels.half import half_of_ops
+from afserve.kernels.half_latent import latent_half_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.packed import ExpertShape, PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packing import Packing
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.scaled import BlockScaled
-from afserve.kernels.stack import Exchange, LayeredExperts, Stack, Stacked, StackLayer
-
-INT32 = torch.int32
+from afserve.kernels.stack import Exchange, Stack, Stacked
 
 
 class Ops:
-    """Checks arguments, then calls the backend."""
+    """Checks arguments, then calls the backend, whose own methods stand for what needs no check."""
 
-    def __init__(self, backend: KernelBackend, device: torch.device, threads: int, reason: str = "") -> None:
-        self._backend = backend
-        self._calls = backend.native_calls
-        self._reason = reason
-        self.device = device
-        self.threads = threads
-
-    @property
-    def backend_name(self) -> str:
-        return self._backend.name
-
-    @property
-    def holds_fp8(self) -> bool:
-        """Whether `empty_experts(..., fp8=True)` is to be had: e4m3 weights multiplied as they are."""
-        return self._backend.holds_fp8
-
-    def holds_int8(self, dtype: torch.dtype) -> bool:
-        """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the
-        same values in `dtype`."""
-        return self._backend.holds_int8(dtype)
-
-    def holds_int4(self, dtype: torch.dtype) -> bool:
-        """Whether `empty_experts(..., int4=groups)` takes half a byte per weight, for rows of `dtype`; elsewhere it
-        keeps the same values in `dtype`."""
-        return self._backend.holds_int4(dtype)
-
-    def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
-        """From now on one more thread computes on the core of another node of this host, while that one lends it:
-        `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py) and that is kept as long.
-        Instead of the core borrowed before; without memory no core is. False where the backend can't; results have the
-        same bits."""
-        return self._calls is not None and self._calls.borrow_core(memory_B, offset)
+    def __init__(self, backend: Reference, device: torch.device, threads: int, reason: str = "") -> None:
+        self._backend, self._reason = backend, reason
+        self.device, self.threads = device, threads
+        self.backend_name, self.holds_fp8 = backend.name, backend.holds_fp8
+        self.holds_int8, self.holds_int4 = backend.holds_int8, backend.holds_int4
+        packing = Packing(backend)
+        self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
+        self.pack_experts, self.empty_experts = packing.pack_experts, packing.empty_experts
+        self.set_expert, self.set_expert_int4 = packing.set_expert, packing.set_expert_int4
+        self.set_expert_fp8 = packing.set_expert_fp8
+        self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
+        self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
+        self.borrow_core = backend.borrow_core
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
@@ -91,119 +65,6 @@ class Ops:
     def fallbacks(self) -> tuple[Fallback, ...]:
         """The ops that PyTorch did for the backend so far, each with what did not fit. The log has each op once."""
         return self._backend.fallbacks.met()
-
-    def pack_linear(
-        self,
-        weight_OI: Tensor,
-        bias_O: Tensor | None = None,
-        int8: bool = False,
-        int4: Groups | None = None,
-    ) -> PackedLinear:
-        """Called once at load. The weight may be dropped by the caller afterwards. int8, int4: see `empty_experts`."""
-        expect_rank("weight_OI", weight_OI, 2)
-        if bias_O is not None:
-            expect_shape("bias_O", bias_O, (weight_OI.shape[0],))
-        expect_bits(int8, int4)
-        return self._backend.pack_linear(weight_OI, bias_O, int8, int4)
-
-    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False) -> PackedExperts:
-        """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
-        expect_rank("down_EHI", down_EHI, 3)
-        experts, hidden, inner = down_EHI.shape
-        expect_shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
-        packed = self.empty_experts(experts, hidden, inner, down_EHI.dtype, int8)
-        for slot in range(experts):
-            self.set_expert(packed, slot, gate_up_EJH[slot], down_EHI[slot])
-        return packed
-
-    def empty_experts(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        int8: bool = False,
-        fp8: bool = False,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-        int4: Groups | None = None,
-    ) -> PackedExperts:
-        """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
-
-        int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
-        fp8: weights are kept as e4m3 with a scale per 128x128 block, rows and activations are rounded to e4m3 per
-        128 columns on the way; needs `holds_fp8`, or raises ConfigError.
-        int4: weights are kept as int4 with a scale per group of inputs.
-        bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
-        """
-        expect_bits(int8, int4, fp8)
-        shape = ExpertShape(slots, hidden, inner, dtype, bias, gating)
-        if int4 is not None:
-            return self._backend.empty_experts_int4(shape, int4)
-        if fp8 and not shape.plain:
-            raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
-        if fp8:
-            return self._backend.empty_experts_fp8(shape)
-        return self._backend.empty_experts(shape, int8)
-
-    def set_expert(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up_JH: Tensor,
-        down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
-    ) -> None:
-        """Replace one slot's weights, and its biases where slots have them. No `expert_ffn` may name it meanwhile."""
-        expect_shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
-        expect_shape("down_HI", down_HI, (experts.hidden, experts.inner))
-        expect_slot(slot, experts)
-        biases = both_biases(experts, gate_up_bias_J, down_bias_H)
-        if experts.int4 is None:
-            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, biases)
-            return
-        if experts.int4.e2m1:
-            raise ValueError("experts: slots of four-bit floats are filled by set_expert_int4")
-        gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
-        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
-
-    def expert_layers(
-        self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
-    ) -> LayeredExperts | None:
-        """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
-        which is called there. It computes with this backend's threads, so not while anything else here does. None
-        where the backend has no such thing."""
-        return None if self._calls is None else self._calls.expert_layers(tuple(layers), rows, sums)
-
-    def set_expert_int4(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up: Grouped,
-        down: Grouped,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
-    ) -> None:
-        """`set_expert` of int4 slots from codes and scales, which are kept as they are. Raises ValueError where groups
-        differ, or for a scale that is no bfloat16 number where slots keep those."""
-        if experts.int4 is None:
-            raise ValueError("experts: these slots keep no int4 weights")
-        expect_groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
-        expect_groups("down", down, (experts.hidden, experts.inner), experts.int4)
-        expect_slot(slot, experts)
-        biases = both_biases(experts, gate_up_bias_J, down_bias_H)
-        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
-
-    def set_expert_fp8(
-        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
-    ) -> None:
-        """`set_expert` from e4m3 blocks: copied as they are into fp8 slots, de-quantised into others."""
-        expect_blocks("gate", gate, (experts.inner, experts.hidden))
-        expect_blocks("up", up, (experts.inner, experts.hidden))
-        expect_blocks("down", down, (experts.hidden, experts.inner))
-        expect_slot(slot, experts)
-        self._backend.set_expert_fp8(experts, slot, gate, up, down)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
@@ -249,12 +110,6 @@ class Ops:
         expect_rank("logits_RV", logits_RV, 2)
         return self._backend.argmax(logits_RV)
 
-    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
-        """One weight per head; called once at load. int8, int4: as of `empty_experts`."""
-        expect_rank("weight_AOI", weight_AOI, 3)
-        expect_bits(int8, int4)
-        return self._backend.pack_heads(weight_AOI, int8, int4)
-
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         """y[t, a] = x[t, a] @ weight[a]^T: MLA's absorbed projections, batch-invariant unlike torch.bmm."""
         expect_shape("x_TAI", x_TAI, (x_TAI.shape[0], packed.heads, packed.inputs))
@@ -264,26 +119,19 @@ class Ops:
         """down(silu(gate(x)) * up(x)); gate stacked over up."""
         expect_last("x_TH", x_TH, gate_up.inputs)
         if gate_up.outputs != 2 * down.inputs:
-            raise ValueError(
-                f"mlp: gate_up has {gate_up.outputs} outputs, down {down.inputs} inputs; need 2:1"
-            )
+            sizes = f"{gate_up.outputs} outputs, down {down.inputs} inputs"
+            raise ValueError(f"mlp: gate_up has {sizes}; need 2:1")
         return self._backend.mlp(x_TH, gate_up, down)
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
     ) -> Tensor:
-        """Rotate pairs (2i, 2i+1) if interleaved, else (i, i + D/2). cos and sin have D/2 columns, float32.
-
-        The result is always in the half-split order: first members of all pairs, then second members.
-        """
+        """Rotate pairs (2i, 2i+1) if interleaved, else (i, i + D/2). cos and sin have D/2 columns, float32. The result
+        is always in the half-split order: first members of all pairs, then second members."""
         expect_rank("x_TAD", x_TAD, 3)
         if cos_PD.shape != sin_PD.shape or 2 * cos_PD.shape[1] != x_TAD.shape[2]:
             raise ValueError(f"rope: x_TAD {tuple(x_TAD.shape)} does not fit cos_PD {tuple(cos_PD.shape)}")
         return self._backend.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
-
-    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros for a paged cache. Blocks are read in any order, so on a CPU this asks for huge pages."""
-        return self._backend.empty_cache(shape, dtype)
 
     def empty_kv(
         self, blocks: int, groups: int, block_size: int, sizes: tuple[int, int], dtype: torch.dtype
@@ -296,9 +144,8 @@ class Ops:
         self, layers: Sequence[KeptShape], blocks: int, block_size: int, dtype: torch.dtype
     ) -> PagedCache:
         """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
-        return PagedCache(
-            tuple(self._open_layer(shape, blocks, block_size, dtype) for shape in layers), block_size, dtype
-        )
+        opened = (self._open_layer(shape, blocks, block_size, dtype) for shape in layers)
+        return PagedCache(tuple(opened), block_size, dtype)
 
     def _open_layer(self, shape: KeptShape, blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
         if isinstance(shape, StateShape):
@@ -357,10 +204,8 @@ class Ops:
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
     ) -> Tensor:
-        """Absorbed MLA: queries already in latent space, (T, A, rank + rope) -> (T, A, rank).
-
-        Keys are whole latent rows, values their first `rank` columns (DeepSeek-V2, arXiv 2405.04434, 2.1).
-        """
+        """Absorbed MLA: queries already in latent space, (T, A, rank + rope) -> (T, A, rank). Keys are whole latent
+        rows, values their first `rank` columns (DeepSeek-V2, arXiv 2405.04434, 2.1)."""
         expect_rank("q_TAC", q_TAC, 3)
         expect_last("q_TAC", q_TAC, cache_NBC.shape[2])
         expect_tokens("q_TAC", q_TAC, batch)
@@ -368,58 +213,22 @@ class Ops:
 
     def delta(self, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         """A gated delta net between its projections -> (T, V, D) float32; states in the cache are read and written.
-
-        `cache_NBE` is that of `StateShape(layer.shape.numbers)`. See `delta.py`.
-        """
-        shape = layer.shape
-        expect_shape("mixed_TC", rows.mixed_TC, (batch.tokens, shape.channels))
-        for name, x in (("decay_TV", rows.decay_TV), ("beta_TV", rows.beta_TV)):
-            expect_shape(name, x, (batch.tokens, shape.value_heads))
-        expect_shape("conv_WC", layer.conv_WC, (shape.taps, shape.channels))
+        `cache_NBE` is that of `StateShape(layer.shape.numbers)`. See `delta.py`."""
+        expect_delta(rows, layer, batch)
         expect_rank("cache_NBE", cache_NBE, 3)
-        state_NF = StateShape(shape.numbers).of_blocks(cache_NBE)
-        expect_last("cache_NBE", state_NF, shape.numbers)
+        state_NF = StateShape(layer.shape.numbers).of_blocks(cache_NBE)
+        expect_last("cache_NBE", state_NF, layer.shape.numbers)
         return self._backend.delta(rows, layer, state_NF, cache_NBE.shape[1], batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         """Called once at load: checks the layer, and lets the backend pack what it wants of it."""
-        hidden, size = layer.input_norm_H.shape[0], layer.head_dim
-        expect_shape("post_norm_H", layer.post_norm_H, (hidden,))
-        expect_sizes("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
-        expect_sizes("out", layer.out, hidden, layer.heads * size)
-        for name, norm, count in (
-            ("q_norm_D", layer.q_norm_D, layer.heads),
-            ("k_norm_D", layer.k_norm_D, layer.groups),
-        ):
-            if norm is not None:
-                expect_shape(name, norm, (size * (count if layer.wide_norms else 1),))
-        if layer.sink_A is not None:
-            expect_shape("sink_A", layer.sink_A, (layer.heads,))
-        expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
-        expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
-        expect_router(layer, hidden)
+        expect_gqa(layer)
         return self._backend.prepare_gqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         """A layer and its part of a cache, checked against each other once. The tensors must keep their memory."""
-        keys, values = cache_shapes(k_NGBD, v_NGBD)
-        wanted = (keys[0], prepared.layer.groups, keys[2], prepared.layer.head_dim)
-        if keys != wanted:
-            raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
-        if values != wanted:
-            raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
-        chunk = prepared.layer.steps.chunk
-        if chunk is not None and chunk % keys[2]:
-            raise ConfigError(
-                f"block_size: {keys[2]} tokens do not divide the {chunk} of the model's attention_chunk_size; "
-                "use a block size that does",
-                param="block_size",
-            )
+        expect_cache(prepared.layer, k_NGBD, v_NGBD)
         return self._backend.bind_gqa(prepared, k_NGBD, v_NGBD)
-
-    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
-        """The same batch with what the backend looks up of it once, rather than in every layer of the step."""
-        return self._backend.bind_batch(batch)
 
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
         """Norm, qkv, rope, cache write, attention, output projection, residual, norm, router in one call.
@@ -427,7 +236,8 @@ class Ops:
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
-        return self._backend.gqa_half(x_TH, bound, batch)
+        half = self._backend.gqa_half(x_TH, bound, batch)
+        return half_of_ops(self._backend, x_TH, bound, batch) if half is None else half
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         """`prepare_gqa` for a layer with a latent."""
@@ -443,11 +253,8 @@ class Ops:
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
         """`gqa_half` for a layer with a latent: x_TH becomes, in place, the residual stream after attention."""
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
-        return self._backend.mla_half(x_TH, bound, batch)
-
-    def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
-        """All layers over one cache, for `run_stack`; None where the backend does not run all of these in one call."""
-        return None if self._calls is None else self._calls.stack_layers(tuple(layers))
+        half = self._backend.mla_half(x_TH, bound, batch)
+        return latent_half_of_ops(self._backend, x_TH, bound, batch) if half is None else half
 
     def run_stack(
         self,
@@ -493,9 +300,7 @@ class Ops:
         """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped.
 
         On CPUs, 16-bit models round each expert's part to their dtype first: float32 sums of those do not depend on
-        which parts are added where.
-
-        add: the sum starts from out_RH instead of zero.
+        which parts are added where. add: the sum starts from out_RH instead of zero.
         """
         rows, hidden = x_RH.shape
         if hidden != experts.hidden:
@@ -523,16 +328,10 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
     try:
         from afserve.kernels.native import Native
     except ImportError as error:
+        why = "the native library was not built"
         if required:
-            raise ConfigError(
-                f"backend: the native library was not built ({error}); reinstall with a compiler"
-            ) from error
-        return Ops(
-            Reference(device),
-            device,
-            threads,
-            "the native library was not built; reinstall with a C++ compiler",
-        )
+            raise ConfigError(f"backend: {why} ({error}); reinstall with a compiler") from error
+        return Ops(Reference(device), device, threads, f"{why}; reinstall with a C++ compiler")
     return Ops(Native(threads, isa), device, threads)
 
 
@@ -542,10 +341,9 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
     try:
         triton = import_module("afserve.kernels.triton.backend")  # it imports this folder
     except ImportError as error:
+        why, remedy = "triton is not installed", "pip install afserve[gpu]"
         if required:
-            raise ConfigError(
-                f"backend: triton is not installed ({error}); pip install afserve[gpu]"
-            ) from error
-        return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
+            raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
+        return Ops(Reference(device), device, threads, f"{why}; {remedy}")
     opened = triton.TritonBackend.open(device)
     return Ops(opened, opened.device, threads)

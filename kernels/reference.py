@@ -1,11 +1,13 @@
-"""Every op in plain PyTorch: the oracle of the tests, and the path where nothing faster is at hand.
+"""Every op in plain PyTorch: the oracle of the tests, the path where nothing faster is at hand, and what a backend is.
 
-It knows no backends and checks no arguments (`ops.py` did). Shapes: T tokens, S sequences, H hidden,
+A backend derives from it and has its own for what it does faster; tests list what each one leaves to PyTorch. What
+ops mean is in the docstrings of `ops.py`, which checks their arguments too. Shapes: T tokens, S sequences, H hidden,
 E experts, K top-k, R rows, I inner size, A query heads, G key/value heads, D head size, C latent rank,
 N cache blocks, B block size.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,39 +19,43 @@ from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
-from afserve.kernels.half import half_of_ops
-from afserve.kernels.half_latent import latent_half_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.reference_experts import sums_by_choice, sums_by_slot
+from afserve.kernels.reference_router import choose
+from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled, dequantised
+from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
 
 CPU = torch.device("cpu")
 CACHE_LINE, HUGE_PAGE = 64, 1 << 21
-GATHERED = 256 << 20  # bytes of weights that experts off the CPU copy at a time
 
 
 class Reference:
-    """A `Backend` that never falls back. Off the CPU no op waits for the device, if the batch has its host integers."""
+    """Off the CPU no op waits for the device, if the batch has its host integers. `holds_fp8`: whether slots of experts
+    can keep e4m3 blocks, which are multiplied as they are."""
 
     name = "torch"
     holds_fp8 = False
-    native_calls = None
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
         self.fallbacks = Fallbacks(self.name)
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
+        """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the
+        same values in `dtype`."""
         return False
 
     def holds_int4(self, dtype: torch.dtype) -> bool:
+        """Whether `empty_experts(..., int4=groups)` takes half a byte per weight, for rows of `dtype`; elsewhere it
+        keeps the same values in `dtype`."""
         return False
 
     def explain(self) -> str:
+        """What computes here, for one line at the start of a run."""
         return f"PyTorch {torch.__version__}"
 
     def pack_linear(
@@ -107,18 +113,16 @@ class Reference:
             experts.gate_up_bias_EJ[slot], experts.down_bias_EH[slot] = biases
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
-        raise no_fp8(self.name)
+        raise ConfigError(
+            f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
+            "of compute capability 8.9 or newer"
+        )
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
         return replace(self.empty_experts(shape), int4=groups)
 
     def set_expert_int4(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up: Grouped,
-        down: Grouped,
-        biases: Biases | None = None,
+        self, experts: PackedExperts, slot: int, gate_up: Grouped, down: Grouped, biases: Biases | None = None
     ) -> None:
         weights = gate_up.dequantised(), down.dequantised()
         self.set_expert(experts, slot, *weights, biases)
@@ -134,7 +138,8 @@ class Reference:
         return weight_H * x.to(x_TH.dtype)
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        return layer_norm(x_TH, weight_H, bias_H, eps)
+        wide_bias = None if bias_H is None else bias_H.float()
+        return F.layer_norm(x_TH.float(), weight_H.shape, weight_H.float(), wide_bias, eps).to(x_TH.dtype)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         x_TH += y_TH
@@ -174,18 +179,13 @@ class Reference:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
         size = math.prod(shape) * dtype.itemsize
-        align = (
-            HUGE_PAGE if size >= HUGE_PAGE else CACHE_LINE
-        )  # malloc's own alignment splits every row over lines
+        align = HUGE_PAGE if size >= HUGE_PAGE else CACHE_LINE  # malloc's own splits every row over lines
         untouched = np.zeros(size + align, dtype=np.uint8)
         first = -untouched.ctypes.data % align
         return torch.from_numpy(untouched[first : first + size]).view(dtype).view(shape)
 
     def empty_kv(
-        self,
-        shape: tuple[int, int, int],
-        sizes: tuple[int, int],
-        dtype: torch.dtype,
+        self, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         return self.empty_cache((*shape, sizes[0]), dtype), self.empty_cache((*shape, sizes[1]), dtype)
 
@@ -252,25 +252,49 @@ class Reference:
         return delta_rows(rows, layer, state_NF, block_size, batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
+        """Called once at load; with what the backend packs of the layer, if it has a fused half for it."""
         return PreparedGqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         return BoundGqa(prepared.layer, k_NGBD, v_NGBD)
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        """The same batch with what the backend looks up of it once, rather than in every layer of the step."""
         return batch
 
-    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
-        return half_of_ops(self, x_TH, bound, batch)
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:
+        """`Ops.gqa_half` in one piece; None, and nothing done, where single ops shall do it (half.py)."""
+        return None
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        """`prepare_gqa` for a layer with a latent."""
         return PreparedMla(layer)
 
     def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
         return BoundMla(prepared.layer, cache_NBC)
 
-    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
-        return latent_half_of_ops(self, x_TH, bound, batch)
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
+        """`gqa_half` for a layer with a latent (half_latent.py)."""
+        return None
+
+    def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
+        """From now on one more thread computes on the core of another node of this host, while that one lends it:
+        `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py) and that is kept as long.
+        Instead of the core borrowed before; without memory no core is. False where the backend can't; results have the
+        same bits."""
+        return False
+
+    def expert_layers(
+        self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
+    ) -> LayeredExperts | None:
+        """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
+        which is called there. It computes with this backend's threads, so not while anything else here does. None
+        where the backend has no such thing."""
+        return None
+
+    def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
+        """All layers over one cache, for `run_stack`; None where the backend does not run all of these in one call."""
+        return None
 
     def route(
         self,
@@ -306,54 +330,6 @@ def _rounded(weight_OI: Tensor, int8: bool, int4: Groups | None) -> Tensor:
     return int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
 
 
-def no_fp8(backend: str) -> ConfigError:
-    return ConfigError(
-        f"experts: the {backend} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
-        "of compute capability 8.9 or newer"
-    )
-
-
-def sums_by_slot(
-    x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, total_RH: Tensor
-) -> None:
-    """Adds every expert's part, one slot after the other with all of its rows."""
-    assert experts.gate_up_EJH is not None and experts.down_EHI is not None
-    for slot in torch.unique(slot_RK).tolist():
-        if slot < 0:
-            continue
-        row, choice = torch.where(slot_RK == slot)
-        up_bias_J = None if experts.gate_up_bias_EJ is None else experts.gate_up_bias_EJ[slot]
-        down_bias_H = None if experts.down_bias_EH is None else experts.down_bias_EH[slot]
-        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot], up_bias_J).chunk(2, dim=-1)
-        y = F.linear(experts.gating.join(gate, up), experts.down_EHI[slot], down_bias_H).float()
-        part = y * weight_RK[row, choice].float()[:, None]
-        total_RH.index_add_(0, row, part.to(x_RH.dtype).float())
-
-
-def sums_by_choice(
-    x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, total_RH: Tensor
-) -> None:
-    """The same without a shape that depends on the slots: every row fetches the weights of its k-th expert. It reads
-    them once per row, so it is for devices that a read of the slots would stop, and where nothing faster runs."""
-    assert experts.gate_up_EJH is not None and experts.down_EHI is not None
-    held = 3 * experts.hidden * experts.inner * experts.gate_up_EJH.element_size()
-    step = max(1, GATHERED // max(1, held))
-    for k in range(slot_RK.shape[1]):
-        for first in range(0, x_RH.shape[0], step):
-            rows = slice(first, first + step)
-            slot = slot_RK[rows, k].long()
-            safe = slot.clamp(min=0)
-            both = torch.bmm(experts.gate_up_EJH[safe], x_RH[rows].unsqueeze(2)).squeeze(2)
-            if experts.gate_up_bias_EJ is not None:
-                both = both + experts.gate_up_bias_EJ[safe]
-            joined = experts.gating.join(*both.chunk(2, dim=-1))
-            y = torch.bmm(experts.down_EHI[safe], joined.unsqueeze(2)).squeeze(2).float()
-            if experts.down_bias_EH is not None:
-                y = y + experts.down_bias_EH[safe].float()
-            part = (y * weight_RK[rows, k].float()[:, None]).to(x_RH.dtype).float()
-            total_RH[rows] += part.masked_fill((slot < 0)[:, None], 0.0)
-
-
 def sequences(batch: PagedBatch, block_size: int) -> list[tuple[int, int, int, Tensor]]:
     """(first token, past-the-last token, context, block ids) of every sequence."""
     starts = batch.starts or batch.query_start_S1.tolist()
@@ -372,63 +348,3 @@ def visible(queries: int, context: int, window: int | None, device: torch.device
     if window is not None:
         mask &= key > query - window
     return mask
-
-
-def choose(logits_TE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
-    """(expert_TK int32, weight_TK float32) by the family's rule. Sources: the transformers modules that
-    FIELD.md's table names; ties go to the lower expert id, as torch.topk on CPU does for distinct values.
-
-    Where logits are not finite, or the bias holds a NaN, nothing can be chosen: experts 0 .. K - 1, weights NaN.
-    """
-    if rule.scoring is Scoring.SPARSE_MIXER:
-        mixed_TK, weight_TK = _mix(logits_TE, rule.jitter)
-        return mixed_TK, weight_TK * rule.scale
-    if rule.scoring is Scoring.SIGMOID:
-        score_TE = logits_TE.sigmoid()
-    elif rule.scoring is Scoring.SOFTMAX:
-        score_TE = logits_TE.softmax(-1)
-    else:
-        score_TE = logits_TE
-    ranked_TE = score_TE if bias_E is None else score_TE + bias_E.float()
-    if rule.groups > 1 and rule.selection is not Selection.PLAIN:
-        ranked_TE = ranked_TE.masked_fill(~_open_groups(ranked_TE, rule), rule.closed_value)
-    expert_TK = ranked_TE.topk(rule.top_k, dim=-1, sorted=True).indices
-    weight_TK = score_TE.gather(1, expert_TK)
-    if rule.scoring is Scoring.TOPK_SOFTMAX:
-        weight_TK = weight_TK.softmax(-1)
-    if rule.renormalise:
-        weight_TK = weight_TK / (weight_TK.sum(-1, keepdim=True) + rule.epsilon)
-    lost_T1 = ~logits_TE.isfinite().all(-1, keepdim=True)
-    if bias_E is not None:
-        lost_T1 |= bias_E.isnan().any()
-    first_K = torch.arange(rule.top_k, device=expert_TK.device)
-    expert_TK = torch.where(lost_T1, first_K, expert_TK)
-    return expert_TK.int(), (weight_TK * rule.scale).masked_fill(lost_T1, float("nan"))
-
-
-def _mix(logits_TE: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
-    """Phi's sparse mixer (arXiv 2409.12136): the best expert, then the best of the others. Each has its weight from a
-    softmax over what is left and within 2 jitter of it, relative to the larger of its value and a logit's size."""
-    left_TE, experts, weights = logits_TE, [], []
-    for _ in range(2):
-        best_T1, expert_T1 = left_TE.max(-1, keepdim=True)
-        far_TE = (best_T1 - logits_TE) / logits_TE.abs().clamp(min=best_T1) > 2 * jitter
-        weights.append(left_TE.masked_fill(far_TE, float("-inf")).softmax(-1).gather(1, expert_T1))
-        experts.append(expert_T1)
-        left_TE = left_TE.scatter(1, expert_T1, float("-inf"))
-    lost_T1 = ~logits_TE.isfinite().all(-1, keepdim=True)
-    first_K = torch.arange(2, device=logits_TE.device)
-    expert_TK = torch.where(lost_T1, first_K, torch.cat(experts, 1))
-    return expert_TK.int(), torch.cat(weights, 1).masked_fill(lost_T1, float("nan"))
-
-
-def _open_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:
-    tokens, experts = ranked_TE.shape
-    grouped = ranked_TE.view(tokens, rule.groups, experts // rule.groups)
-    if rule.selection is Selection.GROUP_TOP2_SUM:
-        value = grouped.topk(2, dim=-1).values.sum(-1)
-    else:
-        value = grouped.amax(-1)
-    keep = torch.zeros_like(value, dtype=torch.bool)
-    keep.scatter_(1, value.topk(rule.top_groups, dim=-1).indices, True)
-    return keep.unsqueeze(-1).expand_as(grouped).reshape(tokens, experts)

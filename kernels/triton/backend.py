@@ -12,15 +12,10 @@ from torch import Tensor
 
 import triton
 from afserve.errors import ConfigError
-from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
-from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
-from afserve.kernels.half import half_of_ops, routed_half
-from afserve.kernels.half_latent import latent_half_of_ops
-from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.norms import layer_norm
-from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.half import routed_half
+from afserve.kernels.layer import BoundGqa, Half
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -42,7 +37,7 @@ from afserve.kernels.triton.tiles import TileTable
 CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
 
 
-class TritonBackend:
+class TritonBackend(Reference):
     """Dense products, LayerNorm, gated delta nets, argmax and the caches' memory are PyTorch's by choice, which is no
     fallback.
 
@@ -51,7 +46,6 @@ class TritonBackend:
     """
 
     name = "triton"
-    native_calls = None
 
     def __init__(
         self,
@@ -61,9 +55,7 @@ class TritonBackend:
         has_fp8: bool = True,
         parts: int | None = None,
     ) -> None:
-        self.device = device
-        self.fallbacks = Fallbacks(self.name)
-        self._plain = Reference(device)
+        super().__init__(device)
         self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
         self.holds_fp8, self._parts = has_fp8, parts
 
@@ -95,65 +87,11 @@ class TritonBackend:
     def explain(self) -> str:
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
-    def pack_linear(
-        self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
-    ) -> PackedLinear:
-        return self._plain.pack_linear(weight_OI, bias_O, int8, int4)
-
-    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
-        return self._plain.linear(x_TI, packed)
-
-    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
-        return self._plain.logits(x_TH, packed)
-
-    def argmax(self, logits_RV: Tensor) -> Tensor:
-        return self._plain.argmax(logits_RV)
-
-    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
-        return self._plain.pack_heads(weight_AOI, int8, int4)
-
-    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
-        return self._plain.linear_heads(x_TAI, packed)
-
-    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._plain.empty_cache(shape, dtype)
-
-    def empty_kv(
-        self, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        return self._plain.empty_kv(shape, sizes, dtype)
-
-    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
-        self._plain.clear_blocks(cache, block_B)
-
-    def delta(
-        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
-    ) -> Tensor:
-        return delta_rows(rows, layer, state_NF, block_size, batch)
-
-    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
-        return PreparedGqa(layer)
-
-    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
-        return BoundGqa(prepared.layer, k_NGBD, v_NGBD)
-
-    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
-        return PreparedMla(layer)
-
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
-        return BoundMla(prepared.layer, cache_NBC)
-
-    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
-        return latent_half_of_ops(self, x_TH, bound, batch)
-
-    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
-        return batch
-
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         if int8:
             group = whole_rows(shape.hidden, shape.inner)
             return replace(self._coded(shape, 8, Groups(group)), int8=True)
-        packed = self._plain.empty_experts(shape)
+        packed = super().empty_experts(shape)
         assert packed.gate_up_EJH is not None and packed.down_EHI is not None
         joint = Joint(shape.gating, packed.gate_up_bias_EJ, packed.down_bias_EH)
         return replace(packed, handle=ExpertWeights(packed.gate_up_EJH, packed.down_EHI, joint=joint))
@@ -167,12 +105,7 @@ class TritonBackend:
         return PackedExperts(*sizes, None, None, coded, shape.dtype, gating=shape.gating, bias=shape.bias)
 
     def set_expert_int4(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up: Grouped,
-        down: Grouped,
-        biases: Biases | None = None,
+        self, experts: PackedExperts, slot: int, gate_up: Grouped, down: Grouped, biases: Biases | None = None
     ) -> None:
         assert isinstance(experts.handle, CodedWeights), "slots of another backend"
         experts.handle.set(slot, gate_up, down, biases)
@@ -210,7 +143,7 @@ class TritonBackend:
             experts.handle.set(slot, gate_up, down, biases)
             return
         if not _weights(experts).scaled:
-            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, biases)
+            super().set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
         self.set_expert_fp8(experts, slot, *blocks)
@@ -259,9 +192,6 @@ class TritonBackend:
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         return triton_norm.rms_norm(x_TH, weight_H, eps)
 
-    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        return layer_norm(x_TH, weight_H, bias_H, eps)
-
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
@@ -281,7 +211,7 @@ class TritonBackend:
     ) -> tuple[Tensor, Tensor]:
         if gate_bias_E is not None or rule.scoring is Scoring.SPARSE_MIXER:
             self.fallbacks.record_fallback("route", "a bias of the router's logits, or the sparse mixer")
-            return self._plain.route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
+            return super().route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
     def rope(
@@ -297,12 +227,12 @@ class TritonBackend:
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
 
-    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
         layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
         if layer.unusual():
             self.fallbacks.record_fallback("gqa_half", layer.unusual())
-            return half_of_ops(self, x_TH, bound, batch)
+            return None
         normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
         heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)
         q, k, v = heads.split((layer.heads, layer.groups, layer.groups), dim=1)

@@ -17,6 +17,7 @@ from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
@@ -48,12 +49,19 @@ class Called(Ops):
         self.names = set()
 
     def left_out(self):
-        return {name for name in vars(Ops) if not name.startswith("_")} - self.names
+        there = {*vars(Ops), *vars(self)} - {"names"}
+        return {name for name in there if not name.startswith("_")} - self.names
 
     def __getattribute__(self, name):
         if not name.startswith("_") and name != "names":
             self.names.add(name)
         return super().__getattribute__(name)
+
+
+def inherited(backend):
+    """What a backend leaves to PyTorch by having no method of its own."""
+    kept = {name for name, made in vars(Reference).items() if callable(made) and not name.startswith("_")}
+    return {name for name in kept if getattr(backend, name) is getattr(Reference, name)}
 
 
 def empty(*shape, dtype=torch.bfloat16, device=META):

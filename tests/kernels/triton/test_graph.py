@@ -16,7 +16,18 @@ from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.tiles import TileTable
-from tests.kernels.steps import AT_LOAD, META, Called, Decode, NoReadBack, Seen, empty, every_op, meta_batch
+from tests.kernels.steps import (
+    AT_LOAD,
+    META,
+    Called,
+    Decode,
+    NoReadBack,
+    Seen,
+    empty,
+    every_op,
+    inherited,
+    meta_batch,
+)
 
 
 class Step:
@@ -102,13 +113,18 @@ def test_every_op_runs_without_a_value_to_read(launches, queries, fp8):
 
 
 def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
-    """Dense products, the choice of a token and the memory of caches and experts; everything else is a kernel."""
+    """Dense products, LayerNorm, gated delta nets, the choice of a token and the memory of caches and experts;
+    everything else is a kernel. A latent half is single ops, and nothing is looked up of layers and batches."""
     seen, ops = Seen(monkeypatch, Reference), Ops(TritonBackend(META, multiprocessors=132), META, 1)
     every_op(ops, meta_batch(3, 2, 200), fp8=False)
-    assert ops.fallbacks() == () and not isinstance(ops._backend, Reference)
+    assert ops.fallbacks() == ()
     assert seen.names == {
-        "pack_linear", "pack_heads", "linear", "linear_heads", "logits", "argmax",
+        "pack_linear", "pack_heads", "linear", "linear_heads", "logits", "argmax", "layer_norm", "delta",
         "empty_cache", "empty_kv", "empty_experts", "clear_blocks",
+        "prepare_gqa", "bind_gqa", "prepare_mla", "bind_mla", "bind_batch", "mla_half",
+    }  # fmt: skip
+    assert inherited(TritonBackend) == seen.names - {"empty_experts"} | {
+        "borrow_core", "expert_layers", "stack_layers"
     }  # fmt: skip
 
 

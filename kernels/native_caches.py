@@ -1,0 +1,80 @@
+"""A paged cache as the native library is told of it: addresses, strides and order; written and attended there.
+
+It checks nothing but what addresses need. Shapes as in `ops.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from afserve.kernels import _native, tiled
+from afserve.kernels.native_half import batch_handle
+from afserve.kernels.native_products import CODES, address
+from afserve.kernels.paged import PagedBatch
+
+
+def attend(
+    engine: _native.Engine,
+    q_TAD: Tensor,
+    cache: _native.CachePair,
+    batch: PagedBatch,
+    scale: float,
+    window: int = 0,
+    sink_A: Tensor | None = None,
+) -> Tensor:
+    """`window` is 0 for none; `sink_A` is float32."""
+    q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
+    (tokens, heads, size), (per_token, per_head, _) = q.shape, q.stride()
+    columns = cache.value_size
+    same = columns == size and q.is_contiguous()
+    out = torch.empty_like(q) if same else torch.empty((tokens, heads, columns), dtype=q.dtype)
+    _native.attend(
+        engine, CODES[q.dtype], q.data_ptr(), per_token, per_head, heads, cache, scale, window, address(sink_A),
+        out.data_ptr(), batch_handle(batch),
+    )  # fmt: skip
+    return out
+
+
+def odd(*tensors: Tensor) -> str:
+    """What the library can't take of an op's tensors."""
+    kinds = ", ".join(dict.fromkeys(str(x.dtype) for x in tensors))
+    gaps = all(x.dtype in CODES for x in tensors) and not all(x.is_contiguous() for x in tensors)
+    return f"tensors of {kinds}, with gaps" if gaps else f"tensors of {kinds}"
+
+
+def pair_of(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePair:
+    """What the native library is told of two caches; of the values only so many columns, if any number is given."""
+    blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
+    return _native.CachePair(
+        k_NGBD.data_ptr(),
+        tiled.place(k_NGBD),
+        size,
+        v_NGBD.data_ptr(),
+        tiled.place(v_NGBD),
+        columns or tiled.shape_of(v_NGBD)[3],
+        groups,
+        blocks,
+        block_size,
+    )
+
+
+def last_plain(*caches: Tensor) -> bool:
+    return all(cache.stride(-1) == 1 for cache in caches)
+
+
+def write_cache(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
+    x = x_TGD if x_TGD.stride(2) == 1 else x_TGD.contiguous()
+    blocks, groups, block_size, size = tiled.shape_of(cache_NGBD)
+    _native.write_cache(
+        CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        x.stride(1),
+        x.shape[0],
+        slot_T.data_ptr(),
+        cache_NGBD.data_ptr(),
+        tiled.place(cache_NGBD),
+        groups,
+        size,
+        blocks,
+        block_size,
+    )
