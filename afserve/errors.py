@@ -23,6 +23,7 @@ AfserveError                       500
 
 import re
 import reprlib
+from typing import Self
 
 from afserve.member import NodeId
 
@@ -55,6 +56,11 @@ class UserError(AfserveError):
     status = 400
     exit_code = 2
     kind = "invalid_request_error"
+
+    @classmethod
+    def about(cls, param: str, why: str) -> Self:
+        """Of one field or flag, whose name the message begins with."""
+        return cls(f"{param}: {why}", param=param)
 
 
 class ConfigError(UserError):

@@ -70,6 +70,9 @@ class Counter:
             for values, total in self._totals.items()
         )
 
+    def family(self, names: tuple[str, ...], help: str) -> MetricFamily:
+        return MetricFamily(names, "counter", help, self.samples())
+
 
 class Histogram:
     """Observations counted by bucket; a bucket holds values up to and including its bound."""
@@ -122,6 +125,12 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
 
 def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
     return MetricFamily(names, "gauge", help, tuple(Sample(value, labels) for labels, value in samples))
+
+
+def totals(name: str, help: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
+    """Of a counter that is kept elsewhere."""
+    counted = tuple(Sample(value, labels, "_total") for labels, value in samples)
+    return MetricFamily((name,), "counter", help, counted)
 
 
 def render(families: Iterable[MetricFamily], common: Labels = (), aliases: Labels = ()) -> str:

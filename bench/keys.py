@@ -20,7 +20,7 @@ from afserve.server.access.keyring import Keyring
 from afserve.server.gate import Gate
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
-from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
 from afserve.server.state.database import Database
 from bench.origin import ROOT, origin

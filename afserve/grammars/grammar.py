@@ -88,10 +88,10 @@ def check_text(text: str, param: str) -> None:
 
 def check_length(text: str, param: str) -> None:
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise RequestError(
-            f"{param}: has {len(text)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled; send a "
-            "shorter one",
-            param=param,
+        raise RequestError.about(
+            param,
+            f"has {len(text)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled; send a shorter "
+            "one",
         )
 
 
@@ -148,7 +148,7 @@ def of_lark(grammar: str, param: str = "grammar") -> str:
 
 
 def _refused(param: str, why: str) -> RequestError:
-    return RequestError(f"{param}: not a grammar that can be followed: {why}", param=param)
+    return RequestError.about(param, f"not a grammar that can be followed: {why}")
 
 
 class Matcher:

@@ -32,8 +32,8 @@ from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
 from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
-from afserve.server.metrics.exposition import HttpMetrics
 from afserve.server.metrics.goodput import Times
+from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
 from afserve.server.openapi.document import described
 from afserve.server.replies.ignored import HEADER

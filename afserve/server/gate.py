@@ -20,7 +20,7 @@ from afserve.server.http.body import ClientGone
 from afserve.server.http.connections import CONNECTION, Connections
 from afserve.server.http.direct import offer
 from afserve.server.http.settings import ServerSettings
-from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import STATE as SPAN
 from afserve.server.metrics.spans import Spans
 from afserve.server.replies.refusal import refusal

@@ -35,9 +35,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen(2048)
     except OSError as error:
         sock.close()
-        raise ConfigError(
-            f"port: cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port",
-            param="port",
+        raise ConfigError.about(
+            "port",
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port",
         ) from error
     sock.setblocking(False)
     return sock

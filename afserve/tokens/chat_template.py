@@ -77,13 +77,13 @@ class ChatTemplate:
         try:
             text = template.render(values)
         except RecursionError as error:
-            raise RequestError(
-                "messages: the model's chat template goes too deep with them", param="messages"
+            raise RequestError.about(
+                "messages", "the model's chat template goes too deep with them"
             ) from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             said = str(error)[:MOST_WORDS]
-            raise RequestError(
-                f"messages: the model's chat template does not accept them: {said}", param="messages"
+            raise RequestError.about(
+                "messages", f"the model's chat template does not accept them: {said}"
             ) from error
         return _cut(text, mark, str(messages[-1]["content"])) if continue_final_message else text
 
@@ -120,10 +120,10 @@ def _marked(message: Message, mark: str, index: int) -> Message:
     content = message.get("content")
     if not isinstance(content, str):
         name = f"messages[{index}].content"
-        raise RequestError(
-            f"{name}: continue_final_message goes on with the last message's text, and it has none; give it one, which "
-            "may be empty",
-            param=name,
+        raise RequestError.about(
+            name,
+            "continue_final_message goes on with the last message's text, and it has none; give it one, which may "
+            "be empty",
         )
     return {**message, "content": content + mark}
 

@@ -43,8 +43,8 @@ class KeyRole(StrEnum):
 
 def _check(name: str, value: object, allowed: Range) -> None:
     if value is not None and not allowed.holds(value):
-        raise ConfigError(
-            f"{name}: {shown(value)} is not a whole number in [{allowed.low}, {allowed.high}]", param=name
+        raise ConfigError.about(
+            name, f"{shown(value)} is not a whole number in [{allowed.low}, {allowed.high}]"
         )
 
 
@@ -98,7 +98,7 @@ def read_key_file(path: str | Path) -> tuple[Key, ...]:
             check_private(path, os.fstat(file.fileno()), "api-keys")
             text = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"api-keys: {path}: {error.strerror}", param="api-keys") from error
+        raise ConfigError.about("api-keys", f"{path}: {error.strerror}") from error
     if len(text) > MOST_BYTES:
         raise _refused(path, f"has more than {MOST_BYTES} bytes; remove revoked keys")
     try:
@@ -142,16 +142,16 @@ def _key(path: str | Path, name: str, table: object) -> Key:
 
 
 def _refused(path: str | Path, why: str) -> ConfigError:
-    return ConfigError(f"api-keys: {path}: {why}", param="api-keys")
+    return ConfigError.about("api-keys", f"{path}: {why}")
 
 
 def check_private(path: str | Path, found: os.stat_result, what: str) -> None:
     """A group may read it where it is another user's: that is how secrets are handed to a container."""
     mine = found.st_uid == os.geteuid()
     if stat.S_ISREG(found.st_mode) and found.st_mode & (0o077 if mine else 0o007):
-        raise ConfigError(
-            f"{what}: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}); type: chmod 600 {path}",
-            param=what,
+        raise ConfigError.about(
+            what,
+            f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}); type: chmod 600 {path}",
         )
 
 
@@ -161,15 +161,11 @@ def check_private(path: str | Path, found: os.stat_result, what: str) -> None:
 def add_key(path: Path, name: str, role: KeyRole, limits: KeyLimits) -> str:
     """The new key, which is nowhere else. Raises ConfigError for a name that is taken."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"name: {shown(name)} is not 1 to 64 letters, digits, '.', '_' and '-'", param="name"
-        )
+        raise ConfigError.about("name", f"{shown(name)} is not 1 to 64 letters, digits, '.', '_' and '-'")
     secret = new_secret()
     with _changing(path) as keys:
         if name in keys:
-            raise ConfigError(
-                f"name: {path} has a key {name!r}; take another name, or revoke it", param="name"
-            )
+            raise ConfigError.about("name", f"{path} has a key {name!r}; take another name, or revoke it")
         keys[name] = Key(name, digest_of(secret), role, limits, _now())
     return secret
 
@@ -179,7 +175,7 @@ def revoke_key(path: Path, name: str) -> None:
     read_key_file(path)
     with _changing(path) as keys:
         if name not in keys:
-            raise ConfigError(f"name: {path} has no key {shown(name)}; see `afserve keys list`", param="name")
+            raise ConfigError.about("name", f"{path} has no key {shown(name)}; see `afserve keys list`")
         keys[name] = replace(keys[name], revoked=keys[name].revoked or _now())
 
 
@@ -193,7 +189,7 @@ def _changing(path: Path) -> Iterator[dict[str, Key]]:
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise ConfigError(f"api-keys: {path.parent}: {error.strerror}", param="api-keys") from error
+        raise ConfigError.about("api-keys", f"{path.parent}: {error.strerror}") from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         keys = {key.name: key for key in read_key_file(path)} if path.exists() else {}
@@ -220,7 +216,7 @@ def _write(path: Path, keys: Iterable[Key]) -> None:
         os.replace(draft, path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise ConfigError(f"api-keys: {path}: {error.strerror}", param="api-keys") from error
+        raise ConfigError.about("api-keys", f"{path}: {error.strerror}") from error
 
 
 def _table(key: Key) -> str:

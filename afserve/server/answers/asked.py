@@ -109,10 +109,10 @@ class Asked:
         """What to leave with each choice. Raises RequestError where it is too large."""
         about = self._about()
         if len(about) > MOST_ABOUT:
-            raise RequestError(
-                f"resume: this request has {len(about)} bytes beside its prompt's tokens, at most {MOST_ABOUT} can be "
-                "kept; send it with fewer prompts, fewer tools, a shorter format, without echo, or without resume",
-                param="resume",
+            raise RequestError.about(
+                "resume",
+                f"this request has {len(about)} bytes beside its prompt's tokens, at most {MOST_ABOUT} can be kept; "
+                "send it with fewer prompts, fewer tools, a shorter format, without echo, or without resume",
             )
         return [Keep(self.id, i, self.choices, self.kept_seconds, about) for i in range(self.choices)]
 

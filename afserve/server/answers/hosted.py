@@ -64,10 +64,10 @@ class Models:
     def one(self, name: str | None) -> Hosted:
         """The one that a change is for. Raises RequestError where there are several and none is named."""
         if name is None and len(self) > 1:
-            raise RequestError(
-                f"model: {len(self)} models are served here; say which with ?model=NAME, one of "
+            raise RequestError.about(
+                "model",
+                f"{len(self)} models are served here; say which with ?model=NAME, one of "
                 f"{', '.join(each.model_name for each in self)}",
-                param="model",
             )
         return self.first_model if name is None else self.named(name)
 

@@ -84,18 +84,16 @@ class Resumables:
     def _check(self, asked: Asked) -> None:
         most = self._settings.resume_seconds
         if asked.kept_seconds > most:
-            raise RequestError(
-                f"resume: {asked.kept_seconds:g} s, this server keeps requests for at most {most:g} s "
-                "(--resume-seconds)",
-                param="resume",
+            raise RequestError.about(
+                "resume",
+                f"{asked.kept_seconds:g} s, this server keeps requests for at most {most:g} s (--resume-seconds)",
             )
         if asked.choices > MOST_CHOICES:
-            raise RequestError(
-                f"resume: {asked.choices} choices, at most {MOST_CHOICES} can be kept; send it in parts",
-                param="resume",
+            raise RequestError.about(
+                "resume", f"{asked.choices} choices, at most {MOST_CHOICES} can be kept; send it in parts"
             )
         if asked.id in self._kept:
-            raise RequestError("request_id: is in use; draw another", param="request_id")
+            raise RequestError.about("request_id", "is in use; draw another")
 
     def _make_room(self, owner: str, size: int) -> None:
         """Where there are keys, this one's answers that have ended and that nobody reads go first, the oldest first;
@@ -303,10 +301,10 @@ class Resumables:
 
 
 def unknown(id: str) -> NotFoundError:
-    return NotFoundError(
-        f"request: {shown(id)} is neither running nor kept here: it has ended, and if it was asked for with resume its "
-        "time is over",
-        param="request",
+    return NotFoundError.about(
+        "request",
+        f"{shown(id)} is neither running nor kept here: it has ended, and if it was asked for with resume its time "
+        "is over",
     )
 
 

@@ -92,21 +92,19 @@ def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
     if custom_id is None or body is None:
         raise RequestError("a line needs a custom_id, a method, a url and a body")
     if not custom_id or any("\ud800" <= letter <= "\udfff" for letter in custom_id):
-        raise RequestError(
-            f"custom_id: {shown(custom_id)} is no id; give a text of at least one character, without a lone surrogate",
-            param="custom_id",
+        raise RequestError.about(
+            "custom_id",
+            f"{shown(custom_id)} is no id; give a text of at least one character, without a lone surrogate",
         )
     method = fields.get("method")
     if method not in (None, "POST"):
-        raise RequestError(f"method: {shown(method)} is not POST", param="method")
+        raise RequestError.about("method", f"{shown(method)} is not POST")
     if fields.get("url") != endpoint:
-        raise RequestError(
-            f"url: {shown(fields.get('url'))} is not the batch's endpoint {endpoint}", param="url"
-        )
+        raise RequestError.about("url", f"{shown(fields.get('url'))} is not the batch's endpoint {endpoint}")
     if body.get("stream"):
-        raise RequestError("stream: an answer in a batch is no stream", param="stream")
+        raise RequestError.about("stream", "an answer in a batch is no stream")
     if body.get("resume") is not None:
-        raise RequestError("resume: an answer in a batch is kept in its file; leave it out", param="resume")
+        raise RequestError.about("resume", "an answer in a batch is kept in its file; leave it out")
     return custom_id, json.dumps({"priority": BATCH_PRIORITY, **body.raw()}).encode()
 
 

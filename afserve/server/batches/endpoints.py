@@ -36,15 +36,15 @@ class Files:
         with await self.bodies.read_body(request) as body:
             form = fields_of(request.headers.get("content-type", ""), body.data)
         if "file" not in form:
-            raise RequestError("file: is missing from the form", param="file")
+            raise RequestError.about("file", "is missing from the form")
         data, name = form["file"]
         named = form.get("purpose", (b"", ""))[0].decode("utf-8", "replace")
         if named not in PURPOSES:
-            raise RequestError(f"purpose: {shown(named)} is none of {', '.join(PURPOSES)}", param="purpose")
+            raise RequestError.about("purpose", f"{shown(named)} is none of {', '.join(PURPOSES)}")
         name = name or "file"
         if len(name) > MAX_NAME:
-            raise RequestError(
-                f"file: its name has {len(name)} characters, at most {MAX_NAME} are taken", param="file"
+            raise RequestError.about(
+                "file", f"its name has {len(name)} characters, at most {MAX_NAME} are taken"
             )
         stored = await self.store.put_file(owner_of(request), name, named, data)
         return json_response(stored.as_json())
@@ -85,9 +85,7 @@ class Batches:
             fields = Fields(parse_object(body.data))
         endpoint, file_id = fields.text("endpoint"), or_else(fields.text("input_file_id"), "")
         if endpoint is None or endpoint not in self._endpoints:
-            raise RequestError(
-                f"endpoint: {shown(endpoint)} is none of {', '.join(self._endpoints)}", param="endpoint"
-            )
+            raise RequestError.about("endpoint", f"{shown(endpoint)} is none of {', '.join(self._endpoints)}")
         about = {"completion_window": _window(fields), "metadata": _metadata(fields)}
         total = await checked(await self._files.store.content(owner, file_id), endpoint)
         row = await self._table.create(owner, endpoint, file_id, total, about)
@@ -114,7 +112,7 @@ def _window(fields: Fields) -> str:
     """OpenAI's one value; a batch that takes longer goes on all the same."""
     window = or_else(fields.text("completion_window"), WINDOW)
     if window != WINDOW:
-        raise RequestError(f"completion_window: {shown(window)} is not {WINDOW}", param="completion_window")
+        raise RequestError.about("completion_window", f"{shown(window)} is not {WINDOW}")
     return window
 
 
@@ -126,9 +124,9 @@ def _metadata(fields: Fields) -> Mapping[str, object] | None:
     if len(words) > 2 * MAX_METADATA or any(
         not isinstance(word, str) or len(word) > MAX_METADATA_CHARACTERS for word in words
     ):
-        raise RequestError(
-            f"metadata: is not at most {MAX_METADATA} pairs of texts of at most {MAX_METADATA_CHARACTERS} characters",
-            param="metadata",
+        raise RequestError.about(
+            "metadata",
+            f"is not at most {MAX_METADATA} pairs of texts of at most {MAX_METADATA_CHARACTERS} characters",
         )
     return given.raw()
 

@@ -98,4 +98,4 @@ class _Form:
         return name
 
     def _wrong(self, why: str) -> RequestError:
-        return RequestError(f"{self._name[:64]}: {why}", param=self._name[:64])
+        return RequestError.about(self._name[:64], why)

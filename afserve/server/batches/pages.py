@@ -13,7 +13,7 @@ def page_of(entries: Sequence[Entry], query: Mapping[str, str]) -> dict[str, obj
     """OpenAI's list. Raises RequestError that names what the query has wrong."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise RequestError(f"order: {shown(order)} is neither asc nor desc", param="order")
+        raise RequestError.about("order", f"{shown(order)} is neither asc nor desc")
     found = list(entries if order == "desc" else reversed(entries))
     found = found[_begin(found, query.get("after")) :]
     data = found[: _limit(query.get("limit"))]
@@ -27,9 +27,7 @@ def _begin(entries: Sequence[Entry], after: str | None) -> int:
         return 0
     at = next((i for i, entry in enumerate(entries) if entry["id"] == after), None)
     if at is None:
-        raise RequestError(
-            f"after: {shown(after)} is not in this list; leave it out to begin anew", param="after"
-        )
+        raise RequestError.about("after", f"{shown(after)} is not in this list; leave it out to begin anew")
     return at + 1
 
 
@@ -39,5 +37,5 @@ def _limit(given: str | None) -> int:
     # Longer digits are not read at all: that takes the square of their length.
     limit = int(given) if re.fullmatch("[0-9]{1,5}", given) else 0
     if not 1 <= limit <= MOST:
-        raise RequestError(f"limit: {shown(given)} is no number from 1 to {MOST}", param="limit")
+        raise RequestError.about("limit", f"{shown(given)} is no number from 1 to {MOST}")
     return limit

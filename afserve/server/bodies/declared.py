@@ -127,7 +127,7 @@ def one_of(*values: str) -> Declared[str | None]:
     def read(fields: Fields, name: str) -> str | None:
         found = fields.text(name)
         if found is not None and found not in values:
-            raise RequestError(f"{name}: {shown(found)} is none of {', '.join(values)}", param=name)
+            raise RequestError.about(name, f"{shown(found)} is none of {', '.join(values)}")
         return found
 
     return Declared({**TEXT, "enum": list(values)}, read)
@@ -144,7 +144,7 @@ def raw(schema: Schema, *, needed: bool = False) -> Declared[object]:
 
 def check_length(name: str, value: str, longest: int) -> None:
     if len(value) > longest:
-        raise RequestError(f"{name}: has {len(value)} characters, at most {longest} are allowed", param=name)
+        raise RequestError.about(name, f"has {len(value)} characters, at most {longest} are allowed")
 
 
 def _stops(fields: Fields, name: str) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def _biases(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key in biases.raw():
         if not key.isascii() or not key.isdigit() or len(key) > MAX_ID_DIGITS:
-            raise RequestError(f"{name}: {shown(key)} is not a token id", param=name)
+            raise RequestError.about(name, f"{shown(key)} is not a token id")
         pairs.append((int(key), or_else(biases.number(key, -100, 100), 0.0)))
     return tuple(pairs)
 

@@ -81,7 +81,7 @@ def kind_of(value: object) -> str:
 
 
 def refuse(name: str, value: object, wanted: str) -> NoReturn:
-    raise RequestError(f"{name}: is {kind_of(value)}, it must be {wanted}", param=name)
+    raise RequestError.about(name, f"is {kind_of(value)}, it must be {wanted}")
 
 
 class Fields:
@@ -103,8 +103,16 @@ class Fields:
     def get(self, key: str) -> object:
         return self._values.get(key)
 
+    def given(self, *keys: str) -> dict[str, object]:
+        """Those of these that are there."""
+        return {key: value for key in keys if (value := self.get(key)) is not None}
+
     def refuse_field(self, key: str, wanted: str) -> NoReturn:
         refuse(self.path_of(key), self.get(key), wanted)
+
+    def refusal(self, key: str, why: str) -> RequestError:
+        """For a value that has the right type."""
+        return RequestError.about(self.path_of(key), why)
 
     def pass_over(self, name: str, instead: str) -> None:
         """Notes a wish that is not followed, by its whole name."""
@@ -116,7 +124,7 @@ class Fields:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{name}: not valid JSON: {error}", param=name) from error
+            raise RequestError.about(name, f"not valid JSON: {error}") from error
 
     def text(self, key: str) -> str | None:
         value = self.get(key)
@@ -155,8 +163,7 @@ class Fields:
         value = self.get(key)
         count = len(value) if isinstance(value, list | dict) else 0
         if count > most:
-            name = self.path_of(key)
-            raise RequestError(f"{name}: has {count} entries, at most {most} are allowed", param=name)
+            raise self.refusal(key, f"has {count} entries, at most {most} are allowed")
         return count
 
     def section(self, key: str) -> "Fields | None":
@@ -201,9 +208,7 @@ class Fields:
 
     def _in_range(self, key: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
-            raise RequestError(
-                f"{self.path_of(key)}: {shown(value)} is outside [{low}, {high}]", param=self.path_of(key)
-            )
+            raise self.refusal(key, f"{shown(value)} is outside [{low}, {high}]")
 
 
 def token_ids(items: Sequence[object], name: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Chat messages as a template wants them: text content as one string, tool arguments as objects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.cut_arguments import object_of
@@ -8,6 +8,7 @@ from afserve.server.bodies.declared import MAX_MESSAGES
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 
+TEXT_PARTS = ("text", "input_text", "refusal")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField(dict, "use tool_calls"),
@@ -19,7 +20,7 @@ def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
     fields.entries("messages", MAX_MESSAGES)
     messages = fields.sections("messages")
     if not messages:
-        raise RequestError("messages: at least one message is needed", param="messages")
+        raise RequestError.about("messages", "at least one message is needed")
     return tuple(_message(message) for message in messages)
 
 
@@ -49,17 +50,22 @@ def _content(message: Fields) -> str | None:
     """The text of a message; array-form content is the texts of its parts, one after the other."""
     value = message.get("content")
     if isinstance(value, list):
-        return "".join(_part(part) for part in message.sections("content"))
+        return "".join(text_part(part) for part in message.sections("content"))
     if value is None and message.get("role") == "user":
         message.refuse_field("content", "a string or an array of text parts")
     return message.text("content")
 
 
-def _part(part: Fields) -> str:
+def not_read(kind: object) -> str:
+    """Why a part or an item of this type is refused."""
+    return f"{shown(kind)} is not served, this model reads text only"
+
+
+def text_part(part: Fields, kinds: Sequence[str] = TEXT_PARTS) -> str:
+    """The words of a part of content. Raises RequestError for one that is none of these `kinds`."""
     kind = part.text("type")
-    if kind not in ("text", "input_text", "refusal"):
-        name = part.path_of("type")
-        raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+    if kind not in kinds:
+        raise part.refusal("type", not_read(kind))
     text = part.text("refusal" if kind == "refusal" else "text")
     if text is None:
         part.refuse_field("text", "a string")

@@ -97,9 +97,7 @@ def completion_request(fields: Fields) -> CompletionRequest:
     body = CompletionBody(fields)
     echo = body.echo
     if body.suffix:
-        raise RequestError(
-            "suffix: this model continues text, it cannot fill a gap; leave it out", param="suffix"
-        )
+        raise RequestError.about("suffix", "this model continues text, it cannot fill a gap; leave it out")
     _refuse_best_of(body)
     refuse_unsupported(fields)
     return CompletionRequest(
@@ -122,9 +120,8 @@ def chat_request(fields: Fields) -> ChatRequest:
     refuse_unsupported(fields, chat=True)
     tools, wanted = tools_of(fields), wanted_format(fields)
     if wanted is not None and tools.forced:
-        raise RequestError(
-            f"{wanted.param}: tool_choice makes the answer a call, so it cannot have another format",
-            param=wanted.param,
+        raise RequestError.about(
+            wanted.param, "tool_choice makes the answer a call, so it cannot have another format"
         )
     extra = body.chat_template_kwargs
     if extra is not None:
@@ -132,10 +129,9 @@ def chat_request(fields: Fields) -> ChatRequest:
     newer, older, continues = body.max_completion_tokens, body.max_tokens, body.continue_final_message
     begins = fields.flag("add_generation_prompt", not continues)
     if continues and begins:
-        raise RequestError(
-            "add_generation_prompt: begins a new message, and continue_final_message goes on with the last one; leave "
-            "one of both out",
-            param="add_generation_prompt",
+        raise RequestError.about(
+            "add_generation_prompt",
+            "begins a new message, and continue_final_message goes on with the last one; leave one of both out",
         )
     return ChatRequest(
         messages=messages_of(fields),
@@ -158,15 +154,15 @@ def chat_request(fields: Fields) -> ChatRequest:
 def embedding_request(fields: Fields) -> EmbeddingRequest:
     refuse_unsupported(fields)
     if fields.get("dimensions") is not None:
-        raise RequestError(
-            "dimensions: this model was not trained to be cut to fewer, so its whole vector is given; leave it out",
-            param="dimensions",
+        raise RequestError.about(
+            "dimensions",
+            "this model was not trained to be cut to fewer, so its whole vector is given; leave it out",
         )
     if fields.flag("stream"):
-        raise RequestError("stream: vectors come whole; leave it out", param="stream")
+        raise RequestError.about("stream", "vectors come whole; leave it out")
     for name in ("resume", "request_id"):
         if fields.get(name) is not None:
-            raise RequestError(f"{name}: vectors are not kept; leave it out", param=name)
+            raise RequestError.about(name, "vectors are not kept; leave it out")
     body = EmbeddingBody(fields)
     base64 = body.encoding_format == "base64"
     return EmbeddingRequest(prompts_of(fields, "input"), base64, body.add_special_tokens)
@@ -201,9 +197,7 @@ def _prompt(item: object, name: str) -> Prompt:
 def _refuse_best_of(body: GenerationBody) -> None:
     best_of = body.best_of
     if best_of not in (None, or_else(body.n, 1)):
-        raise RequestError(
-            "best_of: only best_of equal to n is supported; ask for n and choose", param="best_of"
-        )
+        raise RequestError.about("best_of", "only best_of equal to n is supported; ask for n and choose")
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
@@ -211,7 +205,7 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     if body.logprobs:
         return or_else(top, 0)
     if top:
-        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        raise RequestError.about("top_logprobs", "needs logprobs to be true")
     return None
 
 
@@ -226,17 +220,16 @@ def _resume(body: GenerationBody) -> ResumeOptions | None:
     """A client's own id is as long as a random one: it is all that others would have to guess."""
     seconds, id = body.resume, body.request_id
     if seconds is None and id is not None:
-        raise RequestError(
-            "request_id: names a request that outlives its connection; add resume (seconds), or leave it out and "
-            "take the id that is answered",
-            param="request_id",
+        raise RequestError.about(
+            "request_id",
+            "names a request that outlives its connection; add resume (seconds), or leave it out and take the id "
+            "that is answered",
         )
     if seconds is None:
         return None
     if id is not None and not _OWN_ID.fullmatch(id):
-        raise RequestError(
-            f"request_id: {shown(id)} is not 32 to 64 random hexadecimal digits (0-9, a-f); leave it out for one of "
-            "the server's",
-            param="request_id",
+        raise RequestError.about(
+            "request_id",
+            f"{shown(id)} is not 32 to 64 random hexadecimal digits (0-9, a-f); leave it out for one of the server's",
         )
     return ResumeOptions(seconds, id)

@@ -59,9 +59,9 @@ def wanted_format(fields: Fields) -> WantedGrammar | None:
     """Raises RequestError where there are two, or one that is none."""
     found = [wanted for read in (_response_format, _guided, _structured) for wanted in read(fields)]
     if len(found) > 1:
-        raise RequestError(
-            f"{found[1].param}: an answer follows one format, {found[0].param} is another; leave one of both out",
-            param=found[1].param,
+        raise RequestError.about(
+            found[1].param,
+            f"an answer follows one format, {found[0].param} is another; leave one of both out",
         )
     return found[0] if found else None
 
@@ -74,9 +74,8 @@ def _response_format(fields: Fields) -> list[WantedGrammar]:
     if kind == "json_object":
         return [WantedGrammar("response_format", of_object())]
     if kind != "json_schema":
-        raise RequestError(
-            f"response_format: {shown(kind)} is none of text, json_object, json_schema",
-            param="response_format",
+        raise RequestError.about(
+            "response_format", f"{shown(kind)} is none of text, json_object, json_schema"
         )
     named = form.section("json_schema")
     if named is None:
@@ -136,8 +135,5 @@ def _structured(fields: Fields) -> list[WantedGrammar]:
         key for key in section.raw() if key not in (*_KINDS, "json_object") and section.get(key) is not None
     ]
     if odd:
-        name = section.path_of(odd[0])
-        raise RequestError(
-            f"{name}: is not supported; json, json_object, regex, choice and grammar are", param=name
-        )
+        raise section.refusal(odd[0], "is not supported; json, json_object, regex, choice and grammar are")
     return found

@@ -151,7 +151,7 @@ def tools_of(fields: Fields) -> Tools:
     names = [str(_function(tool)["name"]) for tool in tools]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise RequestError(f"tools: {shown(twice)} is there twice", param="tools")
+        raise RequestError.about("tools", f"{shown(twice)} is there twice")
     choice, named = _choice(fields, names)
     sent = fields.get("parallel_tool_calls") is not None
     return Tools(tools, choice, named, fields.flag("parallel_tool_calls") if sent else None)
@@ -160,16 +160,14 @@ def tools_of(fields: Fields) -> Tools:
 def _tool(tool: Fields) -> Tool:
     kind = tool.text("type")
     if kind != "function":
-        name = tool.path_of("type")
-        raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
+        raise tool.refusal("type", f"{shown(kind)} is not served, only function tools are")
     function = tool.section("function")
     if function is None:
         tool.refuse_field("function", "an object")
     called = function.text("name")
     if called is None or not _NAME.fullmatch(called):
-        raise RequestError(
-            f"{function.path_of('name')}: {shown(called)} is not 1 to 128 letters, digits, or any of _ . : -",
-            param=function.path_of("name"),
+        raise RequestError.about(
+            function.path_of("name"), f"{shown(called)} is not 1 to 128 letters, digits, or any of _ . : -"
         )
     if function.section("parameters") is not None:
         check_size(function.get("parameters"), function.path_of("parameters"))
@@ -183,18 +181,16 @@ def _choice(fields: Fields, names: Sequence[str]) -> tuple[str, str]:
         return ("auto" if names else "none"), ""
     if isinstance(value, str) and value in ("auto", "none", "required"):
         if value == "required" and not names:
-            raise RequestError(
-                "tool_choice: required, and tools is empty; send at least one", param="tool_choice"
-            )
+            raise RequestError.about("tool_choice", "required, and tools is empty; send at least one")
         return value, ""
     section = fields.section("tool_choice") if isinstance(value, dict) else None
     if section is None or section.text("type") != "function":
-        raise RequestError(
-            f"tool_choice: {shown(value)} is none of auto, none, required or a function", param="tool_choice"
+        raise RequestError.about(
+            "tool_choice", f"{shown(value)} is none of auto, none, required or a function"
         )
     named = (section.section("function") or section).text("name")
     if named is None or named not in names:
-        raise RequestError(f"tool_choice: {shown(named)} is none of the tools", param="tool_choice")
+        raise RequestError.about("tool_choice", f"{shown(named)} is none of the tools")
     return "required", named
 
 

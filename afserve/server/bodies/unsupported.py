@@ -180,7 +180,7 @@ def refuse_known(fields: Fields, table: Mapping[str, KnownField]) -> None:
         if known.wish:
             fields.pass_over(own, known.instead)
         else:
-            raise RequestError(f"{own}: is not supported; {known.instead}", param=own)
+            raise RequestError.about(own, f"is not supported; {known.instead}")
 
 
 def passes_hosted(tool: Fields) -> bool:

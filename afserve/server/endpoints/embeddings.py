@@ -98,10 +98,10 @@ class EmbeddingsEndpoint:
         written = inputs * (size * 4 // 3 if base64 else size * LONGEST_NUMBER // 4)
         if written > most:
             other = "" if base64 else " or with encoding_format base64,"
-            raise RequestError(
-                f"input: {inputs} vectors make an answer of up to {written} bytes, more than {most}, the limit of "
+            raise RequestError.about(
+                "input",
+                f"{inputs} vectors make an answer of up to {written} bytes, more than {most}, the limit of "
                 f"--max-answer-bytes; send it{other} in parts",
-                param="input",
             )
 
 

@@ -10,7 +10,7 @@ from afserve.control.backend import ServedModel
 from afserve.server.bodies.prepared import Computed
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.status import anthropic_models, anthropic_object, model_object, status_object
-from afserve.server.metrics.exposition import exposition
+from afserve.server.metrics.observe import exposition
 from afserve.server.replies.refusal import json_response
 from afserve.server.text.prepare import BodyKind
 

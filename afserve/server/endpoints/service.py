@@ -14,7 +14,7 @@ from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
-from afserve.server.metrics.exposition import HttpMetrics
+from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
 from afserve.server.replies.ignored import Ignored
 from afserve.server.state.database import Database

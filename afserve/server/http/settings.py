@@ -175,10 +175,10 @@ def read_keys(path: str | Path) -> tuple[str, ...]:
             check_private(path, os.fstat(file.fileno()), "api-key-file")
             lines = file.read(MIB).splitlines()
     except OSError as error:
-        raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
+        raise ConfigError.about("api-key-file", f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"api-key-file: {path}: is not UTF-8 text", param="api-key-file") from error
+        raise ConfigError.about("api-key-file", f"{path}: is not UTF-8 text") from error
     keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not keys:
-        raise ConfigError(f"api-key-file: {path} holds no key; write one per line", param="api-key-file")
+        raise ConfigError.about("api-key-file", f"{path} holds no key; write one per line")
     return keys

@@ -67,15 +67,10 @@ class GoodputMeter:
         return {"on_time": kept, "late": late}
 
     def families(self) -> Iterator[MetricFamily]:
-        for name, help, counter in (
-            (
-                "phase_sequences",
-                "Sequences with a ttft (prefill) or tpot (decode), by whether they kept to it.",
-                self.sequences,
-            ),
-            ("phase_goodput_tokens", "Tokens of those that did: of the prompt, or generated.", self.tokens),
-        ):
-            yield MetricFamily((f"afserve_{name}",), "counter", help, counter.samples())
+        judged = "Sequences with a ttft (prefill) or tpot (decode), by whether they kept to it."
+        yield self.sequences.family(("afserve_phase_sequences",), judged)
+        kept = "Tokens of those that did: of the prompt, or generated."
+        yield self.tokens.family(("afserve_phase_goodput_tokens",), kept)
 
     def figures(self) -> dict[str, dict[str, int]]:
         """By phase; nothing where no sequence was judged."""

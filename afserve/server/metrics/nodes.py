@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.counters import DeclaredCounter, Metric, Over, counters_of
 from afserve.engine.stats import KINDS, AttentionStats
-from afserve.metrics import Labels, MetricFamily, Sample, gauge
+from afserve.metrics import Labels, MetricFamily, Sample, gauge, totals
 
 Declared = list[tuple[DeclaredCounter, Metric]]
 _SERVING = ("ready", "draining")
 _NOTHING: Mapping[str, int] = {}
+_REFUSED = "Requests refused at once because what they ask for was predicted to be missed."
+_STALLED = (
+    "Time that work stood still because of a loss, summed over dispatches (cause moved: over requests)."
+)
 
 
 def both(name: str) -> tuple[str, str]:
@@ -38,14 +42,11 @@ def counted(nodes: Sequence[NodeView], beside: Mapping[str, int] = _NOTHING) -> 
 
 
 def _found_by_tier(nodes: Sequence[NodeView]) -> MetricFamily:
-    by_node = [(node.name, node.stats.hits) for node in nodes if isinstance(node.stats, AttentionStats)]
-    found = tuple(
-        Sample(tokens, (("node", name), ("tier", tier)), "_total")
-        for name, by_tier in by_node
-        for tier, tokens in by_tier.items()
-    )
-    help = "Prompt tokens whose KV was found, by where it was."
-    return MetricFamily(("afserve_kv_hit_tokens",), "counter", help, found)
+    stats = [(node.name, node.stats) for node in nodes if isinstance(node.stats, AttentionStats)]
+    found = [
+        ((("node", name), ("tier", tier)), tokens) for name, of in stats for tier, tokens in of.hits.items()
+    ]
+    return totals("afserve_kv_hit_tokens", "Prompt tokens whose KV was found, by where it was.", found)
 
 
 def _values(nodes: Sequence[NodeView], parts: Declared, beside: int) -> Iterator[tuple[Labels, float]]:
@@ -96,43 +97,22 @@ def losses(view: ClusterView) -> Iterator[MetricFamily]:
 
     All counts are of the whole run, but `moved` and `refused`, which are of the gateway that is asked.
     """
-    lost = tuple(
-        Sample(count, (("role", role), ("cause", cause)), "_total")
+    lost = [
+        ((("role", role), ("cause", cause)), count)
         for role, causes in sorted(view.lost.items())
         for cause, count in sorted(causes.items())
-    )
-    yield MetricFamily(
-        ("afserve_nodes_lost",), "counter", "Nodes lost while they served, by what it was noticed by.", lost
-    )
-    for name, help, total in (
-        (
-            "expert_bytes_reloaded",
-            "Bytes of weights read because experts were placed anew.",
-            view.reloaded_bytes,
-        ),
-        ("rows_resent", "Rows sent again because an expert node was lost.", view.resent_rows),
+    ]
+    yield totals("afserve_nodes_lost", "Nodes lost while they served, by what it was noticed by.", lost)
+    reloaded = "Bytes of weights read because experts were placed anew."
+    yield totals("afserve_expert_bytes_reloaded", reloaded, [((), view.reloaded_bytes)])
+    resent = "Rows sent again because an expert node was lost."
+    yield totals("afserve_rows_resent", resent, [((), view.resent_rows)])
+    for name, label, counted, help in (
+        ("requests_moved", "cause", view.moved, "Requests that went on at another attention node."),
+        ("requests_refused", "reason", view.refused, _REFUSED),
+        ("stall_seconds", "cause", view.stalled, _STALLED),
     ):
-        yield MetricFamily((f"afserve_{name}",), "counter", help, (Sample(total, (), "_total"),))
-    moved = tuple(Sample(count, (("cause", why),), "_total") for why, count in sorted(view.moved.items()))
-    yield MetricFamily(
-        ("afserve_requests_moved",), "counter", "Requests that went on at another attention node.", moved
-    )
-    refused = tuple(
-        Sample(count, (("reason", why),), "_total") for why, count in sorted(view.refused.items())
-    )
-    yield MetricFamily(
-        ("afserve_requests_refused",),
-        "counter",
-        "Requests refused at once because what they ask for was predicted to be missed.",
-        refused,
-    )
-    stalled = tuple(Sample(s, (("cause", cause),), "_total") for cause, s in sorted(view.stalled.items()))
-    yield MetricFamily(
-        ("afserve_stall_seconds",),
-        "counter",
-        "Time that work stood still because of a loss, summed over dispatches (cause moved: over requests).",
-        stalled,
-    )
+        yield totals(f"afserve_{name}", help, ((((label, why),), n) for why, n in sorted(counted.items())))
     serving = Counter(node.role for node in view.nodes if node.state in _SERVING)
     for name, help, counts in (
         ("wanted", "Nodes that there should be.", view.wanted),

@@ -1,11 +1,12 @@
-"""What /metrics says of one model: the gateway's measurements and the nodes' statistics, also by vllm:* names.
+"""All of /metrics: what one gateway counts and measures, of HTTP and of each model, and what nodes say, as vllm too.
 
 Counts and draws; knows neither HTTP nor when anything happens beyond the clock it is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from afserve.clock import Clock, MonotonicClock
+from afserve.control.backend import Backend
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
@@ -18,14 +19,40 @@ from afserve.metrics import (
     Histogram,
     Labels,
     MetricFamily,
-    Sample,
     gauge,
+    render_together,
+    totals,
 )
 from afserve.server.metrics.goodput import ANY_TIME, DrawCounts, GoodputMeter, Times
 from afserve.server.metrics.nodes import both, counted, losses
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096
+_ENGINE: Labels = (("engine", "0"),)
+
+
+class HttpMetrics:
+    """What one gateway counts whatever the model. Used from the event loop only."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or MonotonicClock()
+        self.responses = Counter("route", "status")
+        self.cancelled = Counter("reason")
+
+    def by_class(self) -> dict[str, int]:
+        """Responses by the first digit of their status: 2 good ones, 4 refused, 5 failed."""
+        found: dict[str, int] = {}
+        for sample in self.responses.samples():
+            digit = dict(sample.labels)["status"][0]
+            found[digit] = found.get(digit, 0) + int(sample.value)
+        return found
+
+    def families(self, in_flight: int, connections: int) -> Iterator[MetricFamily]:
+        yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
+        yield gauge(("afserve_http_connections",), "Open connections.", [((), connections)])
+        cancelled = "Requests cancelled because the client left, or did not read."
+        yield self.cancelled.family(("afserve_http_cancelled",), cancelled)
+        yield self.responses.family(("afserve_http_responses",), "Responses by route and status.")
 
 
 class ServerMetrics:
@@ -78,11 +105,9 @@ class ServerMetrics:
             ("generation_tokens", "Tokens generated.", self.generated_tokens),
             ("request_success", "Sequences that ended, by reason.", self.finished),
         ):
-            yield MetricFamily(both(name), "counter", help, counter.samples())
-        cached = self.cached_tokens.samples()
-        yield MetricFamily(
-            ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
-        )
+            yield counter.family(both(name), help)
+        cached = "Prompt tokens found in the prefix cache."
+        yield self.cached_tokens.family(("afserve_prompt_tokens_cached",), cached)
         yield from self.goodput.families()
 
 
@@ -158,10 +183,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
         "Fullest expert node over the mean, per MoE layer, over the last seconds.",
         [((("layer", str(layer)),), value) for layer, value in enumerate(view.balance)],
     )
-    moved = (Sample(view.moves, (), "_total"),)
-    yield MetricFamily(
-        ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
-    )
+    yield totals("afserve_expert_moves", "Experts moved between nodes while serving.", [((), view.moves)])
     yield from _cache([node.stats for node in view.nodes if isinstance(node.stats, AttentionStats)])
     yield from losses(view)
     yield from counted(view.nodes, {"num_requests_waiting": view.waiting})
@@ -181,22 +203,31 @@ def _cache(nodes: list[AttentionStats]) -> Iterator[MetricFamily]:
 
 def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[MetricFamily]:
     """Per layer: the total and max/mean of the routed rows; per expert as well while that is few."""
-    totals = tuple(Sample(sum(layer), _layer(l), "_total") for l, layer in enumerate(rows))
-    yield MetricFamily(("afserve_layer_routed_rows",), "counter", "Rows routed, per MoE layer.", totals)
+    routed = [(_layer(l), sum(layer)) for l, layer in enumerate(rows)]
+    yield totals("afserve_layer_routed_rows", "Rows routed, per MoE layer.", routed)
     skew = [(_layer(l), max(layer) * len(layer) / sum(layer)) for l, layer in enumerate(rows) if sum(layer)]
     yield gauge(
         ("afserve_layer_expert_skew",), "Rows of the busiest expert over the mean, per MoE layer.", skew
     )
     if sum(len(layer) for layer in rows) <= MAX_EXPERT_SERIES:
-        samples = tuple(
-            Sample(count, (*_layer(l), ("expert", str(e))), "_total")
+        by_expert = [
+            ((*_layer(l), ("expert", str(e))), count)
             for l, layer in enumerate(rows)
             for e, count in enumerate(layer)
-        )
-        yield MetricFamily(
-            ("afserve_expert_rows",), "counter", "Rows routed, per MoE layer and expert.", samples
-        )
+        ]
+        yield totals("afserve_expert_rows", "Rows routed, per MoE layer and expert.", by_expert)
 
 
 def _layer(index: int) -> Labels:
     return (("layer", str(index)),)
+
+
+async def exposition(
+    http: HttpMetrics, models: Sequence[tuple[Backend, ServerMetrics]], in_flight: int, connections: int
+) -> str:
+    """Every line has its model as a label; what is of no model has one only where there is one model."""
+    named: list[Labels] = [(("model_name", backend.model.name),) for backend, _ in models]
+    groups = [(named[0] if len(named) == 1 else (), http.families(in_flight, connections))]
+    for labels, (backend, metrics) in zip(named, models, strict=True):
+        groups.append((labels, metrics.families(await backend.view())))
+    return render_together(groups, _ENGINE)

@@ -35,9 +35,9 @@ class Position:
         parts = text.split(".")
         digits = [part.removesuffix("e") for part in parts]
         if len(parts) != choices or not all(_is_count(part) for part in digits):
-            raise RequestError(
-                f"Last-Event-ID: {shown(text)} is no event of this request; send the last `id:` that you have read",
-                param="Last-Event-ID",
+            raise RequestError.about(
+                "Last-Event-ID",
+                f"{shown(text)} is no event of this request; send the last `id:` that you have read",
             )
         return cls(map(int, digits), (part.endswith("e") for part in parts))
 

@@ -96,9 +96,8 @@ def connect(folder: str) -> sqlite3.Connection:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, SCHEMA):
         connection.close()
-        raise ConfigError(
-            f"state-dir: {FILE} has format {version}, this afserve reads {SCHEMA}; give another folder",
-            param="state-dir",
+        raise ConfigError.about(
+            "state-dir", f"{FILE} has format {version}, this afserve reads {SCHEMA}; give another folder"
         )
     if version == 0:
         for table in _TABLES:
@@ -116,17 +115,17 @@ def prepare_folder(path: Path) -> str:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
         if found.st_mode & 0o077:
-            raise ConfigError(
-                f"state-dir: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}), and prompts are "
-                f"kept there; type: chmod 700 {path}",
-                param="state-dir",
+            raise ConfigError.about(
+                "state-dir",
+                f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}), and prompts are kept there; "
+                f"type: chmod 700 {path}",
             )
         os.close(os.open(path / FILE, os.O_RDWR | os.O_CREAT, 0o600))
         connect(str(path)).close()
     except OSError as error:
-        raise ConfigError(f"state-dir: {path}: {error.strerror}", param="state-dir") from error
+        raise ConfigError.about("state-dir", f"{path}: {error.strerror}") from error
     except sqlite3.Error as error:
-        raise ConfigError(
-            f"state-dir: {path / FILE}: {error}; remove it, or give another folder", param="state-dir"
+        raise ConfigError.about(
+            "state-dir", f"{path / FILE}: {error}; remove it, or give another folder"
         ) from error
     return str(path.resolve())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.declared import MAX_TOKENS
 from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.messages import not_read
 from afserve.server.bodies.prepared import ContextLengthError
 from afserve.server.bodies.unsupported import (
     OF_MESSAGES,
@@ -15,7 +16,7 @@ from afserve.server.bodies.unsupported import (
     refuse_known,
     refuse_unsupported,
 )
-from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words, copied
+from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -48,7 +49,7 @@ def translate(fields: Fields) -> Translated:
         names |= {f"messages[{len(messages) + i}]": message.path for i in range(len(made))}
         messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
-    chat: Body = {**copied(fields, sampling), "messages": messages}
+    chat: Body = {**fields.given(*sampling), "messages": messages}
     if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         chat["continue_final_message"] = True
     chat["max_completion_tokens"] = fields.get("max_tokens")
@@ -91,16 +92,13 @@ def length_words(error: ContextLengthError, context: int) -> ContextLengthError:
 def _thinking(thinking: Fields, chat: Body) -> None:
     kind = thinking.text("type")
     if kind not in ("enabled", "disabled", "adaptive"):
-        raise RequestError(
-            f"thinking.type: {shown(kind)} is none of enabled, disabled", param="thinking.type"
-        )
+        raise RequestError.about("thinking.type", f"{shown(kind)} is none of enabled, disabled")
     chat["reasoning_effort"] = "none" if kind == "disabled" else "medium"
     if kind == "enabled":
         chat["thinking_token_budget"] = thinking.integer("budget_tokens", 0, MAX_TOKENS)
     display = or_else(thinking.text("display"), "summarized")
     if display not in ("summarized", "omitted"):
-        name = thinking.path_of("display")
-        raise RequestError(f"{name}: {shown(display)} is neither summarized nor omitted", param=name)
+        raise thinking.refusal("display", f"{shown(display)} is neither summarized nor omitted")
     chat["include_reasoning"] = display == "summarized"
 
 
@@ -113,8 +111,7 @@ def _output(output: Fields, chat: Body) -> Mapping[str, str]:
     if form is None:
         return names
     if form.text("type") != "json_schema":
-        name = form.path_of("type")
-        raise RequestError(f"{name}: {shown(form.get('type'))} is not json_schema", param=name)
+        raise form.refusal("type", f"{shown(form.get('type'))} is not json_schema")
     chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return names
 
@@ -151,8 +148,7 @@ def _message(message: Fields) -> list[Body]:
     """One message, or several: results of tools are messages of their own."""
     role, content = message.text("role"), message.get("content")
     if role not in ("user", "assistant", "developer"):
-        name = message.path_of("role")
-        raise RequestError(f"{name}: {shown(role)} is none of user, assistant and system", param=name)
+        raise message.refusal("role", f"{shown(role)} is none of user, assistant and system")
     if not isinstance(content, list):
         return [{"role": role, "content": message.text("content")}]
     found: list[Body] = []
@@ -178,8 +174,7 @@ def _message(message: Fields) -> list[Body]:
                 f"messages.{kind}", "tools that Anthropic runs are not served; leave its blocks out"
             )
         elif kind != "redacted_thinking":
-            name = block.path_of("type")
-            raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+            raise block.refusal("type", not_read(kind))
     if texts or calls or not found:
         whole: Body = {"role": role, "content": "".join(texts)}
         if "".join(thoughts):
@@ -217,15 +212,10 @@ def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
         if passes_hosted(tool):
             continue
         if tool.get("type") not in (None, "custom"):
-            name = tool.path_of("type")
-            raise RequestError(
-                f"{name}: {shown(tool.get('type'))} is not served here, only your own tools", param=name
-            )
+            raise tool.refusal("type", f"{shown(tool.get('type'))} is not served here, only your own tools")
         refuse_known(tool, OF_TOOLS)
         function = {"name": tool.get("name"), "parameters": or_else(tool.get("input_schema"), {})}
-        for name in ("description", "strict"):
-            if tool.get(name) is not None:
-                function[name] = tool.get(name)
+        function |= tool.given("description", "strict")
         own = f"tools[{len(tools)}]"
         names |= {f"{own}.function.parameters": tool.path_of("input_schema"), f"{own}.function": tool.path}
         tools.append({"type": "function", "function": function})

@@ -88,9 +88,8 @@ def _preload(fields: Fields, *, chat: bool) -> Translated:
 
 def _completion(fields: Fields, common: Body, prompt: str) -> Body:
     if fields.text("system"):
-        raise RequestError(
-            "system: a raw prompt has no place for it; put it into the prompt, or leave raw out",
-            param="system",
+        raise RequestError.about(
+            "system", "a raw prompt has no place for it; put it into the prompt, or leave raw out"
         )
     if "max_completion_tokens" in common:
         common["max_tokens"] = common.pop("max_completion_tokens")
@@ -101,8 +100,7 @@ def _completion(fields: Fields, common: Body, prompt: str) -> Body:
 
 def _message(message: Fields) -> Body:
     if message.get("images"):
-        name = message.path_of("images")
-        raise RequestError(f"{name}: this model reads text only", param=name)
+        raise message.refusal("images", "this model reads text only")
     role = message.text("role")
     plain: Body = {"role": role, "content": or_else(message.text("content"), "")}
     plain |= {own: message.text(name) for name, own in _SAME_WORDS.items() if message.text(name)}
@@ -139,7 +137,7 @@ def _common(fields: Fields) -> Body:
 
 
 def _options(options: Fields, chat: Body) -> None:
-    chat |= {name: options.get(name) for name in _SAME if options.get(name) is not None}
+    chat |= options.given(*_SAME)
     predict = options.integer("num_predict", -2, 1 << 24)
     if predict is not None and predict > 0:
         chat["max_completion_tokens"] = predict

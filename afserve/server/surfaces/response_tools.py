@@ -65,7 +65,7 @@ def tool_choice(fields: Fields, offered: Sequence[OfferedTool]) -> object:
     for each in offered:
         if (each.name, each.custom) == (name, custom) and (spaces[1] is None or each.namespace in spaces):
             return {"type": "function", "function": {"name": each.flat}}
-    raise RequestError(f"tool_choice: {shown(name)} is none of the tools", param="tool_choice")
+    raise RequestError.about("tool_choice", f"{shown(name)} is none of the tools")
 
 
 def free_arguments(text: str) -> str:
@@ -91,13 +91,11 @@ def _offered(tool: Fields, namespace: str | None = None) -> Sequence[OfferedTool
     if kind == "namespace" and namespace is None:
         return _members(tool)
     if kind not in ("function", "custom"):
-        name = tool.path_of("type")
-        raise RequestError(
-            f"{name}: {shown(kind)} is not served, only functions, custom tools and namespaces of them are",
-            param=name,
+        raise tool.refusal(
+            "type", f"{shown(kind)} is not served, only functions, custom tools and namespaces of them are"
         )
     refuse_known(tool, OF_TOOLS)
-    made = _custom(tool) if kind == "custom" else _function(tool)
+    made = _custom(tool) if kind == "custom" else tool.given("description", "parameters", "strict")
     name = or_else(tool.text("name"), "")
     flat = flat_name(name, namespace)
     return [OfferedTool(name, namespace, kind == "custom", tool.path, {**made, "name": flat or None})]
@@ -114,11 +112,6 @@ def _members(tool: Fields) -> Sequence[OfferedTool]:
         first = found[0].function
         first["description"] = "\n\n".join(filter(None, (about, str(first.get("description") or ""))))
     return found
-
-
-def _function(tool: Fields) -> Body:
-    keys = ("description", "parameters", "strict")
-    return {key: tool.get(key) for key in keys if tool.get(key) is not None}
 
 
 def _custom(tool: Fields) -> Body:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from afserve.errors import RequestError, shown
+from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.messages import TEXT_PARTS, not_read, text_part
 from afserve.server.bodies.unsupported import (
     OF_REASONING,
     OF_RESPONSES,
@@ -13,7 +14,7 @@ from afserve.server.bodies.unsupported import (
     refuse_unsupported,
 )
 from afserve.server.surfaces.response_tools import flat_name, free_arguments, offered_tools, tool_choice
-from afserve.server.surfaces.translate import Body, Translated, append_words, copied
+from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -35,7 +36,7 @@ _UNDESCRIBED = {"local_shell_call": "action", "apply_patch_call": "operation"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in _UNDESCRIBED))
 _INSTRUCTING = ("system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
-_TEXTS = ("input_text", "output_text", "text", "refusal")
+_TEXTS = (*TEXT_PARTS, "output_text")
 
 
 def translate(fields: Fields, before: list[object]) -> Translated:
@@ -46,7 +47,7 @@ def translate(fields: Fields, before: list[object]) -> Translated:
     messages: list[Body] = [{"role": "system", "content": instructions}] if instructions else []
     _messages(before, "previous_response_id", messages, fields)
     names = _messages(own, "input", messages, fields)
-    chat: Body = {**copied(fields), "messages": messages}
+    chat: Body = {**fields.given(*SAMPLING), "messages": messages}
     if fields.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = fields.get("max_output_tokens")
     names |= _tools(fields, chat)
@@ -64,9 +65,8 @@ def _refuse(fields: Fields) -> None:
     refuse_known(fields, OF_RESPONSES)
     for each in fields.texts("include", 16):
         if each == _LOGPROBS:
-            raise RequestError(
-                "include: logprobs are not supported here; chat completions and completions have them",
-                param="include",
+            raise RequestError.about(
+                "include", "logprobs are not supported here; chat completions and completions have them"
             )
         if each != "reasoning.encrypted_content":
             fields.pass_over("include", "this server has no tools of its own; leave it out")
@@ -77,9 +77,9 @@ def _facts(fields: Fields) -> Body:
     facts = _repeated(fields)
     size = len(json.dumps(facts))
     if size > MAX_REPEATED:
-        raise RequestError(
-            f"tools: with instructions and metadata they have {size} bytes, at most {MAX_REPEATED} are taken",
-            param="tools",
+        raise RequestError.about(
+            "tools",
+            f"with instructions and metadata they have {size} bytes, at most {MAX_REPEATED} are taken",
         )
     return facts
 
@@ -142,8 +142,7 @@ def _messages(items: Sequence[object], name: str, messages: list[Body], body: Fi
             body.pass_over(f"input.{kind}", "tools that a server runs are not served; leave their items out")
             continue
         else:
-            own = fields.path_of("type")
-            raise RequestError(f"{own}: {shown(kind)} is not served, this model reads text only", param=own)
+            raise fields.refusal("type", not_read(kind))
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
         thought = ""
@@ -175,17 +174,7 @@ def _content(fields: Fields, key: str) -> object:
     """Text, or its parts."""
     if not isinstance(fields.get(key), list):
         return fields.text(key)
-    parts = []
-    for part in fields.sections(key):
-        kind = part.text("type")
-        if kind not in _TEXTS:
-            name = part.path_of("type")
-            raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
-        text = part.text("refusal" if kind == "refusal" else "text")
-        if text is None:
-            part.refuse_field("text", "a string")
-        parts.append({"type": "text", "text": text})
-    return parts
+    return [{"type": "text", "text": text_part(part, _TEXTS)} for part in fields.sections(key)]
 
 
 def _called(kind: str, fields: Fields) -> tuple[str | None, object] | None:

@@ -39,13 +39,9 @@ def refuse_resume(fields: Fields) -> None:
     """Raises RequestError for a request that is to outlive its connection: these answers cannot."""
     for name in ("resume", "request_id"):
         if fields.get(name) is not None:
-            raise RequestError(
-                f"{name}: is not supported here; use /v1/chat/completions or /v1/completions", param=name
+            raise RequestError.about(
+                name, "is not supported here; use /v1/chat/completions or /v1/completions"
             )
-
-
-def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
-    return {name: fields.get(name) for name in names if fields.get(name) is not None}
 
 
 def append_words(message: Body, words: str) -> None:

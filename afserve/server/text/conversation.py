@@ -82,10 +82,10 @@ class Conversation:
         if strict:
             found = self._strict(asked)
         if found is not None and self._begins_inside(asked, prompt):
-            raise RequestError(
-                f"{found.param}: this model reasons before it answers, so its words cannot be held to a format; switch "
-                "that off with reasoning_effort none or chat_template_kwargs",
-                param=found.param,
+            raise RequestError.about(
+                found.param,
+                "this model reasons before it answers, so its words cannot be held to a format; switch that off "
+                "with reasoning_effort none or chat_template_kwargs",
             )
         if asked.thoughts is None:
             return found
@@ -115,10 +115,10 @@ class Conversation:
 
     def _strict(self, asked: ChatRequest) -> WantedGrammar:
         if self._calls != "hermes":
-            raise RequestError(
-                f"tools: {asked.tools.strict!r} is strict, which cannot be held in this model's form of calls; use "
+            raise RequestError.about(
+                "tools",
+                f"{asked.tools.strict!r} is strict, which cannot be held in this model's form of calls; use "
                 "tool_choice required, or leave strict out",
-                param="tools",
             )
         return asked.tools.wanted_tags(special=self._tokenizer.is_special(HERMES.opens[0]))
 
@@ -161,7 +161,7 @@ class Roles:
     def _shown(self, message: Message, name: str) -> Message:
         role = message["role"]
         if role not in ROLES and role not in self._own:
-            raise RequestError(f"{name}: {shown(role)} is none of {', '.join(ROLES)}", param=name)
+            raise RequestError.about(name, f"{shown(role)} is none of {', '.join(ROLES)}")
         if role == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message

@@ -106,8 +106,8 @@ class Preparer:
         answer = self._prepare(kind, fields)
         if fields.passed and self._model.strict:
             name, instead = next(iter(fields.passed.items()))
-            raise RequestError(
-                f"{name}: is not supported; {instead} (without --strict it is passed over)", param=name
+            raise RequestError.about(
+                name, f"is not supported; {instead} (without --strict it is passed over)"
             )
         ignored = tuple(fields.passed)
         return Computed(answer, ignored) if isinstance(answer, bytes) else replace(answer, ignored=ignored)
@@ -251,7 +251,7 @@ class Preparer:
         body = TokenizeBody(fields)
         text = body.prompt
         if text is None and body.messages is None:
-            raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
+            raise RequestError.about("prompt", "is missing; send a prompt or messages")
         special, spelled = body.add_special_tokens, body.return_token_strs
         if text is None:
             text, special = self._render(chat_request(fields))[1], False
@@ -295,9 +295,9 @@ class Preparer:
     def _check_sequences(self, prompts: int, choices: int | None, param: str = "n") -> None:
         n = choices or 1
         if prompts * n > self._model.max_sequences:
-            raise RequestError(
-                f"{param}: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
-                param=param,
+            raise RequestError.about(
+                param,
+                f"{prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
             )
 
     def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
@@ -305,9 +305,8 @@ class Preparer:
         if self._elsewhere:
             raise Elsewhere
         if self._conversation is None:
-            raise RequestError(
-                "messages: this model has no chat template; use /v1/completions with a prompt",
-                param="messages",
+            raise RequestError.about(
+                "messages", "this model has no chat template; use /v1/completions with a prompt"
             )
         return self._conversation, self._conversation.render(asked)
 

@@ -37,7 +37,7 @@ class Preparers:
 def unserved(name: str, names: Sequence[str]) -> NotFoundError:
     """`names` are those that are served."""
     listed = f"{' and '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'}"
-    return NotFoundError(f"model: {shown(name)} is not served here, {listed}", param="model")
+    return NotFoundError.about("model", f"{shown(name)} is not served here, {listed}")
 
 
 def _model_of(kind: BodyKind, fields: Fields) -> str | None:

@@ -50,14 +50,14 @@ class PromptTokens:
             try:
                 return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
             except RequestError as error:
-                raise RequestError(f"{param}: {error.message}", param=param) from error
+                raise RequestError.about(param, f"{error.message}") from error
         top, limit = self._model.vocab_size, self._model.max_model_len
         if len(prompt) > limit:
             self.tokens_left(len(prompt), None, None, param)
         if prompt and not 0 <= min(prompt) <= max(prompt) < top:
             at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
-            raise RequestError(
-                f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
+            raise RequestError.about(
+                param, f"token id {shown(token_id)} at position {at} is outside [0, {top - 1}]"
             )
         return array("i", prompt)
 
@@ -90,9 +90,7 @@ class PromptTokens:
         ):
             for token_id in ids:
                 if not 0 <= token_id < top:
-                    raise RequestError(
-                        f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
-                    )
+                    raise RequestError.about(name, f"token id {shown(token_id)} is outside [0, {top - 1}]")
 
     @property
     def _words(self) -> str:
@@ -117,7 +115,7 @@ class PromptTokens:
         """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
         left = self._size - count
         if not count:
-            raise RequestError(f"{param}: has no tokens; send at least one", param=param)
+            raise RequestError.about(param, "has no tokens; send at least one")
         if left < 1:
             raise ContextLengthError(
                 f"{param}: has {count} tokens, the model's context of {self._size} must hold them and at least one "
