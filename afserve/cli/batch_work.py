@@ -10,7 +10,7 @@ from typing import IO, Any
 import httpx
 
 from afserve.cli.batch_lines import Line
-from afserve.doors.client_resume import backoff
+from afserve.doors.client_http import backoff
 
 _BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 Row = dict[str, Any]  # a line of the output

@@ -16,10 +16,12 @@ from types import TracebackType
 import httpx
 
 from afserve.doors.client_http import (
+    BREAKS,
     DEFAULT_URL,
     EMBEDDINGS,
     RESUME_SECONDS,
     RETRIES,
+    Attempts,
     Calls,
     ErrorReply,
     Input,
@@ -27,7 +29,6 @@ from afserve.doors.client_http import (
     clear_errors,
     object_of,
 )
-from afserve.doors.client_resume import BREAKS, Attempts
 from afserve.doors.client_wire import (
     Delta,
     Deltas,

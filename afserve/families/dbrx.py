@@ -6,8 +6,8 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import clip_qkv, gqa
-from afserve.families.read_ffn import stack
-from afserve.spec_parts import Around, LayerSpec, MoeSpec
+from afserve.families.read_ffn import routed, stack
+from afserve.spec_parts import Around, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -16,16 +16,16 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         raise fields.refuse(
             "moe_normalize_expert_weights", "is not 1, the only norm of weights that is supported"
         )
-    moe = MoeSpec(
-        experts=fields.integer("moe_num_experts"),
-        top_k=fields.integer("moe_top_k"),
-        inner=fields.integer("ffn_hidden_size"),
-        shared_inner=0,
+    moe = routed(
+        fields,
+        "moe_num_experts",
+        top_k="moe_top_k",
+        inner="ffn_hidden_size",
         scoring="softmax",
         renormalise=True,
         activation=str(fields.section("ffn_act_fn").get("name", "silu")),
     )
-    return stack(fields, attention, moe, range(fields.integer("num_hidden_layers")), 0)
+    return stack(fields, attention, moe)
 
 
 def _around(fields: ConfigFields) -> Around:

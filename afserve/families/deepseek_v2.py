@@ -4,8 +4,8 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import mla
-from afserve.families.read_ffn import activation, check_groups, dense_then_moe, shared_inner, stack
-from afserve.spec_parts import LayerSpec, MoeSpec
+from afserve.families.read_ffn import check_groups, dense_then_moe, routed, shared_inner, stack
+from afserve.spec_parts import LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -14,10 +14,10 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     fields.known_only("norm_topk_prob", False)
     fields.known_only("topk_method", "greedy", "group_limited_greedy")
     grouped = fields.config.get("topk_method") == "group_limited_greedy"
-    moe = MoeSpec(
-        experts=fields.integer("n_routed_experts", "num_experts", "num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("moe_intermediate_size"),
+    moe = routed(
+        fields,
+        *("n_routed_experts", "num_experts", "num_local_experts"),
+        inner="moe_intermediate_size",
         shared_inner=shared_inner(fields),
         scoring="softmax",
         selection="group_max" if grouped else "plain",
@@ -25,7 +25,6 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         top_groups=fields.integer("topk_group") if grouped else 1,
         scale=fields.number("routed_scaling_factor", default=1.0),
         closed_to_zero=True,
-        activation=activation(fields),
     )
     check_groups(fields, moe, least=1)
     return stack(fields, attention, moe, dense_then_moe(fields, 0), fields.integer("intermediate_size"))

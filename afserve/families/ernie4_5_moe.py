@@ -4,33 +4,33 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation, stack
-from afserve.spec_parts import Around, LayerSpec, MoeSpec
+from afserve.families.read_ffn import routed, stack
+from afserve.spec_parts import Around, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     bias, inner = fields.flag("use_bias", False), fields.integer("moe_intermediate_size")
     attention = gqa(fields, theta=500000.0, bias=bias, interleaved=True)
-    moe = MoeSpec(
-        experts=fields.integer("moe_num_experts"),
-        top_k=fields.integer("moe_k"),
-        inner=inner,
+    moe = routed(
+        fields,
+        "moe_num_experts",
+        top_k="moe_k",
+        inner="moe_intermediate_size",
         shared_inner=inner * fields.integer("moe_num_shared_experts", default=2),
         shared_bias=bias,
         scoring="softmax",
         renormalise=True,
         correction_bias=True,
-        activation=activation(fields),
     )
     least = fields.number("moe_norm_min", default=1e-12)
     if least > moe.top_k / moe.experts:  # what k scores of a softmax sum to at least
         raise fields.refuse(
             "moe_norm_min", f"is more than moe_k / moe_num_experts, {moe.top_k / moe.experts:g}"
         )
-    return stack(fields, attention, moe, _routed(fields), fields.integer("intermediate_size"))
+    return stack(fields, attention, moe, _moe_layers(fields), fields.integer("intermediate_size"))
 
 
-def _routed(fields: ConfigFields) -> range:
+def _moe_layers(fields: ConfigFields) -> range:
     """Every `moe_layer_interval`-th layer from the first MoE layer to the last, which -1 says is the model's."""
     layers, step = fields.integer("num_hidden_layers"), fields.integer("moe_layer_interval", default=1)
     start = fields.integer("moe_layer_start_index", default=1)

@@ -6,8 +6,8 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import alternating, gqa
-from afserve.families.read_ffn import CLAMPED_SWIGLU, activation, check_top_k
-from afserve.spec_parts import LayerSpec, MoeSpec
+from afserve.families.read_ffn import CLAMPED_SWIGLU, activation, check_top_k, routed
+from afserve.spec_parts import LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -16,11 +16,9 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     narrow = replace(full, window=fields.integer("sliding_window", default=128))
     if activation(fields) != "silu":
         raise fields.refuse("hidden_act", "is not silu, which is what the clamped SwiGLU is made of")
-    moe = MoeSpec(
-        experts=fields.integer("num_local_experts", "num_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("intermediate_size"),
-        shared_inner=0,
+    moe = routed(
+        fields,
+        *("num_local_experts", "num_experts"),
         scoring="topk_softmax",
         router_bias=True,
         expert_bias=True,

@@ -9,8 +9,8 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation, stack
-from afserve.spec_parts import Around, LayerSpec, MoeSpec
+from afserve.families.read_ffn import routed, stack
+from afserve.spec_parts import Around, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -20,16 +20,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         scale=fields.number("attention_multiplier", default=1.0),
         out_scale=added,
     )
-    moe = MoeSpec(
-        experts=fields.integer("num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("intermediate_size"),
-        shared_inner=0,
-        scoring="topk_softmax",
-        scale=added,
-        activation=activation(fields),
-    )
-    return stack(fields, attention, moe, range(fields.integer("num_hidden_layers")), 0)
+    moe = routed(fields, "num_local_experts", scoring="topk_softmax", scale=added)
+    return stack(fields, attention, moe)
 
 
 def _around(fields: ConfigFields) -> Around:

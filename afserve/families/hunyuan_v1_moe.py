@@ -24,7 +24,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         renormalise=True,
         activation=activation(fields),
     )
-    return stack(fields, attention, moe, range(fields.integer("num_hidden_layers")), 0)
+    return stack(fields, attention, moe)
 
 
 def _of_all_layers(fields: ConfigFields, name: str) -> int:

@@ -11,26 +11,18 @@ from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS, Range
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import activation, check_top_k
-from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+from afserve.families.read_ffn import check_top_k, routed
+from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     inner = fields.integer("intermediate_size")
-    moe = MoeSpec(
-        experts=fields.integer("num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=inner,
-        shared_inner=inner,
-        scoring="sigmoid",
-        weigh_input=True,
-        activation=activation(fields),
-    )
+    moe = routed(fields, "num_local_experts", shared_inner=inner, scoring="sigmoid", weigh_input=True)
     check_top_k(fields, moe)
     dense = DenseSpec(fields.integer("intermediate_size_mlp", default=inner), moe.activation)
-    routed = _routed(fields)
+    with_experts = _moe_layers(fields)
     return tuple(
-        LayerSpec(attention, moe if layer in routed else dense)
+        LayerSpec(attention, moe if layer in with_experts else dense)
         for layer, attention in enumerate(_attention(fields))
     )
 
@@ -61,7 +53,7 @@ def _with_rope(fields: ConfigFields) -> list[bool]:
     return [bool(listed[layer]) if listed else (layer + 1) % every != 0 for layer in range(layers)]
 
 
-def _routed(fields: ConfigFields) -> frozenset[int]:
+def _moe_layers(fields: ConfigFields) -> frozenset[int]:
     layers = fields.integer("num_hidden_layers")
     if fields.has("moe_layers"):
         found = frozenset(fields.integers("moe_layers", LAYER_COUNT, MOST_LAYERS))

@@ -5,12 +5,11 @@ from afserve.config_ranges import MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation, stack
-from afserve.spec_parts import LayerSpec, MoeSpec
+from afserve.families.read_ffn import routed, stack
+from afserve.spec_parts import LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    layers = fields.integer("num_hidden_layers")
     if any(kind != 1 for kind in fields.items("attn_type_list", MOST_LAYERS)):
         raise fields.refuse(
             "attn_type_list", "has layers other than 1, softmax attention, which are not supported"
@@ -18,17 +17,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     fields.known_only("scoring_func", "sigmoid")
     fields.known_only("use_qk_norm", True)
     attention = gqa(fields, theta=5e6, qk_norm="width")
-    moe = MoeSpec(
-        experts=fields.integer("num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("intermediate_size"),
-        shared_inner=0,
-        scoring="sigmoid",
-        renormalise=True,
-        correction_bias=True,
-        activation=activation(fields),
-    )
-    return stack(fields, attention, moe, range(layers), 0)
+    moe = routed(fields, "num_local_experts", scoring="sigmoid", renormalise=True, correction_bias=True)
+    return stack(fields, attention, moe)
 
 
 FAMILY = Family(

@@ -4,29 +4,18 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation, stack
-from afserve.spec_parts import Around, LayerSpec, MoeSpec
+from afserve.families.read_ffn import routed, stack
+from afserve.spec_parts import Around, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    attention = gqa(
-        fields,
-        theta=1e6,
-        bias=fields.flag("attention_bias", False),
-        window=fields.optional("sliding_window"),
-    )
-    moe = MoeSpec(
-        experts=fields.integer("num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("intermediate_size"),
-        shared_inner=0,
-        scoring="sparse_mixer",
-        jitter=fields.number("router_jitter_noise", default=0.01),
-        activation=activation(fields),
-    )
+    bias, window = fields.flag("attention_bias", False), fields.optional("sliding_window")
+    attention = gqa(fields, theta=1e6, bias=bias, window=window)
+    jitter = fields.number("router_jitter_noise", default=0.01)
+    moe = routed(fields, "num_local_experts", scoring="sparse_mixer", jitter=jitter)
     if moe.top_k != 2:
         raise fields.refuse("num_experts_per_tok", "is not 2, which is how many the sparse mixer chooses")
-    return stack(fields, attention, moe, range(fields.integer("num_hidden_layers")), 0)
+    return stack(fields, attention, moe)
 
 
 def _around(fields: ConfigFields) -> Around:

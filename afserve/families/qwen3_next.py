@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
 from afserve.families.read_ffn import gated_shared, sparse_steps, stack
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec
@@ -12,7 +12,7 @@ from afserve.spec_parts import Around, AttentionSpec, LayerSpec
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
 
-def layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     """Also of Qwen3.5, whose config.json has the same fields."""
     if not fields.flag("attn_output_gate", True):
         raise fields.refuse("attn_output_gate", "is not true")
@@ -45,8 +45,29 @@ def _delta(fields: ConfigFields) -> AttentionSpec:
     )
 
 
-def around(fields: ConfigFields) -> Around:
+def _around(fields: ConfigFields) -> Around:
     return Around(norm_less_one=True)
 
 
-FAMILY = Family(layers, Naming(shared="shared_expert"), around)
+FAMILY = Family(_layers, Naming(shared="shared_expert"), _around)
+
+
+def _renormalised(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """Qwen3.5's router always does so."""
+    return tuple(
+        replace(layer, ffn=replace(layer.moe, renormalise=True)) if layer.moe else layer
+        for layer in _layers(fields)
+    )
+
+
+# Qwen3.5-MoE without its vision part (`Qwen3_5MoeForCausalLM`): projections apart, experts with tensors of their own or
+# in those of all. A text's positions are the same in all three sections of the rotary embedding: it is the plain one.
+_QWEN3_5 = Naming(
+    shared="shared_expert",
+    linear_parts=True,
+    stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", sometimes=True),
+)
+QWEN3_5 = Family(_renormalised, _QWEN3_5, _around)
+QWEN3_5_WITH_VISION = replace(
+    QWEN3_5, naming=replace(_QWEN3_5, stem="model.language_model"), sections=("text_config",)
+)

@@ -1,6 +1,7 @@
 """FFNs as several families' config.json describe them, and the stack of layers that they make with attention."""
 
 from collections.abc import Collection
+from typing import Any
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
@@ -11,12 +12,31 @@ TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
 CLAMPED_SWIGLU = "clamped_swiglu"
 
 
+def routed(
+    fields: ConfigFields,
+    *experts: str,
+    scoring: str,
+    top_k: str = "num_experts_per_tok",
+    inner: str = "intermediate_size",
+    shared_inner: int = 0,
+    **more: Any,
+) -> MoeSpec:
+    """Experts whose number is the first of these fields; `top_k` and `inner` are fields too, `more` is MoeSpec's."""
+    sizes = fields.integer(*experts), fields.integer(top_k), fields.integer(inner)
+    return MoeSpec(*sizes, shared_inner, scoring, **{"activation": activation(fields), **more})
+
+
 def stack(
-    fields: ConfigFields, attention: AttentionSpec, moe: MoeSpec, moe_ids: Collection[int], dense_inner: int
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    moe: MoeSpec,
+    moe_ids: Collection[int] | None = None,
+    dense_inner: int = 0,
 ) -> tuple[LayerSpec, ...]:
-    """Layers with one attention: those of `moe_ids` with experts, the others with a dense FFN of `dense_inner`, which
-    has biases where the shared expert does."""
+    """Layers with one attention: those of `moe_ids` (None: all) with experts, the others with a dense FFN of
+    `dense_inner`, which has biases where the shared expert does."""
     layers = fields.integer("num_hidden_layers")
+    moe_ids = range(layers) if moe_ids is None else moe_ids
     if not moe_ids:
         raise fields.error(
             f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
@@ -57,15 +77,14 @@ def sparse_steps(fields: ConfigFields) -> frozenset[int]:
 
 def gated_shared(fields: ConfigFields, *, renormalise: bool) -> MoeSpec:
     """Qwen's experts beside a shared one with a gate; `renormalise`: where the config.json does not say."""
-    return MoeSpec(
-        experts=fields.integer("num_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("moe_intermediate_size"),
+    return routed(
+        fields,
+        "num_experts",
+        inner="moe_intermediate_size",
         shared_inner=fields.integer("shared_expert_intermediate_size"),
         shared_gate=True,
         scoring="softmax",
         renormalise=fields.flag("norm_topk_prob", renormalise),
-        activation=activation(fields),
     )
 
 
@@ -87,10 +106,10 @@ def sigmoid_groups(fields: ConfigFields) -> MoeSpec:
     best."""
     fields.known_only("scoring_func", "sigmoid")
     fields.known_only("topk_method", "noaux_tc")
-    moe = MoeSpec(
-        experts=fields.integer("n_routed_experts", "num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("moe_intermediate_size"),
+    moe = routed(
+        fields,
+        *("n_routed_experts", "num_local_experts"),
+        inner="moe_intermediate_size",
         shared_inner=shared_inner(fields),
         scoring="sigmoid",
         selection="group_top2_sum",
@@ -100,7 +119,6 @@ def sigmoid_groups(fields: ConfigFields) -> MoeSpec:
         epsilon=1e-20,
         scale=fields.number("routed_scaling_factor", default=1.0),
         correction_bias=True,
-        activation=activation(fields),
     )
     check_groups(fields, moe, least=2)
     return moe

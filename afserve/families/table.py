@@ -26,14 +26,12 @@ from afserve.families import (
     phimoe,
     planned,
     qwen2_moe,
-    qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
 )
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_coverage import read_coverage
-from afserve.families.read_quantization import read_quantization
+from afserve.families.read_quantization import read_coverage, read_quantization
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
 from afserve.spec_parts import LayerSpec
@@ -44,8 +42,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
-    "qwen3_5_moe_text": qwen3_5_moe.FAMILY,
-    "qwen3_5_moe": qwen3_5_moe.WITH_VISION,
+    "qwen3_5_moe_text": qwen3_next.QWEN3_5,
+    "qwen3_5_moe": qwen3_next.QWEN3_5_WITH_VISION,
     "mixtral": mixtral.FAMILY,
     "olmoe": olmoe.FAMILY,
     "qwen2_moe": qwen2_moe.FAMILY,

@@ -17,6 +17,7 @@ from afserve.grammars.json_schema import (
     MAPS,
     MAX_ENTRIES,
     ONE,
+    References,
     Schema,
     below,
     check_size,
@@ -24,7 +25,6 @@ from afserve.grammars.json_schema import (
     refuse_schema,
 )
 from afserve.grammars.regex_length import MAX_FORCED, shortest_length, too_long
-from afserve.grammars.schema_refs import References
 
 # Those that the compiler knows; JSON Schema has unknown ones ignored.
 FORMATS = frozenset(

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from afserve.errors import AfserveError, TooLargeError, UserError, shown
 from afserve.server.access.accounts import STATE, Accounts
-from afserve.server.access.door import Door, ForbiddenError
 from afserve.server.access.key_file import Key
+from afserve.server.access.keyring import Door, ForbiddenError
 from afserve.server.access.ledger import RateLimitedError
 from afserve.server.http.access_log import REQUEST_ID, Seen, named, request_id_of
 from afserve.server.http.body import ClientGone
 from afserve.server.http.connections import CONNECTION, Connections
-from afserve.server.http.direct import offer
+from afserve.server.http.protocol import offer
 from afserve.server.http.settings import ServerSettings
 from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import STATE as SPAN

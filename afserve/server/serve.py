@@ -14,8 +14,7 @@ from afserve.errors import ConfigError
 from afserve.logs import open_access_log
 from afserve.server.endpoints.service import Service
 from afserve.server.http.connections import Connections
-from afserve.server.http.encryption import renew, server_context
-from afserve.server.http.handshakes import Handshake, Handshakes
+from afserve.server.http.encryption import Handshake, Handshakes, renew, server_context
 from afserve.server.http.protocol import LimitedHTTP, limited_http
 
 log = logging.getLogger("afserve.server")

@@ -90,7 +90,7 @@ def test_leaving_a_stream_cancels(client, server):
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_before_the_first_token(client, server, raised, seen, stream, monkeypatch):
     monkeypatch.setattr(
-        "afserve.doors.client_resume._MOST_ASKED", 0.01
+        "afserve.doors.client_http._MOST_ASKED", 0.01
     )  # of the pause before it is tried again
     server.backend.error = raised
     with pytest.raises(seen) as caught:

@@ -20,7 +20,7 @@ SEEDS = 12
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("afserve.doors.client_resume._LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("afserve.doors.client_http._LONGEST_PAUSE", 0.01)
 
 
 class BreakingWire:

@@ -14,7 +14,6 @@ from afserve.engine.scheduling.request import NO_TENANT, Tenant
 from afserve.errors import AuthError, ConfigError
 from afserve.launch.processes.http import settings_for
 from afserve.server.access import key_file
-from afserve.server.access.door import PAGE_PREFIX, Door, ForbiddenError
 from afserve.server.access.key_file import (
     KeyLimits,
     KeyRole,
@@ -23,7 +22,7 @@ from afserve.server.access.key_file import (
     read_key_file,
     revoke_key,
 )
-from afserve.server.access.keyring import LOOK_SECONDS, Keyring
+from afserve.server.access.keyring import LOOK_SECONDS, PAGE_PREFIX, Door, ForbiddenError, Keyring
 from afserve.server.access.ledger import Bucket
 from afserve.server.http.settings import Listening, ServerSettings
 

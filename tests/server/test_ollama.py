@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from afserve.server.endpoints.model_card import card_of
+from afserve.server.endpoints.ollama_models import card_of
 from tests.server.nano import FOLDER
 from tests.server.test_tools import roomy, server  # noqa: F401 - fixtures
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from afserve.errors import RequestError
-from afserve.server.bodies.cut_arguments import object_of
 from afserve.server.bodies.fields import Fields
-from afserve.server.bodies.messages import messages_of
+from afserve.server.bodies.messages import messages_of, object_of
 from afserve.server.text.conversation import Roles
 from afserve.tokens.chat_template import ChatTemplate
 from tests.server.test_https import wait_until

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from afserve.server.http.settings import ServerSettings
-from afserve.server.replies.position import Position, stamped
+from afserve.server.replies.record import Position, stamped
 
 LONG = " the quick brown fox jumps over the lazy dog" * 4
 ID = "0123456789abcdef" * 2

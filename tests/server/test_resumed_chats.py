@@ -11,13 +11,12 @@ import pytest
 
 from afserve.engine.scheduling.request import SamplingParams, TokenEvent
 from afserve.server.answers.asked import Asked
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
 from afserve.server.bodies.prepared import Prepared
-from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.reading.table import Reading
 from afserve.server.replies.choice import ChoiceDecoder
-from afserve.server.replies.position import Position
-from afserve.server.replies.record import AnswerRecord
+from afserve.server.replies.record import AnswerRecord, Position
 from afserve.server.replies.wording import Usage
 from afserve.server.text.prepare import BodyKind
 from tests.server.test_resume import ID, events

@@ -17,7 +17,7 @@ from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
 from afserve.server.batches.files import FILE_BYTES, FileStore
 from afserve.server.batches.table import MAX_BATCHES, BatchTable
-from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
 from afserve.server.state.database import Database
 

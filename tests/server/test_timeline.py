@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.recording import Recording
-from afserve.server.live.exchanges import Call, Trip, shifts
-from afserve.server.live.timeline import MOST_STEPS, picture
+from afserve.server.live.timeline import MOST_STEPS, Call, Trip, picture, shifts
 
 LANE, AWAY = "micro-batch 0", "micro-batch 0, with the experts"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from afserve.control.traces import SUFFIX, read_life
 from afserve.member import Life
 from afserve.recording import Recording
-from afserve.server.live.exchanges import Call, Trip, calls, shifts, trips
+from afserve.server.live.timeline import Call, Trip, calls, shifts, trips
 from afserve.trace import Trace
 from afserve.trace_part import TracePart, own_clock
 

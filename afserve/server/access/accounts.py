@@ -21,7 +21,7 @@ from afserve.errors import AuthError, CapacityError, shown
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
 from afserve.server.access.ledger import HELD_SECONDS, KeyStanding, Ledger, RateLimitedError
-from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.state.database import Database
 
 TELL_SECONDS = HELD_SECONDS / 3

@@ -14,10 +14,9 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answers.answering import Answering, DrainingError, within
 from afserve.server.answers.generation import Task
-from afserve.server.answers.surface import PieceWriter, Surface
-from afserve.server.answers.writer import SLICE_BYTES, Writer
+from afserve.server.answers.writer import SLICE_BYTES, PieceWriter, Surface, Writer
 from afserve.server.http.body import ClientGone, until_gone
-from afserve.server.http.direct import direct_of
+from afserve.server.http.protocol import direct_of
 from afserve.server.http.settings import ServerSettings
 from afserve.server.replies.record import Numbered
 from afserve.server.replies.wording import Usage

@@ -21,7 +21,7 @@ from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.surface import PieceWriter
+from afserve.server.answers.writer import PieceWriter
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.spans import NOWHERE, Span

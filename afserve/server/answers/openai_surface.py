@@ -8,8 +8,8 @@ from afserve.server.bodies.openai import StreamOptions
 from afserve.server.replies.chat_reply import ChatDraft, ChatReply
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.completion_reply import CompletionDraft, CompletionReply
-from afserve.server.replies.position import DONE as LAST
-from afserve.server.replies.position import USAGE, Position, stamped
+from afserve.server.replies.record import DONE as LAST
+from afserve.server.replies.record import USAGE, Position, stamped
 from afserve.server.replies.refusal import error_body, internal_error
 from afserve.server.replies.wording import DONE, Usage, encode, event
 

@@ -22,8 +22,7 @@ from afserve.server.answers.generation import SequenceRun, Task
 from afserve.server.answers.hosted import Hosted, Models
 from afserve.server.http.body import ClientGone
 from afserve.server.http.settings import MIB, ServerSettings
-from afserve.server.replies.position import MOST_CHOICES, Position
-from afserve.server.replies.record import AnswerRecord, Numbered, bytes_of
+from afserve.server.replies.record import MOST_CHOICES, AnswerRecord, Numbered, Position, bytes_of
 
 log = logging.getLogger("afserve.server")
 

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from afserve.errors import CapacityError, RequestError, shown
+from afserve.server.bodies.declared import BATCH_PRIORITY
 from afserve.server.bodies.fields import Fields, parse_object
-from afserve.server.bodies.scheduling import BATCH_PRIORITY
 from afserve.server.replies.refusal import told
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # path and body -> status and body

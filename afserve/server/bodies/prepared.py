@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
-from afserve.server.bodies.scheduling import Scheduling
 from afserve.server.reading.table import Reading
 
 _HEAD = struct.Struct("=BI")

@@ -1,23 +1,85 @@
 """Ollama's /api/tags, /api/ps and /api/show: the models as its clients list and ask about them."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from afserve.control.backend import ServedModel
-from afserve.errors import RequestError
+from afserve.errors import AfserveError, RequestError
+from afserve.families.table import load_spec
 from afserve.server.bodies.fields import Fields, or_else, parse_object
 from afserve.server.bodies.prepared import Computed
-from afserve.server.endpoints.model_card import ModelCard, card_of
 from afserve.server.endpoints.service import Service
 from afserve.server.reading.table import thinks
 from afserve.server.replies.refusal import json_response
 from afserve.server.surfaces.ollama import served_name
 from afserve.server.text.prepare import BodyKind
+from afserve.spec import ModelSpec
+
+_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model's folder tells of it. `size` in bytes, `parameters` a count, `digest` of the configuration and of
+    the weights' names and sizes.
+
+    `spec` is None where the folder has no config.json that is known here.
+    """
+
+    size: int
+    digest: str
+    parameters: int
+    spec: ModelSpec | None
+
+    @property
+    def family(self) -> str:
+        return "moe" if self.spec is None else self.spec.family
+
+    @property
+    def quantization(self) -> str:
+        """As Ollama calls it: what most weights are stored in."""
+        if self.spec is None:
+            return ""
+        if self.spec.quantization is not None:
+            return "INT4"
+        short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+        return "F8_E4M3" if self.spec.fp8_block is not None else short.get(self.spec.dtype, "")
+
+    @property
+    def parameter_size(self) -> str:
+        """In three digits, such as 671B."""
+        for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+            if self.parameters >= unit:
+                return f"{self.parameters / unit:.3g}{name}"
+        return ""
+
+
+@lru_cache(maxsize=256)
+def card_of(folder: str) -> ModelCard:
+    """Raises nothing: what cannot be read is not told."""
+    try:
+        spec = load_spec(folder)
+    except (AfserveError, OSError):
+        spec = None
+    sizes: list[tuple[str, int]] = []
+    with suppress(OSError):
+        files = sorted(Path(folder).glob("*.safetensors"))
+        sizes = [(path.name, path.stat().st_size) for path in files if path.is_file()]
+    parameters = 0 if spec is None else spec.attention_parameters() + spec.routed_parameters()
+    size = sum(size for _, size in sizes) or parameters * _ELEMENT.get("" if spec is None else spec.dtype, 2)
+    digest = hashlib.sha256(repr((spec, sizes)).encode()).hexdigest()
+    return ModelCard(size, digest, parameters, spec)
+
 
 MOST_BYTES = 1 << 16  # of a body that names a model
 _FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that is never unloaded

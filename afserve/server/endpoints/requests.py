@@ -20,7 +20,7 @@ from afserve.server.answers.openai_surface import surface_of
 from afserve.server.answers.resumables import Resumable
 from afserve.server.bodies.openai import StreamOptions
 from afserve.server.endpoints.service import Service
-from afserve.server.replies.position import Position
+from afserve.server.replies.record import Position
 from afserve.server.replies.refusal import json_response
 
 

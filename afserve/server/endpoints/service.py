@@ -10,7 +10,7 @@ from afserve.server.access.accounts import Account, Accounts
 from afserve.server.answers.answering import Answering, DrainingError
 from afserve.server.answers.hosted import Hosted, Models
 from afserve.server.answers.resumables import Resumables
-from afserve.server.bodies.scheduling import Scheduling
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings

@@ -18,8 +18,7 @@ from afserve.server.answers.answer import Answer, Keep
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.generation import Task, generate
 from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.surface import Surface
-from afserve.server.answers.writer import Whole
+from afserve.server.answers.writer import Surface, Whole
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known

@@ -13,11 +13,13 @@ from http import HTTPStatus
 from typing import Any
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from afserve.server.http.access_log import Seen
 from afserve.server.http.connections import CONNECTION, Connections, client_address
+from afserve.server.http.encryption import Handshake
 from afserve.server.http.framing import HeadRefused, ServerConnection
-from afserve.server.http.handshakes import Handshake
 
 # After a refusal the rest of what comes is read and dropped, so that the client gets to read why.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1 << 20
@@ -236,3 +238,40 @@ _WORDS = {
     431: "the request's head is over the limit of --max-header-bytes",
     501: "Transfer-Encoding: only chunked is understood; send the body so, or with its Content-Length",
 }
+
+
+_STATE = "afserve.direct"
+
+
+class Direct:
+    """Parts of one answer's body written to its socket at once: nobody waits, and no layer between is asked. What has
+    to wait goes the long way. The answer comes in chunks and has begun; what is written counts as `seen`.
+
+    It holds what it asks for each token, not the connection: a step of many streams finds little of any in the cache.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_seen", "_write")
+
+    def __init__(self, http: LimitedHTTP, seen: Seen) -> None:
+        self._cycle, self._flow, self._write, self._seen = http.cycle, http.flow, http.transport.write, seen
+
+    def takes_more(self) -> bool:
+        """Whether the client is there and takes more now."""
+        return not (self._flow.write_paused or self._cycle.disconnected)
+
+    def write_chunk(self, data: bytes) -> None:
+        """One chunk, as h11 writes it: of its state a chunk changes nothing."""
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._seen.sent += len(data)
+
+
+def offer(scope: Scope, seen: Seen) -> None:
+    """Where the request came by a socket, and its answer goes in chunks."""
+    http = scope["state"].get(CONNECTION)
+    if isinstance(http, LimitedHTTP) and scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+        scope["state"][_STATE] = Direct(http, seen)
+
+
+def direct_of(scope: Scope) -> Direct | None:
+    found = scope.get("state", {}).get(_STATE)
+    return found if isinstance(found, Direct) else None

@@ -21,8 +21,8 @@ from afserve.placement.placement import Placement
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.writer import Writer
+from afserve.server.endpoints.info import status_object
 from afserve.server.endpoints.service import Service
-from afserve.server.endpoints.status import status_object
 from afserve.server.http.body import until_gone
 from afserve.server.live.history import History, Quantiles
 from afserve.server.live.timeline import picture

@@ -5,7 +5,7 @@ A test compares it with the routes.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -14,13 +14,121 @@ from starlette.routing import Route
 
 from afserve import __version__
 from afserve.control.wire.change_values import VERBS
-from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
+from afserve.server.access.keyring import ADMIN_PREFIXES, OPEN_PATHS
 from afserve.server.bodies.changes import schema_of
-from afserve.server.bodies.declared import Schema
-from afserve.server.openapi.bodies import SCHEMAS, ref
+from afserve.server.bodies.declared import (
+    FLAG,
+    MAX_TOKENS,
+    MAX_TOOLS,
+    MESSAGE,
+    NATURAL,
+    OBJECT,
+    TEXT,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Schema,
+    TokenizeBody,
+    arrays,
+    objects,
+    whole,
+)
 from afserve.server.openapi.guide import guide
+from afserve.server.surfaces.translate import SAMPLING
 
-JSON, TEXT, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"
+# Of requests as `bodies/declared.py` declares them, with what is looked at; other fields are ignored, as long as they
+# would not change the answer.
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+# What other APIs take beside their own.
+_SHARED = {name: ChatBody.declared[name].schema for name in SAMPLING}
+_TOOLS = arrays(OBJECT, maxItems=MAX_TOOLS)
+_USAGE = objects(
+    ("prompt_tokens", "total_tokens"), prompt_tokens=NATURAL, completion_tokens=NATURAL, total_tokens=NATURAL
+)
+
+
+def _kept(kind: str, **more: Schema) -> Schema:
+    """What has an id and a kind."""
+    return objects(("id", "object", *more), id=TEXT, object={"const": kind}, **more)
+
+
+def _list(name: str) -> Schema:
+    return objects(("object", "data"), object={"const": "list"}, data=arrays(ref(name)))
+
+
+SCHEMAS: Mapping[str, Schema] = {
+    "CompletionRequest": CompletionBody.schema(),
+    "ChatRequest": ChatBody.schema(),
+    "EmbeddingRequest": EmbeddingBody.schema(),
+    "TokenizeRequest": TokenizeBody.schema(),
+    "ResponseRequest": objects(
+        ("input",), **_SHARED, input={"oneOf": [TEXT, arrays(OBJECT)]}, store=FLAG, tools=_TOOLS
+    ),
+    "MessageRequest": objects(
+        ("messages", "max_tokens"),
+        **_SHARED,
+        messages=arrays(MESSAGE, minItems=1),
+        max_tokens=whole(1, MAX_TOKENS).schema,
+        tools=_TOOLS,
+    ),
+    "OllamaChatRequest": objects(("messages",), messages=arrays(MESSAGE), stream=FLAG, options=OBJECT),
+    "OllamaRequest": objects(("prompt",), prompt=TEXT, stream=FLAG, options=OBJECT),
+    "OllamaModel": objects(("model",), model=TEXT),
+    "OllamaEmbedRequest": objects(("input",), input=TEXT, options=OBJECT),
+    "DetokenizeRequest": objects(("tokens",), tokens=arrays(NATURAL)),
+    "BatchRequest": objects(
+        ("endpoint", "input_file_id"),
+        endpoint=TEXT,
+        input_file_id=TEXT,
+        completion_window={**TEXT, "enum": ["24h"]},
+    ),
+    "FileForm": objects(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose=TEXT),
+    "Any": OBJECT,
+    "Text": TEXT,
+    "Stream": {"description": "Events, or lines of JSON, until the last says so."},
+    "Completion": _kept(
+        "text_completion",
+        created=NATURAL,
+        model=TEXT,
+        choices=arrays(objects(("index", "text", "finish_reason"))),
+        usage=_USAGE,
+    ),
+    "Chat": _kept(
+        "chat.completion",
+        created=NATURAL,
+        model=TEXT,
+        choices=arrays(objects(("index", "message", "finish_reason"))),
+        usage=_USAGE,
+    ),
+    "Embeddings": objects(
+        ("object", "data", "model", "usage"),
+        object={"const": "list"},
+        data=arrays(objects(("object", "index", "embedding"), embedding={"type": ["array", "string"]})),
+        model=TEXT,
+        usage=_USAGE,
+    ),
+    "Response": _kept("response", status=TEXT, output=arrays(OBJECT)),
+    "Model": _kept("model", created=NATURAL, owned_by=TEXT, max_model_len=NATURAL),
+    "Models": _list("Model"),
+    "File": _kept("file", bytes=NATURAL, created_at=NATURAL, filename=TEXT, purpose=TEXT),
+    "Files": _list("File"),
+    "Batch": _kept("batch", endpoint=TEXT, status=TEXT, request_counts=OBJECT, created_at=NATURAL),
+    "Batches": _list("Batch"),
+    "Deleted": objects(("id", "deleted"), id=TEXT, deleted={"const": True}),
+    "Tokens": objects(
+        ("count", "max_model_len", "tokens"), count=NATURAL, max_model_len=NATURAL, tokens=arrays(NATURAL)
+    ),
+    "Prompt": objects(("prompt",), prompt=TEXT),
+    "Error": objects(("error",), error={"type": ["object", "string"]}),
+}
+
+
+JSON, PLAIN, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"
 HTML = "text/html"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -88,11 +196,11 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/ready"): Operation("Whether requests are taken."),
     ("GET", "/load"): Operation("Requests that are being answered."),
     ("GET", "/version"): Operation("The version."),
-    ("GET", "/metrics"): Operation("For Prometheus.", gives="Text", media=TEXT),
+    ("GET", "/metrics"): Operation("For Prometheus.", gives="Text", media=PLAIN),
     ("GET", "/openapi.json"): Operation("This document."),
     ("GET", "/status"): Operation("The nodes."),
     ("GET", "/live"): Operation("A frame a second of the nodes, for the page.", gives="Text", media=EVENTS),
-    ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=TEXT),
+    ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=PLAIN),
     ("GET", "/admin/placement"): Operation("The placement in force."),
     ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
     ("POST", "/admin/routing/start"): Operation("Record routing counts."),

@@ -14,7 +14,7 @@ from enum import IntEnum
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
-from afserve.server.bodies.declared import GenerationBody, SamplingFields, TokenizeBody
+from afserve.server.bodies.declared import GenerationBody, SamplingFields, TokenizeBody, scheduling_of
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import (
     ChatRequest,
@@ -26,7 +26,6 @@ from afserve.server.bodies.openai import (
 )
 from afserve.server.bodies.prepared import Answer, Computed, ContextLengthError, EchoText, Prepared
 from afserve.server.bodies.sampling import sampling_params
-from afserve.server.bodies.scheduling import scheduling_of
 from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
 from afserve.server.reading.table import Reading
 from afserve.server.surfaces import anthropic, ollama, responses
