@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 10
 LONE_PROTOCOLS = 20
 MANY_NAMES = 9.5
-LINES = 96_050
+LINES = 95_800
 
 
 @pytest.fixture(scope="module")

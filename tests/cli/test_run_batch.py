@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from afserve.cli.main import run
 from afserve.cli.run_batch import run_batch
-from afserve.doors import client_resume
+from afserve.doors import client_http
 
 ODD = "\ud800 \u2028 \u0085"  # half a character, and ends of lines for some
 
@@ -63,8 +63,8 @@ def rows(path):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(client_resume, "_LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr(client_resume, "_MOST_ASKED", 0.001)
+    monkeypatch.setattr(client_http, "_LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(client_http, "_MOST_ASKED", 0.001)
 
 
 def test_every_line_is_answered_once_however_full_the_server_was(tmp_path):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from afserve import AsyncClient, Client
-from afserve.doors import client_resume
+from afserve.doors import client_http
 from afserve.doors.client import ToolCall
 from afserve.errors import CapacityError, OverloadedError, RequestError, UnavailableError
 
@@ -39,13 +39,13 @@ class Scripted(httpx.MockTransport):
 @pytest.fixture
 def pauses(monkeypatch):
     """What would be waited, without waiting."""
-    found, backoff = [], client_resume.backoff
+    found, backoff = [], client_http.backoff
 
     def noted(*arguments):
         found.append(backoff(*arguments))
         return 0.0
 
-    monkeypatch.setattr(client_resume, "backoff", noted)
+    monkeypatch.setattr(client_http, "backoff", noted)
     return found
 
 
