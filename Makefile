@@ -14,7 +14,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup up quick test test-all check format proto nano clean moved
+.PHONY: setup up quick test long test-all check format proto nano clean moved
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ endif
 # A sample of all rooms: one case of each test without processes, five drawn examples. Some minutes on two cores.
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What `make test` leaves out for its time; .github/workflows/nightly.yml runs it every night.
+long: setup
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-all: setup
 	$(BIN)/python -m pytest $(ARGS)

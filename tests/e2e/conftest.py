@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
@@ -113,8 +114,8 @@ def assert_gone(family: list[psutil.Process], port: int) -> None:
         again.bind(("127.0.0.1", port))
 
 
-@pytest.fixture
-def up() -> Iterator[Callable[..., Up]]:
+@contextmanager
+def servers() -> Iterator[Callable[..., Up]]:
     """Starts servers; whatever is left of them at the end is killed and counts as a failure."""
     started: list[tuple[Up, list[psutil.Process], list[Path]]] = []
 
@@ -140,6 +141,34 @@ def up() -> Iterator[Callable[..., Up]]:
             assert time.monotonic() < until
             time.sleep(0.05)
     assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., Up]]:
+    with servers() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_up() -> Iterator[Callable[..., Up]]:
+    """One deployment for tests of a file that follow each other, ask for the same flags and leave it whole. It ends
+    well before another one starts, and after the last."""
+    with servers() as start:
+        running: dict[tuple[str, ...], Up] = {}
+
+        def end() -> None:
+            for server in running.values():
+                assert server.stop()[0] == 0
+            running.clear()
+
+        def shared(*flags: str) -> Up:
+            if flags not in running:
+                end()
+                running[flags] = start(*flags)
+            return running[flags].wait_ready()
+
+        yield shared
+        end()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from tests.e2e.streams import PROMPTS, begun, ended, same_after, texts, wait
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
+FEW = ("--attention", "1", "--experts", "2")
 ADMIN = {"Authorization": "Bearer secret"}
 NANO = Path(__file__).parents[2] / "configs" / "nano"
 
@@ -41,9 +42,10 @@ def kill(*pids, number=signal.SIGKILL):
         os.kill(pid, number)
 
 
-def incidents(server, what):
-    """Names of nodes to which this happened."""
-    return [each["node"] for each in status(server)["incidents"] if each["what"] == what]
+def incidents(server, what, since=0.0):
+    """Names of nodes to which this happened from then on, as `time.time` says."""
+    found = status(server)["incidents"]
+    return [each["node"] for each in found if each["what"] == what and each["at"] >= since]
 
 
 def lost(server):
@@ -57,72 +59,45 @@ def whole(server):
 
 
 @pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (COPIES, ("expert-1",)),
-        ((*COPIES, "--transport", "pairs"), ("expert-1", "attention-0")),
-        (("--attention", "1", "--experts", "2"), ("expert-1",)),
-        (("--attention", "2", "--experts", "2"), ("attention-0",)),
-        (COPIES, ("attention-1", "expert-2")),
-    ],
-    ids=[
-        "an expert node with copies",
-        "two over pairs",
-        "one without copies",
-        "an attention node",
-        "both at once",
-    ],
+    "names",
+    [("expert-1",), ("attention-0",), ("attention-1", "expert-2")],
+    ids=["an expert node with copies", "an attention node", "both at once"],
 )
-def test_streams_go_on_with_the_same_tokens(up, flags, names, undisturbed):
-    server = up(*flags)
+def test_streams_go_on_with_the_same_tokens(shared_up, names, undisturbed):
+    streams_go_on(shared_up(*COPIES), names, undisturbed)
+
+
+def streams_go_on(server, names, undisturbed):
     expected = undisturbed(server.url)
-    before = serving(server)
+    before, lost_before, since = whole(server), lost(server), time.time()
     streams = begun(server.url)
     kill(*(before[name] for name in names))
     assert texts(streams) == expected
-    wait(lambda: lost(server) >= len(names), "the loss")
-    wait(lambda: set(names) <= set(incidents(server, "returned")), "its return")
+    wait(lambda: lost(server) - lost_before >= len(names), "the loss")
+    wait(lambda: set(names) <= set(incidents(server, "returned", since)), "its return")
     after = whole(server)
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} >= set(names)
-    print(server.printed())
     assert same_after(server.url, expected)
-    assert server.stop()[0] == 0
 
 
-def test_what_happened_is_told_everywhere(up, undisturbed):
-    server = up("--attention", "1", "--experts", "2", "--gateways", "1")
+def test_one_is_killed_while_another_one_is_recovered(shared_up, undisturbed):
+    server = shared_up(*COPIES)
     expected = undisturbed(server.url)
+    before, lost_before = whole(server), lost(server)
     streams = begun(server.url)
-    kill(serving(server)["expert-0"])
-    assert texts(streams) == expected
-    wait(lambda: "expert-0" in incidents(server, "returned"), "its return")
-    told = {each["what"]: each for each in status(server)["incidents"]}
-    assert told["lost"]["cause"] == "ended" and "experts" in told["lost"]["did"]
-    assert abs(told["lost"]["at"] - time.time()) < 600 and told["returned"]["seconds"] > 0
-    assert status(server)["lost"]["expert"]["ended"] == 1
-    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
-    assert 'afserve_nodes_lost_total{model_name="nano",role="expert",cause="ended"} 1' in metrics
-    assert 'afserve_nodes_wanted{model_name="nano",role="expert"} 2' in metrics
-    assert server.stop()[0] == 0
-
-
-def test_one_is_killed_while_another_one_is_recovered(up, undisturbed):
-    server = up(*COPIES)
-    expected = undisturbed(server.url)
-    streams, before = begun(server.url), serving(server)
     kill(before["expert-0"])
-    wait(lambda: lost(server), "the loss")
+    wait(lambda: lost(server) > lost_before, "the loss")
     kill(before["expert-1"])
     assert texts(streams) == expected
+    again = whole(server)["expert-0"]
     streams = begun(server.url)
-    kill(whole(server)["expert-0"])
-    successor = wait(lambda: _other(server, "expert-0", before["expert-0"]), "a successor")
+    kill(again)
+    successor = wait(lambda: _other(server, "expert-0", again), "a successor")
     kill(successor)
     assert texts(streams) == expected
     whole(server)
     assert same_after(server.url, expected)
-    assert server.stop()[0] == 0
 
 
 def _other(server, name, pid):
@@ -154,11 +129,11 @@ def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys, undistur
 
 
 @pytest.mark.parametrize("name", [pytest.param("expert-1", marks=pytest.mark.long), "attention-1"])
-def test_one_that_is_stopped_for_a_while(up, name, undisturbed):
+def test_one_that_is_stopped_for_a_while(shared_up, name, undisturbed):
     """Longer than `--silence`: it is fenced, its work is done elsewhere, and its place is filled."""
-    server = up(*COPIES)
+    server = shared_up(*COPIES)
     expected = undisturbed(server.url)
-    streams, pid = begun(server.url), serving(server)[name]
+    pid, streams = whole(server)[name], begun(server.url)
     kill(pid, number=signal.SIGSTOP)
     waking = threading.Timer(2.5, _wake, [pid])
     waking.start()
@@ -166,20 +141,64 @@ def test_one_that_is_stopped_for_a_while(up, name, undisturbed):
     waking.join()
     whole(server)
     assert same_after(server.url, expected)
+
+
+def test_all_nodes_at_once(shared_up, undisturbed):
+    """Prompt, parameters and tokens so far are with the gateway: everything goes on once there are nodes again."""
+    server = shared_up(*COPIES)
+    expected = undisturbed(server.url)
+    before, lost_before = whole(server), lost(server)
+    streams = begun(server.url)
+    kill(*before.values())
+    for stream in ended(streams):
+        if stream.error:  # on a very slow machine, after the deadline
+            assert "attention-" in stream.error or "expert" in stream.error
+            assert expected[stream.prompt].startswith(stream.text)
+        else:
+            assert stream.text == expected[stream.prompt]
+    whole(server)
+    assert same_after(server.url, expected) and len(expected) == len(PROMPTS)
+    assert lost(server) > lost_before
+
+
+def test_over_pairs_two_are_killed(up, undisturbed):
+    server = up(*COPIES, "--transport", "pairs")
+    streams_go_on(server, ("expert-1", "attention-0"), undisturbed)
     assert server.stop()[0] == 0
 
 
-def test_the_only_attention_node_that_stands_still_keeps_what_it_has(up, undisturbed):
+def test_an_expert_node_without_copies_is_killed(shared_up, undisturbed):
+    streams_go_on(shared_up(*FEW), ("expert-1",), undisturbed)
+
+
+def test_the_only_attention_node_that_stands_still_keeps_what_it_has(shared_up, undisturbed):
     """Nobody else could take its requests over: it is waited for longer, and goes on where it was."""
-    server = up("--attention", "1", "--experts", "2")
+    server = shared_up(*FEW)
     expected = undisturbed(server.url)
-    streams, before = begun(server.url), serving(server)
+    before, lost_before = whole(server), lost(server)
+    streams = begun(server.url)
     kill(before["attention-0"], number=signal.SIGSTOP)
     waking = threading.Timer(3.0, _wake, [before["attention-0"]])
     waking.start()
     assert texts(streams) == expected
     waking.join()
-    assert serving(server) == before and lost(server) == 0
+    assert serving(server) == before and lost(server) == lost_before
+
+
+def test_what_happened_is_told_everywhere(up, undisturbed):
+    server = up("--attention", "1", "--experts", "2", "--gateways", "1")
+    expected = undisturbed(server.url)
+    streams = begun(server.url)
+    kill(serving(server)["expert-0"])
+    assert texts(streams) == expected
+    wait(lambda: "expert-0" in incidents(server, "returned"), "its return")
+    told = {each["what"]: each for each in status(server)["incidents"]}
+    assert told["lost"]["cause"] == "ended" and "experts" in told["lost"]["did"]
+    assert abs(told["lost"]["at"] - time.time()) < 600 and told["returned"]["seconds"] > 0
+    assert status(server)["lost"]["expert"]["ended"] == 1
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert 'afserve_nodes_lost_total{model_name="nano",role="expert",cause="ended"} 1' in metrics
+    assert 'afserve_nodes_wanted{model_name="nano",role="expert"} 2' in metrics
     assert server.stop()[0] == 0
 
 
@@ -210,24 +229,6 @@ def _wake(pid):
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return  # it has been killed meanwhile, as its place has another process
-
-
-def test_all_nodes_at_once(up, undisturbed):
-    """Prompt, parameters and tokens so far are with the gateway: everything goes on once there are nodes again."""
-    server = up(*COPIES)
-    expected = undisturbed(server.url)
-    streams = begun(server.url)
-    kill(*serving(server).values())
-    for stream in ended(streams):
-        if stream.error:  # on a very slow machine, after the deadline
-            assert "attention-" in stream.error or "expert" in stream.error
-            assert expected[stream.prompt].startswith(stream.text)
-        else:
-            assert stream.text == expected[stream.prompt]
-    whole(server)
-    assert same_after(server.url, expected) and len(expected) == len(PROMPTS)
-    assert lost(server) >= 1
-    assert server.stop()[0] == 0
 
 
 def test_faults_on_purpose(up, keys, undisturbed):

@@ -9,10 +9,11 @@ import psutil
 import pytest
 
 from afserve import Client, SamplingParams
-from tests.e2e.streams import PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
+from tests.e2e.streams import ASK, PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
-PARAMS = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=ASK["max_tokens"], temperature=0, ignore_eos=True)
+ENDLESS = 3000  # tokens: longer than anything else here
 
 
 class Resuming(threading.Thread):
@@ -47,7 +48,7 @@ def test_killed_gateways_lose_nothing_of_who_asked_to_resume(up, undisturbed):
             answers[prompt] = client.complete(prompt, PARAMS).text
 
     plain = [threading.Thread(target=whole, args=(prompt,), daemon=True) for prompt in PROMPTS[:2]]
-    broken = Stream(server.url, PROMPTS[0])
+    broken = Stream(server.url, PROMPTS[0], ENDLESS)
     broken.run = lambda: _until_it_breaks(broken)  # of one of the gateways, and both are killed
     for thread in (*streams, *plain, broken):
         thread.start()

@@ -1,6 +1,7 @@
 """Prefill and decode nodes as processes: prompts are handed over, and no client sees who computed what, or was lost."""
 
 import asyncio
+from itertools import product
 
 import pytest
 
@@ -117,28 +118,18 @@ async def split_one(run, client, number):
     raise AssertionError(f"of 40 prompts, which take {seconds:.2f} s, none was split")
 
 
-def test_a_long_prompt_is_split_over_two_prefill_nodes():
+def test_a_long_prompt_is_split_over_two_prefill_nodes_and_either_may_be_killed():
     async def scenario():
         async with serving(attention=None, prefill=2, decode=1, experts=2) as (run, client):
             await until(lambda: ready(run))
-            stream, asked, _ = await split_one(run, client, 0)
+            stream, asked, took = await split_one(run, client, 0)
             whole = await Stream(client, {**asked, **ALONE}).read()
             assert stream.answer() == whole.answer()
             kv = [stats(run, index).kv for index in (0, 1)]
             assert sum(one.split_short for one in kv) == 0
             assert sum(one.parts for one in kv) == split(run)
             assert all(one.bytes_sent and one.bytes_received for one in kv)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_either_node_of_a_split_prompt_may_be_killed(index):
-    async def scenario():
-        async with serving(attention=None, prefill=2, decode=1, experts=2) as (run, client):
-            await until(lambda: ready(run))
-            _, asked, took = await split_one(run, client, 0)
-            for attempt, share in enumerate((0.3, 0.5, 0.7)):
+            for attempt, (index, share) in enumerate(product((0, 1), (0.3, 0.5, 0.7))):
                 again = {**asked, "prompt": numbered(100 + attempt)["prompt"]}
                 stream = Stream(client, again)
                 reading = asyncio.create_task(stream.read())

@@ -12,6 +12,7 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n")
 ADMIN = {"Authorization": "Bearer secret"}
+PAUSE = 0.05
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def keys(tmp_path):
 
 
 class Load:
-    """Greedy requests without a pause from a few clients, until `stop`."""
+    """Greedy requests one after another from a few clients, until `stop`; PAUSE leaves the nodes that start a core."""
 
     def __init__(self, server, clients=3):
         self.server, self.answers = server, []
@@ -38,6 +39,7 @@ class Load:
             answer = httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=120)
             text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else ""
             self.answers.append((prompt, answer.status_code, text or answer.text))
+            self._stop.wait(PAUSE)
 
     def more(self, count=6):
         """Waits until so many more have been answered."""
