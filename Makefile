@@ -8,7 +8,6 @@ STAMP := $(VENV)/.ready
 MOVED := $(if $(wildcard $(STAMP)),$(filter-out $(CURDIR),$(shell cat $(STAMP))))
 ARGS ?=
 WORKERS ?= 2
-AGAIN := --reruns 1 -r R
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -35,11 +34,10 @@ up: setup
 
 # Tests that kill, stop or time processes need the cores for themselves; the others share them between workers.
 # Compiled modules are kept: tests start hundreds of interpreters.
-# A test that fails is run once more and named in the summary: other work on the machine can take its cores for seconds.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
-	$(BIN)/python -m pytest --alone $(AGAIN)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --alone
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif

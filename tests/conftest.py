@@ -87,15 +87,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 
 # What `--quick` does not even import: they start processes, a compiler, or an interpreter of kernels.
 NOT_QUICK = ("e2e", "cuda", "kernels/triton")
+# And what it imports but does not run: a test says so itself, by one of these marks.
 NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
-QUICK_CASES = 1
+QUICK_CASES = 1  # of each test
+QUICK_EXAMPLES = settings.get_profile("quick").max_examples
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, five drawn examples",
+        help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, {QUICK_EXAMPLES} drawn examples",
     )
     parser.addoption(
         "--alone",
@@ -148,7 +150,18 @@ def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:
         if seen[test] < QUICK_CASES and not any(item.get_closest_marker(mark) for mark in NOT_QUICK_MARKS):
             seen[test] += 1
             kept.append(item)
+            _draw_few(item)
     return kept
+
+
+def _draw_few(item: pytest.Item) -> None:
+    """A test's own number of examples overrules the profile's."""
+    function = getattr(item, "obj", None)
+    function = getattr(function, "__func__", function)
+    own = getattr(function, "_hypothesis_internal_use_settings", None)
+    if own is not None:
+        few = min(own.max_examples, QUICK_EXAMPLES)
+        function._hypothesis_internal_use_settings = settings(own, max_examples=few)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,7 @@ log = logging.getLogger("afserve.server")
 # After the drain: time for the last bytes to leave before connections are dropped.
 CLOSING_SECONDS = 1
 LOOK_SECONDS = 0.05  # between two looks at who is still connected
+_TURNS_TO_CLOSE = 3  # of the loop, until asyncio has closed a socket that was dropped, TLS included
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -137,6 +138,14 @@ class _Server(uvicorn.Server):
             entrance.start(sock)
             self.servers.append(entrance)  # type: ignore[arg-type]  # it is closed and waited for, no more
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does; then what is still connected is dropped, since its loop may end now."""
+        await super().shutdown(sockets)
+        for connection in self.server_state.connections:
+            connection.transport.abort()
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
     def _protocol(self, handshake: Handshake) -> asyncio.Protocol:
         made = self.config.http_protocol_class(

@@ -22,6 +22,7 @@ def house() -> House:
     return read_house(product_sources())
 
 
+@pytest.mark.slow
 def test_files_and_folders_stay_small(house: House) -> None:
     assert house.lines <= LINES
     assert len(house.longest_files) <= LONG_FILES, house.longest_files
@@ -29,11 +30,13 @@ def test_files_and_folders_stay_small(house: House) -> None:
     assert house.largest_folders[0][0] <= LARGEST_FOLDER, house.largest_folders
 
 
+@pytest.mark.slow
 def test_names_lead_to_one_place(house: House) -> None:
     assert house.many_names <= MANY_NAMES, house.common_names
     assert len(house.lone_protocols) <= LONE_PROTOCOLS, house.lone_protocols
 
 
+@pytest.mark.slow
 def test_folders_have_an_order(house: House) -> None:
     assert not house.both_ways and not house.folder_cycles
 

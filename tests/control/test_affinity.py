@@ -87,6 +87,7 @@ def test_a_new_request_names_the_node_that_has_its_beginning():
     assert scene.homes.requests.pending(first.life) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="the trace is not beside this checkout")
 def test_a_real_trace_finds_its_blocks_and_waits_little():
     """Scripted nodes at the rate at which round robin keeps them busy for 80 % of the time."""

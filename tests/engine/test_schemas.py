@@ -10,6 +10,7 @@ def valid(schema, value) -> bool:
     return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [plain, rich])
 def test_what_ends_is_valid(strategy):
     found = answers(drawn(strategy(), 12, 7))

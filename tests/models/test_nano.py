@@ -87,6 +87,7 @@ def _count(count: torch.Tensor, _router: object, _inputs: object, output: tuple[
     count += torch.bincount(output[2].view(-1), minlength=len(count))
 
 
+@pytest.mark.slow
 def test_held_out_bits_per_byte_and_routing_are_as_stated(
     oracle: PreTrainedModel, tokenizer: Tokenizer
 ) -> None:

@@ -91,6 +91,7 @@ def plain(body):
     return [(c["text"], c["logprobs"]) for c in body["choices"]]
 
 
+@pytest.mark.slow
 def test_whatever_breaks_every_token_comes_once(server):
     server.backend.reply = LONG
     with Client(server.url) as client:

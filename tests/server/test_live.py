@@ -107,6 +107,7 @@ def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
     assert 0 <= found["p50"] <= found["p90"] <= found["p99"]
 
 
+@pytest.mark.slow
 def test_while_nobody_looks_only_the_history_asks_the_cluster(looked, http):
     with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live", timeout=60) as two:
         for reply in (one, two):

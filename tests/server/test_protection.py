@@ -420,3 +420,20 @@ def test_who_insists_is_not_kept_waiting_and_streams_are_told(make_backend, run_
             ).start()
             rest = [line for line in lines if line]
         assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+
+
+def test_a_server_that_has_stopped_leaves_no_connection_open(make_backend, run_server):
+    """Nor one whose client does not read: it would stay until somebody collects it."""
+    with run_server(make_backend(), drain_seconds=0.1, max_body_bytes=16 << 20) as server:
+        file, purpose = ("x", b"x" * (12 << 20)), {"purpose": "batch"}
+        sent = httpx.post(f"{server.url}/v1/files", files={"file": file}, data=purpose, timeout=60).json()
+        with closing(socket.socket()) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(20)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(
+                b"GET /v1/files/%s/content HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % sent["id"].encode()
+            )
+            assert sock.recv(9) == b"HTTP/1.1 "
+            server.stop()
+            assert len(read_all(sock)) < len(file[1])

@@ -7,6 +7,7 @@ import random
 import time
 
 import httpx
+import pytest
 
 
 async def client(port: int, seed: int) -> str:
@@ -37,6 +38,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(make_backend, run_server):
     """The deadlines are far above a busy machine's pauses: a client that is late by them may find a reset."""
     backend = make_backend(eos=False)

@@ -25,6 +25,7 @@ def play(seed: int, model, *, roles: bool = False) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nobody_notices(block, model):
     each = IN_CI // BLOCKS
