@@ -8,7 +8,6 @@ from typing import Protocol
 class Clock(Protocol):
     def now(self) -> float:
         """Seconds from an arbitrary origin, never going back."""
-        ...
 
 
 class MonotonicClock:

@@ -162,65 +162,52 @@ class Transport(Protocol):
     @property
     def device(self) -> torch.device:
         """Where rows lie in the mailboxes; headers are always in host memory."""
-        ...
 
     @property
     def offers(self) -> "Offers":
         """What this transport does beside the contract."""
-        ...
 
     def boxes(self) -> list[Box]:
         """Every box of this end, in order; on an attention node those of the expert nodes it is attached to."""
-        ...
 
     def next_sequence(self, box: Box) -> int:
         """The number that the next dispatch on `box` has to carry."""
-        ...
 
     def stage(self, box: Box, header: Header) -> Parcel:
         """Writable views of the box's outgoing mailbox, to be filled in place and then posted."""
-        ...
 
     def post(self, box: Box) -> None:
         """Publish what was staged. Raises PeerLost if the other end is known to be gone."""
-        ...
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         """Those of `boxes` that hold an incoming message which was not yet taken."""
-        ...
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         """Park until one of `boxes` is ready, at most `timeout` seconds; may return an empty list.
 
         Raises PeerLost, naming the peer, when the other end of one of `boxes` is gone.
         """
-        ...
 
     def take(self, box: Box) -> Parcel:
         """The incoming message, checked against the layout. Raises ProtocolError on anything else.
 
         On an attention node DispatchRefused when the expert node refused the dispatch; the message says why.
         """
-        ...
 
     def refuse(self, box: Box, reason: str) -> None:
         """On an expert node: answer what was taken last from `box` with a refusal. Never raises PeerLost."""
-        ...
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
         """On an attention node, from any thread: connect to an expert node, for `attach`.
 
         Raises RendezvousError as `connect` does.
         """
-        ...
 
     def attach(self, dialled: Dialled) -> None:
         """On an attention node: from now on also, or in a lost one's place, the expert node that was dialled."""
-        ...
 
     def detach(self, expert: int) -> None:
         """On an attention node: leave an expert node; nothing may be under way to it."""
-        ...
 
     def close(self) -> None: ...
 
@@ -232,7 +219,6 @@ class MessageFiller(Protocol):
 
     def native(self, wire: WireType) -> tuple[object, int] | None:
         """The native library's form and the address of the weights, where rows travel in `wire` as they are."""
-        ...
 
 
 class Sender(Protocol):
@@ -247,11 +233,9 @@ class Sender(Protocol):
         weight_RK: Tensor | None = None,
     ) -> None:
         """All rows as they lie; a combine has no slots and weights."""
-        ...
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         """The rows that go to the box's expert node."""
-        ...
 
 
 class SharingCores(Protocol):
@@ -262,7 +246,6 @@ class SharingCores(Protocol):
         peer is another process, and no memory once there is no such peer. False where nobody lends here: no native
         library, or more than one peer.
         """
-        ...
 
 
 class Answered(NamedTuple):
@@ -293,7 +276,6 @@ class Answering(Protocol):
         attention node; answer it, and those that follow on its box, for `serve` seconds. Whatever else comes ends this,
         and is there for `ready`. `experts` is what `Ops.expert_layers` made. None where nothing was answered.
         """
-        ...
 
 
 class Exchanging(Protocol):
@@ -305,11 +287,9 @@ class Exchanging(Protocol):
         """For one micro-batch: its boxes by expert node, and the native library's routes of every MoE layer, which the
         caller keeps. An answer may take `patience` seconds, or is left to the caller. None where the transport or its
         wires have no such thing. Good until an expert node is attached or detached."""
-        ...
 
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         """Messages went through an exchange on these boxes: the numbers of the last ones."""
-        ...
 
 
 Queue = Callable[[], AbstractContextManager[None]]
@@ -321,7 +301,6 @@ class Queueing(Protocol):
 
     def take_in(self, attention: int, queue: Queue) -> None:
         """From now on the device waits for what an attention node sends inside `queue`, so that no other queue does."""
-        ...
 
 
 class Limiting(Protocol):
@@ -332,7 +311,6 @@ class Limiting(Protocol):
 
         A larger one that is under way is carried as ever; what it took in memory goes with the box's next message.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

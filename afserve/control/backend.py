@@ -42,19 +42,15 @@ class Opened(Protocol):
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are full,
         PeerLost when no other node takes over from one that was lost.
         """
-        ...
 
     def halt(self) -> None:
         """It needs no more tokens; what there is stays kept."""
-        ...
 
     def discard(self) -> None:
         """Nobody wants it any more."""
-        ...
 
     def leave(self) -> None:
         """This gateway goes; another one may ask for it."""
-        ...
 
 
 class Kept(Protocol):
@@ -73,7 +69,6 @@ class Kept(Protocol):
 
     def open(self, request: GenerationRequest) -> Opened:
         """Go on with it, where it was taken. `request` is what it was asked for."""
-        ...
 
 
 class Backend(Protocol):
@@ -87,59 +82,47 @@ class Backend(Protocol):
         `taker` may be asked for events before the last while the iterator is waited for; those that it takes are not
         yielded. Raises why no new requests are taken.
         """
-        ...
 
     async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
         """What there is of a request that any gateway began; with `take` it is this gateway's from now on.
 
         Raises UnavailableError where not everybody could say.
         """
-        ...
 
     def ready(self) -> bool:
         """Whether a request would be computed at once."""
-        ...
 
     def check(self) -> None:
         """Raises why new requests are not taken now."""
-        ...
 
     def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
         """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
-        ...
 
     def draw_counts(self, name: str, values: Mapping[str, int]) -> None:
         """What this gateway counts, into the trace of a run that is drawn."""
-        ...
 
     async def view(self) -> ClusterView: ...
 
     async def placement(self) -> str:
         """The placement in force, as its JSON file."""
-        ...
 
     async def apply_placement(self, text: str) -> None:
         """Go to another placement while serving. Raises ConfigError where it does not fit."""
-        ...
 
     async def record_routing(self, on: bool) -> bytes:
         """Start recording routing counts, or stop and return what was recorded."""
-        ...
 
     async def recorded_routing(self) -> bytes:
         """What was recorded so far; recording goes on."""
-        ...
 
     async def change(self, change: Change) -> Changed:
         """Other numbers of nodes, one fewer, or new processes; what is asked has begun when this returns.
 
         Raises ConfigError, NotFoundError or DoesNotFitError for what cannot be.
         """
-        ...
 
     async def recordings(self) -> Sequence[bytes]:
         """What some attention and expert nodes do for a moment from now on, as `Recording.pack` makes it.
 
         Nodes that do not answer in time are left out. Nothing is recorded while nobody asks.
         """
-        ...

@@ -30,7 +30,6 @@ class Queries(Protocol):
 
     def check(self) -> None:
         """Raises what ended the run, if anything did."""
-        ...
 
     async def view(self) -> ClusterView: ...
 

@@ -24,22 +24,18 @@ class BoundHalf(Protocol):
     @property
     def bound(self) -> BoundLayer | None:
         """What the kernels made of both; None for a half that is made of several ops."""
-        ...
 
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
-        ...
 
 
 class AttentionHalf(Protocol):
     @property
     def keeps(self) -> KeptShape:
         """What it writes to a cache."""
-        ...
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         """The same weights may be bound to several caches."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

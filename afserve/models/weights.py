@@ -43,37 +43,29 @@ class TensorSource(Protocol):
     @property
     def makes_int4(self) -> bool:
         """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
-        ...
 
     def has_tensor(self, name: str) -> bool: ...
 
     def stores(self, name: str) -> bool:
         """Whether there is such a weight, in whatever form, without being asked for it."""
-        ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; it is the caller's own."""
-        ...
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         """`count` rows of the tensor `name` of `shape`, from row `first` on; the others are not read."""
-        ...
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
-        ...
 
     def has_int4(self, name: str) -> bool:
         """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""
-        ...
 
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         """The weight `name` as groups of `size` inputs, without rounding."""
-        ...
 
     def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
         """The same of one of the weights (E, O, I) that the tensor `name` has."""
-        ...
 
 
 class Checkpoint:

@@ -41,11 +41,9 @@ class Rooms(Protocol):
 
     def take(self, size: int) -> Room:
         """Only while there is a `free` one, and not for more than one piece."""
-        ...
 
     def give_back(self, room: Room) -> bool:
         """Whether it was taken here."""
-        ...
 
     def close(self) -> None: ...
 

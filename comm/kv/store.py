@@ -17,29 +17,22 @@ class BlockStore(Protocol):
 
     def find(self, names: Sequence[Name]) -> list[int]:
         """Hold the blocks with these names, the longest run from the first on that is here."""
-        ...
 
     def reserve(self, count: int, *, copies: bool) -> list[int]:
         """Hold up to `count` blocks with unknown content; fewer, where others need the memory more than `copies`."""
-        ...
 
     def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
         """Let them go. A block with a name stays findable until its memory is needed, one of `copies` for longer."""
-        ...
 
     def publish(self, block: int, name: Name) -> None:
         """A held block is written: others may find it from now on."""
-        ...
 
     def take(self, blocks: Sequence[int], names: Sequence[Name], into: memoryview) -> int:
         """Copy the bytes of held blocks there, one behind the other. Their `checksum_of`, under these names."""
-        ...
 
     def fill(self, blocks: Sequence[int], names: Sequence[Name], payload: Payload) -> int:
         """Replace held blocks that nobody can find yet by what `take` gave elsewhere. The `checksum_of` what was there:
         if it is not what was said, they have to be cleared."""
-        ...
 
     def clear(self, blocks: Sequence[int]) -> None:
         """What is in these held blocks is no number that anybody may read."""
-        ...

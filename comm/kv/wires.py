@@ -34,53 +34,41 @@ class Wires(Protocol):
 
     def dial(self, address: str) -> int:
         """A peer's number, at once; who does not answer, or does not agree, is Closed later."""
-        ...
 
     def send(self, peer: int, message: Message) -> None:
         """To a peer whose connection has ended, nothing."""
-        ...
 
     def has_room(self, peer: int) -> bool:
         """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
-        ...
 
     def takes_large(self, peer: int) -> bool:
         """Whether a piece may be a large one. The other end takes all, who sends them thinks of time and memory."""
-        ...
 
     def room(self, peer: int, size: int) -> Room:
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
-        ...
 
     def receive(self, keep: bool = False) -> list[Event]:
         """What has happened since the last call. Who is to `keep` all connections to itself calls again at once, or
         says that it does not."""
-        ...
 
     def give_way(self) -> None:
         """The caller looks for what comes, and lets others have its core. Where the other end has, it goes on apart."""
-        ...
 
     def apart(self, peer: int) -> None:
         """Much will go there: not from the core where that end waits for it."""
-        ...
 
     def leave(self) -> None:
         """The caller has something else to do, or will wait."""
-        ...
 
     @property
     def kept(self) -> bool:
         """Whether there is anything that nobody but the caller looks at: it calls again before it waits."""
-        ...
 
     @property
     def moving(self) -> bool:
         """Whether a part of a message came at the last `receive`."""
-        ...
 
     def used(self, said: Said) -> None:
         """Nobody looks at the bytes of this message any more."""
-        ...
 
     def close(self) -> None: ...

@@ -36,7 +36,6 @@ class Bank(Protocol):
         """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype.
 
         add: the sum starts from out_RH."""
-        ...
 
     @property
     def packed(self) -> Sequence[PackedExperts] | None:

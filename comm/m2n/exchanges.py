@@ -21,11 +21,9 @@ class ExchangingLink(Protocol[_AnyTicket_co]):
 
     def exchange(self, micro_batch: int) -> Exchange | None:
         """What `Ops.run_stack` takes in place of these; None where only they will do now. `settle` follows each use."""
-        ...
 
     def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> _AnyTicket_co | None:
         """An exchange was used; of the MoE layer at which it stopped the ticket, for the rows that it sent last."""
-        ...
 
 
 class Exchanges:

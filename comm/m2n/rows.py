@@ -23,11 +23,9 @@ _EXPERT_DTYPES = (torch.int32, torch.int64)
 class RowSplit(MessageFiller, Protocol):
     def parts(self) -> list[tuple[int, int]]:
         """(node, number of rows) of every node that gets any, in order."""
-        ...
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
         """Add the node's partial sums to their rows, in float32."""
-        ...
 
 
 class DeviceSplit:

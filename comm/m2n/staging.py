@@ -17,13 +17,11 @@ class Copy(Protocol):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """On the host, theirs until the next copy of the same key; not to be read before it is `copied`."""
-        ...
 
     def copied(self) -> bool: ...
 
     def wait(self) -> None:
         """Block until it is done; the device is all it waits for."""
-        ...
 
 
 class Stage(Protocol):
@@ -36,7 +34,6 @@ class Stage(Protocol):
 
     def to_device(self, key: Hashable, *tensors: Tensor) -> tuple[Tensor, ...]:
         """On the device; the tensors given may be overwritten at once."""
-        ...
 
 
 class CudaCopy:

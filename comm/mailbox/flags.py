@@ -51,28 +51,23 @@ class Board(Protocol):
 
     def value(self, lane: int) -> int:
         """The incoming word now; what was written before it is visible afterwards."""
-        ...
 
     def settle(self, lane: int, quiet: int) -> None:
         """From now on `changed` means: differs from `quiet`."""
-        ...
 
     def post(self, lane: int, value: int) -> None:
         """Write the outgoing word after everything written before, and ring the peer's bell."""
-        ...
 
     def changed(self, lanes: Sequence[int]) -> list[int]: ...
 
     def wait(self, lanes: Sequence[int], timeout: float) -> list[int]:
         """Park until one of `lanes` changed or `timeout` seconds are over."""
-        ...
 
     def watch(self, files: int, door: int) -> None:
         """From now on a wait also ends, with nothing, when something is ready in `files`, the number of an epoll.
 
         Who rings a bell of this end meanwhile knocks at `door`, the number of one of those files.
         """
-        ...
 
 
 @runtime_checkable
@@ -86,7 +81,6 @@ class MessageBoard(Board, Protocol):
         """Bells of two nodes that lend each other their cores (kernels/native/lent_core.h): a wait on `own`, the only
         one of this end, lends this core where it is wanted, and a post that rings `peer` may leave the wake-up to the
         guest there."""
-        ...
 
     def carry(
         self, lane: int, out: object, incoming: object, own_slot: int, own_weight: int, sent: int
@@ -94,7 +88,6 @@ class MessageBoard(Board, Protocol):
         """The lane's mailboxes (their handles), addresses of memory for slots and weights that come in, or 0, and the
         number sent last: the late answer to a dispatch that was given up is no change any more.
         """
-        ...
 
     def send_rows(
         self,
@@ -109,32 +102,26 @@ class MessageBoard(Board, Protocol):
         weight: int,
     ) -> int:
         """Write and post; `x`, `slot` and `weight` are addresses. Returns the lane's quiet value."""
-        ...
 
     def send_split(
         self, lane: int, number: int, epoch: int, layer: int, split: object, weight: int, node: int
     ) -> int:
         """The rows of a native split that go to `node`; `weight` is the address of the split's weights."""
-        ...
 
     def take(self, lane: int) -> tuple[bool, int, int, int, int]:
         """(checked and good, sequence number, epoch, layer, rows); the lane is settled either way."""
-        ...
 
     def sent(self, lane: int) -> int:
         """The number that was sent last."""
-        ...
 
     def taken(self, lane: int) -> int:
         """The number that was taken last."""
-        ...
 
     def answer(
         self, experts: LayeredExperts, epochs: list[int], most_rows: list[int], wait: float, serve: float
     ) -> tuple[int, int, int, float, int, int, int, int, float] | None:
         """As `transport.Answering`, with a limit of rows for each lane: (lane, messages, rows, seconds) and of the last
         one (sequence number, epoch, layer, rows, seconds)."""
-        ...
 
 
 class PlainBoard:

@@ -38,7 +38,6 @@ class Payloads(Protocol):
 
     def bind(self, inboxes: Boxes, outboxes: Boxes) -> None:
         """These mailboxes are used with it from now on, by this thread."""
-        ...
 
     def expect(self, inbox_B: Tensor, tag: int) -> None: ...
 

@@ -45,7 +45,6 @@ class Domain(Protocol):
 
     def share(self, name: str, rank: int, size: int, device: torch.device, store: Store) -> Shared:
         """Zeros at first. Blocks until the other end does the same; raises RuntimeError when it does not."""
-        ...
 
 
 class NvlinkDomain:

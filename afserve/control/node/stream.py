@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -47,11 +46,9 @@ class Sleeps(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Until a `ring`, or until something else is there, or for so long."""
-        ...
 
     def ring(self) -> None:
         """By any thread: who sleeps wakes, who does not will not."""
-        ...
 
 
 Sent = TypeVar("Sent")
@@ -176,9 +173,7 @@ class ControlStream:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:

@@ -21,15 +21,12 @@ class GroupTable(Protocol):
 
     def table(self, blocks: Iterable[int]) -> list[int]:
         """Its block table, given the first group's; 0, which nobody reads, for what is not there."""
-        ...
 
     def __contains__(self, block: int) -> bool:
         """Whether it has anything of the tokens of this block of the first group."""
-        ...
 
     def attach(self, block: int) -> bool:
         """Make room for that; whether there was any."""
-        ...
 
 
 Hash = bytes

@@ -42,54 +42,43 @@ class Tier(Protocol):
     @property
     def busy(self) -> bool:
         """Whether `next` or `save` has something to do now."""
-        ...
 
     @property
     def settled(self) -> bool:
         """Whether everything that is to be kept here is."""
-        ...
 
     def holds(self, names: Sequence[Hash]) -> list[bool]: ...
 
     def run(self, names: Sequence[Hash]) -> int:
         """How many of these are here, from the first on."""
-        ...
 
     def idle(self, blocks: Named) -> None:
         """Nobody holds these any more; they can still be found in the cache."""
-        ...
 
     def evicted(self, blocks: Named, kept: Sequence[bool]) -> list[bool]:
         """These leave the cache, and can be read until this returns. `kept`: whether a nearer tier has it now; with
         this one's."""
-        ...
 
     def keep_whole(self, blocks: Named) -> None:
         """These stay in the cache, but lose a part of what can be read until this returns."""
-        ...
 
     def save(self, until: float) -> None:
         """Go on keeping what is to be kept: one piece at least, then until this time."""
-        ...
 
     def begin(self, job: int, names: Sequence[Hash], first: int) -> int:
         """Begin to bring back the first of these for this restoration, of which they are those from place `first` on;
         how many. Less than all where they are gone, or where there is no room."""
-        ...
 
     def next(self) -> RestoredPiece | None:
         """The next piece of what was begun, also of restorations that have ended since."""
-        ...
 
     def end(self, job: int) -> list[int]:
         """Nothing of it is wanted any more. The blocks that nobody writes to; others come out of `next`."""
-        ...
 
     def stats(self, so_far: TierStats) -> TierStats: ...
 
     def close(self) -> list[int]:
         """Keep what is still to be kept. The blocks that it holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Shows how far the nodes have loaded, and on which hosts: bars on a terminal, one line per node elsewhere."""
 
 import socket
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -32,9 +31,7 @@ class LoadingBars:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
     def update(self, member: Member, model: str = "") -> None:

@@ -34,32 +34,25 @@ class Carrier(Protocol):
     def lend(self, peer: int, at: int, length: int) -> bytes:
         """This peer may read `length` bytes from offset `at` of this end's memory from now on; what its end calls that
         memory, other bytes in each life."""
-        ...
 
     def read(self, peer: int, where: bytes, at: int, into: int, length: int) -> int:
         """Begin to copy `length` bytes from offset `at` of the memory that `peer` calls `where` to offset `into` of
         this end's; the read's number. One that cannot begin has ended at once."""
-        ...
 
     def ended(self) -> list[Ended]:
         """Reads that have ended since the last call. What others read here may go on only while this is called."""
-        ...
 
     def forget(self, where: bytes) -> None:
         """Its owner has gone, and nothing is read from it now."""
-        ...
 
     def said(self) -> list[tuple[int, bytes]]:
         """What the carriers of these peers are to hear from this one, since the last call."""
-        ...
 
     def heard(self, peer: int, what: bytes) -> None:
         """What this peer's carrier has `said`, in its order."""
-        ...
 
     def left(self, peer: int) -> None:
         """Its connection has ended: nobody waits for what is still read from it, and it reads nothing more."""
-        ...
 
     def close(self) -> None: ...
 
