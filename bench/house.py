@@ -124,7 +124,8 @@ def public_methods(classes: list[tuple[PurePosixPath, ast.ClassDef]]) -> dict[st
 
 
 def is_protocol(node: ast.ClassDef) -> bool:
-    return any("Protocol" in ast.unparse(base) for base in node.bases)
+    """`asyncio.Protocol` and what inherits it are none."""
+    return any(ast.unparse(base).split("[")[0] in ("Protocol", "typing.Protocol") for base in node.bases)
 
 
 def lone(protocols: list[ast.ClassDef], classes: list[ast.ClassDef]) -> Iterator[str]:

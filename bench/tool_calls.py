@@ -121,7 +121,7 @@ def possible_calls(folder: Path) -> list[list[Call]]:
 
 def _read(case: Case, answer: Answer) -> Made:
     reader = Reading("list").reader()
-    parts = reader.feed(answer.text) + reader.finish()
+    parts = reader.read_text(answer.text) + reader.end_text()
     names = [part.name for part in parts if isinstance(part, Called)]
     texts = [
         "".join(p.text for p in parts if isinstance(p, Argued) and p.index == i) for i in range(len(names))

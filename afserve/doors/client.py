@@ -11,7 +11,6 @@ the server keeps the request then, and the client goes on behind the last token 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 import httpx
 
@@ -72,9 +71,7 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -149,7 +146,6 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
                     self._http.request(**ending.options())
 
     def _read(self, attempts: Attempts, parser: Deltas) -> Iterator[Delta]:
-        """One connection."""
         with self._http.stream(**attempts.next().options()) as response:
             if response.is_error:
                 response.read()
@@ -157,5 +153,5 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
             attempts.accepted()
             for line in response.iter_lines():
                 attempts.heard(line)
-                yield from parser.feed(line)
-            parser.finish()
+                yield from parser.read_line(line)
+            parser.check_ended()

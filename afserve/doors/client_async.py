@@ -6,7 +6,6 @@ Never imports torch.
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -60,9 +59,7 @@ class AsyncClient(
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -144,6 +141,6 @@ class AsyncClient(
             attempts.accepted()
             async for line in response.aiter_lines():
                 attempts.heard(line)
-                for delta in parser.feed(line):
+                for delta in parser.read_line(line):
                     yield delta
-            parser.finish()
+            parser.check_ended()

@@ -38,8 +38,6 @@ _OURS = ("resume", "request_id")  # fields that a server may not know or not lik
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """One HTTP request."""
-
     method: str
     path: str
     json: Mapping[str, object] | None = None
@@ -81,7 +79,6 @@ class Attempts:
         return _PREFIXES[self._path] + self._own_id
 
     def next(self) -> Sending:
-        """What to send now."""
         if not self._posted:
             ours = {"resume": self._seconds, "request_id": self._own_id} if self._seconds else {}
             return Sending("POST", self._path, {**self._payload, **ours})
@@ -173,8 +170,6 @@ Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as ma
 
 
 class ErrorReply(Exception):
-    """The server answered with an error."""
-
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(response.status_code)
         self.response = response

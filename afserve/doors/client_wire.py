@@ -186,7 +186,6 @@ def reply_of(body: Mapping[str, object]) -> Reply:
 
 
 def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Of a message, or of a piece of one."""
     return tuple(
         ToolCall(
             call.get("id") or "",
@@ -213,7 +212,7 @@ class Deltas:
     def __init__(self) -> None:
         self.done = False
 
-    def feed(self, line: str) -> Iterator[Delta]:
+    def read_line(self, line: str) -> Iterator[Delta]:
         if not line.startswith("data:"):
             return
         data = line[5:].strip()
@@ -238,7 +237,7 @@ class Deltas:
                     tool_calls=calls,
                 )
 
-    def finish(self) -> None:
+    def check_ended(self) -> None:
         if not self.done:
             raise PeerLost("server", "the stream broke off before its end")
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from afserve.config import EngineSettings, ModelSource
@@ -96,9 +95,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> "LLM":

@@ -29,11 +29,9 @@ class Mark(Protocol):
 
     def done(self) -> bool:
         """Whether the device has come there."""
-        ...
 
     def since(self, earlier: "Mark") -> float:
         """Seconds of the device between two places that are done."""
-        ...
 
 
 class Device(Protocol):
@@ -45,7 +43,6 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """In the queue that is current."""
-        ...
 
 
 class DeviceQueues:

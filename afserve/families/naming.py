@@ -87,7 +87,6 @@ class Naming:
         return _weights(self.in_moe(layer, f"experts.{expert}"), (self.gate, self.up, self.down))
 
     def dense(self, layer: int) -> Names:
-        """Gate, up and down of a dense layer's FFN."""
         return _weights(self.layer(layer, self.dense_ffn), _PARTS)
 
     def shared_expert(self, layer: int) -> Names:
@@ -95,7 +94,6 @@ class Naming:
 
 
 def bias_of(weight: str) -> str:
-    """What the bias beside a weight is called."""
     return f"{weight.removesuffix('weight')}bias"
 
 

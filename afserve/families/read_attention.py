@@ -73,7 +73,6 @@ def _turned(fields: ConfigFields, head_dim: int, partial: float) -> int:
 
 
 def clip_qkv(fields: ConfigFields) -> float | None:
-    """What the projections of q, k and v are clipped to."""
     return fields.number("clip_qkv") if fields.has("clip_qkv") else None
 
 

@@ -36,9 +36,9 @@ def answer_lengths(root: Node, param: str, names: Mapping[str, str]) -> tuple[Le
     found = root.get("$defs")
     definitions = found if isinstance(found, Mapping) else {}
     reader = _Reader(param, definitions)
-    whole = reader.find([root], "")
-    inner = {key: reader.find([node], names[key]) for key, node in definitions.items()}
-    reader.settle()
+    whole = reader.place_of([root], "")
+    inner = {key: reader.place_of([node], names[key]) for key, node in definitions.items()}
+    reader.settle_lengths()
     if definitions and not whole.lengths:
         why = "an answer could not end: it must hold itself again and again, or what is asked for excludes itself"
         refuse_schema(param, "", why)
@@ -59,7 +59,7 @@ class _Place:
     lengths: Lengths = field(default_factory=dict)
     users: set[int] = field(default_factory=set)
 
-    def count(self, key: str, default: float = 0) -> float:
+    def most_asked(self, key: str, default: float = 0) -> float:
         """The most that any of them asks for."""
         return max((n for node in self.nodes if (n := _number(node, key)) is not None), default=default)
 
@@ -75,7 +75,7 @@ class _Reader:
         self._waiting: list[int] = []
         self._left = _MOST
 
-    def find(self, schemas: Iterable[object], where: str) -> _Place:
+    def place_of(self, schemas: Iterable[object], where: str) -> _Place:
         same: dict[int, Node] = {}
         waiting = list(schemas)
         while waiting:
@@ -101,7 +101,7 @@ class _Reader:
             heappush(self._waiting, -found.number)
         return found
 
-    def settle(self) -> None:
+    def settle_lengths(self) -> None:
         while self._waiting:
             place = self.places[-heappop(self._waiting)]
             while self._waiting and self._waiting[0] == -place.number:
@@ -120,7 +120,7 @@ class _Reader:
             if kind not in found:
                 continue
             most = min((n for node in place.nodes if (n := _number(node, high)) is not None), default=NEVER)
-            length = self._of_kind(kind, place) if place.count(low, -NEVER) <= most else NEVER
+            length = self._of_kind(kind, place) if place.most_asked(low, -NEVER) <= most else NEVER
             if length < NEVER:
                 found[kind] = max(found[kind], length)
             else:
@@ -157,7 +157,7 @@ class _Reader:
         return self._bare.get(id(node), node)
 
     def _inner(self, place: _Place, schemas: Iterable[object], where: str) -> Lengths:
-        inner = self.find(schemas, where)
+        inner = self.place_of(schemas, where)
         inner.users.add(place.number)
         return inner.lengths
 
@@ -172,7 +172,7 @@ class _Reader:
         rests = [
             node.get("additionalItems" if _items(node, "items") else "items", True) for node in place.nodes
         ]
-        least = place.count("minItems")
+        least = place.most_asked("minItems")
         length = 2 + max(least - 1, 0)
         longest = max(map(len, heads), default=0)
         for i in range(longest):
@@ -191,7 +191,7 @@ class _Reader:
         free = [node.get("additionalProperties", True) for node in place.nodes]
         others = [self._least(place, [inner], "patternProperties", key) for key, inner in patterns]
         others.append(self._least(place, free, "additionalProperties"))
-        length = 2 + max(least := max(place.count("minProperties"), len(required)), 1) - 1
+        length = 2 + max(least := max(place.most_asked("minProperties"), len(required)), 1) - 1
         for key in listed:
             each = [
                 _map(node, "properties").get(key, True if "patternProperties" in node else rest)
@@ -211,7 +211,7 @@ class _Reader:
 
 def _string(place: _Place) -> float:
     patterns = [str(node["pattern"]) for node in place.nodes if "pattern" in node]
-    return 2 + max([place.count("minLength"), *map(shortest_length, patterns)])
+    return 2 + max([place.most_asked("minLength"), *map(shortest_length, patterns)])
 
 
 def _own(node: Node) -> Lengths:

@@ -51,7 +51,6 @@ def of_plain_schema(schema: Mapping[str, object], param: str = "grammar") -> str
 
 
 def of_object() -> str:
-    """Any JSON object."""
     return of_schema({"type": "object"})
 
 
@@ -66,7 +65,6 @@ def of_regex(pattern: str, param: str = "regex") -> str:
 
 
 def of_choice(choices: Sequence[str], param: str = "choice") -> str:
-    """One of some texts, exactly."""
     for choice in choices:
         check_text(choice, param)
     return of_lark("start: " + " | ".join(map(_quoted, choices)), param)
@@ -181,7 +179,7 @@ class Matcher:
         return bits
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Nothing but the end of the text may follow."""
         return self._matcher.is_stopped()
 

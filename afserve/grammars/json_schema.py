@@ -104,7 +104,6 @@ class References:
         return reference[:64], found
 
     def _read(self) -> None:
-        """Ids and anchors of every schema in it."""
         waiting: list[tuple[str, object, bool]] = [("", self._root, False)]
         while waiting:
             where, node, moved = waiting.pop()

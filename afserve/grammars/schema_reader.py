@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import NoReturn
 
 from afserve.errors import shown
 from afserve.grammars.answer_length import answer_lengths
@@ -100,9 +101,7 @@ class _Reader:
         if not self.arguments:
             return whole
         if lengths and "object" not in lengths:
-            refuse_schema(
-                self.param, "", 'a function\'s arguments are an object; write {"type": "object", ...}'
-            )
+            self.refuse("", 'a function\'s arguments are an object; write {"type": "object", ...}')
         return whole if any(key in whole for key in (*_SAME_PLACE, "$ref")) else {**whole, "type": "object"}
 
     def check_chain(self, root: Mapping[str, object], definitions: Mapping[str, object]) -> None:
@@ -112,8 +111,7 @@ class _Reader:
         while waiting:
             node, depth = waiting.pop()
             if depth > MAX_CHAIN:
-                refuse_schema(
-                    self.param,
+                self.refuse(
                     "",
                     f"its references lead through more than {MAX_CHAIN} schemas, one within the other; use fewer",
                 )
@@ -125,12 +123,15 @@ class _Reader:
                 inner.append(definitions[name.removeprefix("#/$defs/")])
             waiting += [(part, depth + 1) for part in reversed(inner)]
 
+    def refuse(self, where: str, why: str) -> NoReturn:
+        refuse_schema(self.param, where, why)
+
     def schema(self, node: object, where: str, *, part: bool = False) -> object:
         """`part`: an object around it, of the same place, has closed itself for both."""
         if isinstance(node, bool):
             return node
         if not isinstance(node, Mapping):
-            refuse_schema(self.param, where, f"{shown(node)} is no schema; one is an object, true or false")
+            self.refuse(where, f"{shown(node)} is no schema; one is an object, true or false")
         return self.compound(node, where, part=part)
 
     def compound(self, node: Mapping[str, object], where: str, *, part: bool = False) -> dict[str, object]:
@@ -166,10 +167,10 @@ class _Reader:
         if key == "$ref":
             return f"#/$defs/{self.definition(value, where, held)}"
         if key in _UNHELD:
-            refuse_schema(self.param, where, "cannot be held while an answer is written; leave it out")
+            self.refuse(where, "cannot be held while an answer is written; leave it out")
         if key in MAPS:
             if not isinstance(value, Mapping):
-                refuse_schema(self.param, where, f"{shown(value)} is not an object of schemas")
+                self.refuse(where, f"{shown(value)} is not an object of schemas")
             return {name: self.schema(item, below(where, name)) for name, item in value.items()}
         if key in LISTS and isinstance(value, list):
             part = held and key in _SAME_PLACE
@@ -180,9 +181,9 @@ class _Reader:
 
     def check_pattern(self, pattern: object, where: str) -> None:
         if not isinstance(pattern, str):
-            refuse_schema(self.param, where, f"{shown(pattern)} is not a string")
+            self.refuse(where, f"{shown(pattern)} is not a string")
         if (shortest := shortest_length(pattern)) > MAX_FORCED:
-            refuse_schema(self.param, where, too_long(shortest))
+            self.refuse(where, too_long(shortest))
 
     def definition(self, reference: object, where: str, part: bool) -> str:
         place, target = self.references.resolve(reference, where)
@@ -229,15 +230,12 @@ class _Reader:
         keys = dict.fromkeys(key for each in same for key in _map(each, "properties"))
         place = below(where, "patternProperties")
         if len(patterns) > MAX_PATTERNS:
-            refuse_schema(
-                self.param, place, f"has {len(patterns)} patterns, at most {MAX_PATTERNS} are followed"
-            )
+            self.refuse(place, f"has {len(patterns)} patterns, at most {MAX_PATTERNS} are followed")
         for pattern in patterns:
             self.check_pattern(pattern, place)
         for pattern in patterns if keys else ():
             if (key := self.first_match(pattern, keys, place)) is not None:
-                refuse_schema(
-                    self.param,
+                self.refuse(
                     place,
                     f"the pattern {shown(pattern)} matches {shown(key)}, which is a key of properties too; let each "
                     "key be described once",
@@ -249,11 +247,10 @@ class _Reader:
         exact = [_exact(step) for step in steps]
         place = below(where, "multipleOf")
         if None in exact:
-            refuse_schema(self.param, place, f"{shown(steps[exact.index(None)])} is not a number above 0")
+            self.refuse(place, f"{shown(steps[exact.index(None)])} is not a number above 0")
         states = _common([each for each in exact if each is not None])
         if states > MAX_MULTIPLE:
-            refuse_schema(
-                self.param,
+            self.refuse(
                 place,
                 f"{' and '.join(map(shown, steps[:2]))} takes more than {MAX_MULTIPLE} remainders to follow; use a "
                 "rounder number",
@@ -268,8 +265,7 @@ class _Reader:
         try:
             compiled = re2.compile(pattern, options)
         except re2.error:
-            refuse_schema(
-                self.param,
+            self.refuse(
                 where,
                 f"whether {shown(pattern)} matches a key of properties cannot be decided; write it more simply",
             )
@@ -278,9 +274,7 @@ class _Reader:
     def pay(self, where: str, places: int = 1) -> None:
         self.left -= places
         if self.left < 0:
-            refuse_schema(
-                self.param, where, "with its references the schema becomes too large; send a smaller one"
-            )
+            self.refuse(where, "with its references the schema becomes too large; send a smaller one")
 
 
 def _without(whole: dict[str, object], endless: Collection[str]) -> dict[str, object]:

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from afserve.control.backend import Backend, ServedModel
 from afserve.control.wire.change_values import VERBS
@@ -35,7 +35,7 @@ from afserve.server.live.page import PREFIX, Page
 from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
-from afserve.server.openapi.document import described
+from afserve.server.openapi.document import BYTES, EVENTS, FORM, HTML, LINES, PLAIN, RouteTable
 from afserve.server.replies.ignored import HEADER
 from afserve.server.replies.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.state.database import Database
@@ -72,9 +72,8 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
         accounts=accounts,
         spans=Spans(settings.otlp_endpoint or ""),
     )
-    routes = _routes(service)
     app = Starlette(
-        routes=[*routes, *described(routes)],
+        routes=_routes(service).described(),
         middleware=[
             *_cors(settings),
             Middleware(
@@ -132,75 +131,111 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
     ]
 
 
-def _routes(service: Service) -> list[Route]:
-    info, admin, responses = Info(service), Admin(service), Responses(service)
-    ollama = OllamaModels(service)
-    requests = RequestEndpoints(service)
+def _routes(service: Service) -> RouteTable:
+    table = RouteTable()
+    _add_page_and_openai(table, service)
+    _add_other_apis(table, service)
+    _add_gateway(table, service)
+    return table
+
+
+def _add_page_and_openai(table: RouteTable, service: Service) -> None:
+    page, feeds, files = Page(), Feeds(service), Files(service)
     completions, chat = Generate(service, BodyKind.COMPLETION), Generate(service, BodyKind.CHAT)
-    files, embeddings = Files(service), EmbeddingsEndpoint(service)
-    batches = Batches(
-        service,
-        files,
-        {
-            "/v1/chat/completions": chat,
-            "/v1/completions": completions,
-            "/v1/responses": responses,
-            "/v1/embeddings": embeddings,
-        },
-    )
-    page, feeds = Page(), Feeds(service)
+    responses, embeddings = Responses(service), EmbeddingsEndpoint(service)
+    batched: dict[str, ASGIApp] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
+        "/v1/responses": responses,
+        "/v1/embeddings": embeddings,
+    }
+    batches = Batches(service, files, batched)
     service.at_start.extend((batches.start_watching, feeds.start_feeds))
     service.at_end.extend((batches.stop_working, feeds.end_feeds))
-    return [
-        Route("/", page.page, methods=["GET"]),
-        Route(f"{PREFIX}{{name:path}}", page.file, methods=["GET"]),
-        Route("/live", feeds.events, methods=["GET"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/embeddings", embeddings, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
-        Route("/v1/responses/{response_id}", responses.show_response, methods=["GET"]),
-        Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
-        Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
-        Route("/v1/files", files.create, methods=["POST"]),
-        Route("/v1/files", files.list_files, methods=["GET"]),
-        Route("/v1/files/{file_id}", files.show_file, methods=["GET"]),
-        Route("/v1/files/{file_id}", files.delete_file, methods=["DELETE"]),
-        Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
-        Route("/v1/batches", batches.create, methods=["POST"]),
-        Route("/v1/batches", batches.list_batches, methods=["GET"]),
-        Route("/v1/batches/{batch_id}", batches.show_batch, methods=["GET"]),
-        Route("/v1/batches/{batch_id}/cancel", batches.cancel_batch, methods=["POST"]),
-        Route("/v1/messages", Spoken(service, BodyKind.MESSAGE, message), methods=["POST"]),
-        Route("/v1/messages/count_tokens", info.count_message, methods=["POST"]),
-        Route("/load", info.show_load, methods=["GET"]),
-        Route("/api/tags", ollama.tags, methods=["GET"]),
-        Route("/api/ps", ollama.ps, methods=["GET"]),
-        Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/embed", EmbeddingsEndpoint(service, _EMBED, ollama_vectors), methods=["POST"]),
-        Route("/api/embeddings", EmbeddingsEndpoint(service, _EMBED, ollama_vector), methods=["POST"]),
-        Route("/api/version", info.version, methods=["GET"]),
-        Route("/api/chat", Spoken(service, BodyKind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
-        Route("/api/generate", Spoken(service, BodyKind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),
-        Route("/v1/requests/{id}", requests.show_request, methods=["GET"]),
-        Route("/v1/requests/{id}", requests.end_request, methods=["DELETE"]),
-        Route("/v1/requests/{id}/events", Again(service, stream=True), methods=["GET"]),
-        Route("/v1/requests/{id}/answer", Again(service, stream=False), methods=["GET"]),
-        Route("/v1/models", info.models, methods=["GET"]),
-        Route("/v1/models/{name:path}", info.model, methods=["GET"]),
-        Route("/tokenize", info.tokenize, methods=["POST"]),
-        Route("/detokenize", info.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", info.tokenizer, methods=["GET"]),
-        Route("/health", info.health, methods=["GET"]),
-        Route("/ping", info.health, methods=["GET"]),
-        Route("/ready", info.show_ready, methods=["GET"]),
-        Route("/version", info.version, methods=["GET"]),
-        Route("/metrics", info.metrics, methods=["GET"]),
-        Route("/status", info.status, methods=["GET"]),
-        Route("/admin/placement", admin.show_placement, methods=["GET"]),
-        Route("/admin/placement", admin.apply, methods=["POST"]),
-        *(Route(verb.path, admin.change_handler(verb), methods=["POST"]) for verb in VERBS.values()),
-        Route("/admin/routing/start", admin.start_recording, methods=["POST"]),
-        Route("/admin/routing/stop", admin.stop_recording, methods=["POST"]),
-        Route("/admin/routing/dump", admin.dump, methods=["GET"]),
-    ]
+    get, post, delete = table.adders()
+    get("/", page.page, "The live page.", gives="Text", media=HTML)
+    get(f"{PREFIX}{{name:path}}", page.file, "A file of the page.", gives="Text", media=PLAIN)
+    get("/live", feeds.events, "A frame a second of the nodes, for the page.", gives="Text", media=EVENTS)
+    post(
+        "/v1/completions", completions, "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
+    )
+    post("/v1/chat/completions", chat, "Answer a chat.", "ChatRequest", "Chat", streams=EVENTS)
+    post("/v1/embeddings", embeddings, "Vectors of texts.", "EmbeddingRequest", "Embeddings")
+    post(
+        "/v1/responses",
+        responses,
+        "Answer, and keep the answer.",
+        "ResponseRequest",
+        "Response",
+        streams=EVENTS,
+    )
+    get("/v1/responses/{response_id}", responses.show_response, "A kept response.", gives="Response")
+    delete("/v1/responses/{response_id}", responses.delete_response, "Forget a response.", gives="Deleted")
+    get("/v1/responses/{response_id}/input_items", responses.input_items, "What a response was asked.")
+    post("/v1/files", files.create, "Keep a file.", "FileForm", "File", form=FORM)
+    get("/v1/files", files.list_files, "Files that are kept.", gives="Files")
+    get("/v1/files/{file_id}", files.show_file, "About a file.", gives="File")
+    delete("/v1/files/{file_id}", files.delete_file, "Forget a file.", gives="Deleted")
+    get("/v1/files/{file_id}/content", files.content, "A file.", gives="Text", media=BYTES)
+    post("/v1/batches", batches.create, "Answer the lines of a file.", "BatchRequest", "Batch")
+    get("/v1/batches", batches.list_batches, "Batches.", gives="Batches")
+    get("/v1/batches/{batch_id}", batches.show_batch, "About a batch.", gives="Batch")
+    post("/v1/batches/{batch_id}/cancel", batches.cancel_batch, "End a batch.", gives="Batch")
+
+
+def _add_other_apis(table: RouteTable, service: Service) -> None:
+    """Anthropic's and Ollama's."""
+    info, ollama = Info(service), OllamaModels(service)
+    messages = Spoken(service, BodyKind.MESSAGE, message)
+    chat = Spoken(service, BodyKind.OLLAMA_CHAT, ollama_chat)
+    generate = Spoken(service, BodyKind.OLLAMA_GENERATE, ollama_generate)
+    vectors, vector = (
+        EmbeddingsEndpoint(service, _EMBED, drawn) for drawn in (ollama_vectors, ollama_vector)
+    )
+    get, post, _ = table.adders()
+    post("/v1/messages", messages, "Anthropic's chat.", "MessageRequest", streams=EVENTS)
+    post("/v1/messages/count_tokens", info.count_message, "Tokens of Anthropic's chat.", "MessageRequest")
+    get("/load", info.show_load, "Requests that are being answered.")
+    get("/api/tags", ollama.tags, "The models in Ollama's words.")
+    get("/api/ps", ollama.ps, "The models that are loaded, which are all.")
+    post("/api/show", ollama.show, "About a model.", "OllamaModel")
+    post("/api/embed", vectors, "Vectors of texts.", "OllamaEmbedRequest")
+    post("/api/embeddings", vector, "The vector of a text.", "OllamaRequest")
+    get("/api/version", info.version, "The version in Ollama's words.")
+    post("/api/chat", chat, "Ollama's chat.", "OllamaChatRequest", streams=LINES)
+    post("/api/generate", generate, "Ollama's completion.", "OllamaRequest", streams=LINES)
+
+
+def _add_gateway(table: RouteTable, service: Service) -> None:
+    """What this gateway is asked about itself, and what it is told to do."""
+    info, admin, requests = Info(service), Admin(service), RequestEndpoints(service)
+    events, answer = (Again(service, stream=stream) for stream in (True, False))
+    get, post, delete = table.adders()
+    get("/v1/requests/{id}", requests.show_request, "About a request that runs or is kept.")
+    delete("/v1/requests/{id}", requests.end_request, "End a request that runs or is kept.")
+    get("/v1/requests/{id}/events", events, "Go on with its stream.", gives="Stream", media=EVENTS)
+    get("/v1/requests/{id}/answer", answer, "Its whole answer.")
+    get("/v1/models", info.models, "The models.", gives="Models")
+    get("/v1/models/{name:path}", info.model, "About a model.", gives="Model")
+    post("/tokenize", info.tokenize, "Tokens of a text or chat.", "TokenizeRequest", "Tokens")
+    post("/detokenize", info.detokenize, "Text of tokens.", "DetokenizeRequest", "Prompt")
+    get("/tokenizer_info", info.tokenizer, "Special tokens and chat template.")
+    get("/health", info.health, "Whether this gateway answers.")
+    get("/ping", info.health, "Whether this gateway answers, as some platforms ask.")
+    get("/ready", info.show_ready, "Whether requests are taken.")
+    get("/version", info.version, "The version.")
+    get("/metrics", info.metrics, "For Prometheus.", gives="Text", media=PLAIN)
+    get("/status", info.status, "The nodes.")
+    get("/admin/placement", admin.show_placement, "The placement in force.")
+    post("/admin/placement", admin.apply, "Go to another placement.", "Any", status=202)
+    for verb in VERBS.values():
+        post(verb.path, admin.change_handler(verb), verb.summary, verb.name.capitalize(), status=202)
+    post("/admin/routing/start", admin.start_recording, "Record routing counts.")
+    post(
+        "/admin/routing/stop",
+        admin.stop_recording,
+        "End the recording and get it.",
+        gives="Text",
+        media=BYTES,
+    )
+    get("/admin/routing/dump", admin.dump, "What was recorded so far.", gives="Text", media=BYTES)

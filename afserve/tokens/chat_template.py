@@ -162,7 +162,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -179,10 +179,6 @@ class _GenerationBlock(Extension):
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _to_json(

@@ -6,7 +6,6 @@ text of the prompt in front of them, where a first word has its space. Knows no 
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
 
 from afserve.tokens.tokenizer import Tokenizer
 
@@ -15,23 +14,13 @@ MAX_HELD = 16
 MOST_TAIL = 64  # tokens of a prompt that show nothing but spaces
 
 
-class Detokenizer(Protocol):
-    def push(self, token_id: int) -> str:
-        """The text that is certain after this token, possibly empty."""
-        ...
-
-    def finish(self) -> str:
-        """What was held back; an incomplete character becomes U+FFFD."""
-        ...
-
-
 def detokenizer(
     tokenizer: Tokenizer,
     prompt: Sequence[int] = (),
     *,
     skip_special_tokens: bool = True,
     echoes: bool = False,
-) -> Detokenizer:
+) -> "ByteDetokenizer | WindowDetokenizer":
     """Of what follows `prompt`. A character that the prompt leaves incomplete belongs to what follows; where it stays
     incomplete, U+FFFD is only told with `echoes`: the prompt is told too, up to there."""
     kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
@@ -69,7 +58,10 @@ def _open_bytes(tokenizer: Tokenizer, tail: Sequence[int]) -> int:
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: every token is a run of bytes, so UTF-8 itself says what is complete."""
+    """For byte-level vocabularies: every token is a run of bytes, so UTF-8 itself says what is complete.
+
+    `push` tells the text that is certain after a token, `flush` what was held back: an incomplete character is U+FFFD.
+    """
 
     __slots__ = ("_partial", "_skipped", "_tokenizer", "_untold", "_utf8")
 
@@ -92,7 +84,7 @@ class ByteDetokenizer:
         self._partial = bool(self._utf8.getstate()[0])
         return self._told(text)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         self._partial = False
         return self._told(self._utf8.decode(b"", final=True))
 
@@ -134,7 +126,7 @@ class WindowDetokenizer:
             return ""
         return self._emit(text)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return self._emit(self._decode(self._window)) if self._window else ""
 
     def _emit(self, text: str) -> str:
@@ -182,7 +174,7 @@ class StopStrings:
         out, self._held = self._held[:cut], self._held[cut:]
         return out
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         out, self._held = self._held, ""
         return out
 

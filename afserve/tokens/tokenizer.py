@@ -149,7 +149,6 @@ class Tokenizer:
 
 
 def _is_byte(token: str) -> bool:
-    """As byte fallback spells one."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from bench.house import House, circles, product_sources, read_house
 
-LONGEST_FUNCTION = 72
+LONGEST_FUNCTION = 68
 LARGEST_FOLDER = 30
-LONG_FILES = 10
-LONE_PROTOCOLS = 20
-MANY_NAMES = 9.5
-LINES = 95_800
+LONG_FILES = 7
+LONE_PROTOCOLS = 16
+MANY_NAMES = 6.9
+LINES = 95_450
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def read(tokenizer: Tokenizer, answer: Answer, params: SamplingParams) -> tuple[
     """What the server makes of the events, with stop strings: (text, tokens, reason)."""
     decoder, text, tokens = ChoiceDecoder(tokenizer, params), "", 0
     for event in answer.events:
-        piece = decoder.feed(event)
+        piece = decoder.decode_event(event)
         text, tokens = text + piece.text, tokens + piece.tokens
         if piece.finish_reason is not None:
             return text, tokens, piece.finish_reason

@@ -248,7 +248,7 @@ def test_what_is_allowed(compiler, tokenizer, grammar, text):
     for token in tokenizer.encode(text, add_special_tokens=False):
         assert matcher.allows(token) and not forbidden_of([matcher.allowed_B()], VOCABULARY)[0, token]
         matcher.consume([token])
-    assert matcher.complete or matcher.allows(END)
+    assert matcher.is_complete or matcher.allows(END)
 
 
 @pytest.mark.parametrize(

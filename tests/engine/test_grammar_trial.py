@@ -106,7 +106,7 @@ def follows_to_its_end(compiler, grammar, seed):
     for _ in range(120):
         ids = np.flatnonzero(~forbidden_of([matcher.allowed_B()], VOCABULARY)[0])
         ids = ids[ids != END]
-        if matcher.complete or not len(ids):
+        if matcher.is_complete or not len(ids):
             return
         if seed % 2 == 0 or last not in ids:
             last = int(ids[draws.randrange(len(ids))])
@@ -194,7 +194,7 @@ def test_any_text_is_a_choice(compiler, text):
         ids = Tokenizer.from_folder(NANO).encode(text, add_special_tokens=False)
         matcher = compiler.compile(grammar)
         matcher.consume(ids)
-        assert matcher.complete or matcher.allows(END)
+        assert matcher.is_complete or matcher.allows(END)
 
 
 def test_inner_words_stay_inside():

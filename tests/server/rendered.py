@@ -94,7 +94,7 @@ def types_of(calls: Sequence[Call]) -> dict[str, dict[str, str]]:
 def read(reading: Reading, pieces: Sequence[str]) -> tuple[str, str, list[str], list[str]]:
     """Words, reasoning, names and arguments of an answer that comes in `pieces`."""
     reader = reading.reader()
-    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
+    parts = [part for piece in pieces for part in reader.read_text(piece)] + reader.end_text()
     said = "".join(p.text for p in parts if isinstance(p, Content))
     thought = "".join(p.text for p in parts if isinstance(p, Thought))
     names = [p.name for p in parts if isinstance(p, Called)]

@@ -90,7 +90,7 @@ PARTS = st.lists(st.sampled_from([*SPECIAL[1:], *WORDS, ADDED, "語", "😀", " 
 
 
 def said(decoder, ids: list[int]) -> str:
-    return "".join([*(decoder.push(i) for i in ids), decoder.finish()])
+    return "".join([*(decoder.push(i) for i in ids), decoder.flush()])
 
 
 def behind(tokenizer: Tokenizer, ids: list[int], cut: int, skip: bool) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def test_a_stop_string_sees_the_space_of_the_first_word(mixtral, stop, text):
     prompt = [mixtral.token_id(name) for name in ("<s>", "▁Hello")]
     output = tuple(mixtral.token_id(name) for name in ("▁the", "▁fox"))
     decoder = ChoiceDecoder(mixtral, SamplingParams(max_tokens=4, stop=(stop,)), prompt)
-    piece = decoder.feed(TokenEvent(1, output, finish_reason="length"))
+    piece = decoder.decode_event(TokenEvent(1, output, finish_reason="length"))
     assert piece.text == text and piece.finish_reason == ("length" if stop == "o the" else "stop")
 
 

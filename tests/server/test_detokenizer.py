@@ -17,7 +17,7 @@ PARTS = ["the", " fox", "x", "日", "本語", "😀", " a", "\ufffd", "é", "</s
 
 def stream(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
     decoder = detokenizer(tokenizer)
-    return [*(decoder.push(i) for i in token_ids), decoder.finish()]
+    return [*(decoder.push(i) for i in token_ids), decoder.flush()]
 
 
 @settings(max_examples=300, deadline=None)
@@ -102,7 +102,7 @@ stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)
 def passed(pieces: list[str], stop: list[str], include: bool = False) -> tuple[str, str | None]:
     matcher = StopStrings(stop, include=include)
     out = "".join(matcher.push(piece) for piece in pieces)
-    return out + matcher.finish(), matcher.matched
+    return out + matcher.flush(), matcher.matched
 
 
 @settings(max_examples=500, deadline=None)
@@ -157,7 +157,7 @@ def run_choice(
     text, tokens, reason = "", 0, None
     for i, group in enumerate(groups):
         last = "length" if i == len(groups) - 1 else None
-        piece = decoder.feed(TokenEvent(1, tuple(group), finish_reason=last))
+        piece = decoder.decode_event(TokenEvent(1, tuple(group), finish_reason=last))
         text, tokens, reason = text + piece.text, tokens + piece.tokens, piece.finish_reason
         if reason:
             break

@@ -1,20 +1,20 @@
 """/openapi.json says what there is, its limits are the server's, and no request that it allows gives a server error."""
 
 import json
+import re
 
 import pytest
 
 from afserve.errors import RequestError
 from afserve.server.bodies.declared import ChatBody, CompletionBody, EmbeddingBody, TokenizeBody
 from afserve.server.bodies.fields import Fields
-from afserve.server.openapi.document import operations, path_of
 
 
 def test_every_route_is_described(server, http):
     described = http.get("/openapi.json").json()
-    routes = {(method, path_of(r)) for r in server.app.routes for method in r.methods - {"HEAD"}}
+    plain = {r: re.sub(r":\w+\}", "}", r.path) for r in server.app.routes}
+    routes = {(method, plain[r]) for r in plain for method in r.methods - {"HEAD"}}
     assert {(m.upper(), path) for path, found in described["paths"].items() for m in found} == routes
-    assert operations().keys() == routes, "a row for each route, and none for what is no route"
 
 
 def test_every_reference_leads_somewhere(http):

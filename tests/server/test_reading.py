@@ -132,9 +132,9 @@ def test_an_answer_in_tags():
 
 def test_arguments_come_as_they_are_written():
     reader = Reading("hermes").reader()
-    assert reader.feed('<tool_call>{"name": "f", "arg') == [Called(0, "f")]
-    assert reader.feed('uments": {"a": [1') == [Argued(0, '{"a": [1')]
-    assert reader.feed("]}}") == [Argued(0, "]}")]
+    assert reader.read_text('<tool_call>{"name": "f", "arg') == [Called(0, "f")]
+    assert reader.read_text('uments": {"a": [1') == [Argued(0, '{"a": [1')]
+    assert reader.read_text("]}}") == [Argued(0, "]}")]
 
 
 @pytest.mark.parametrize(

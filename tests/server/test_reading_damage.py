@@ -249,7 +249,7 @@ def test_an_answer_that_was_cut_leaves_its_arguments_open(form):
     text = rendered(form, [("f", given)])
     for end in range(len(text)):
         reader = Reading(form, thinks=CHANNELS if form == CHANNELS else "", types=TYPES).reader()
-        parts = reader.feed(text[:end]) + reader.finish(cut=True)
+        parts = reader.read_text(text[:end]) + reader.end_text(cut=True)
         arguments = "".join(part.text for part in parts if type(part).__name__ == "Argued")
         if any(type(part).__name__ == "Called" for part in parts):
             assert arguments

@@ -116,7 +116,7 @@ def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
         for at in range(0, len(ids), step):
             last = "stop" if at + step >= len(ids) else None
             event = TokenEvent(0, tuple(ids[at : at + step]), finish_reason=last)
-            record.record_piece(0, event, feed.feed(event))
+            record.record_piece(0, event, feed.decode_event(event))
         reply, counted = one.reply(tokenizer), Usage(2)
         async for index, piece in record.follow(decoder, since):
             counted.count_piece(piece)

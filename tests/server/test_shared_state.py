@@ -18,7 +18,7 @@ from afserve.server.state.database import Database
 
 
 def of(database, clock, holder):
-    return BatchTable(database, FileStore(database, clock, 1 << 20, 1000.0), clock, holder)
+    return BatchTable(database, clock, FileStore(database, clock, 1 << 20, 1000.0), holder)
 
 
 def test_a_batch_of_a_gateway_that_was_killed(tmp_path):
@@ -54,7 +54,7 @@ def test_a_batch_of_a_gateway_that_was_killed(tmp_path):
 def test_answers_without_room_are_told(tmp_path):
     async def check():
         clock, database = FakeClock(), Database()
-        table = BatchTable(database, FileStore(database, clock, 10 + FILE_BYTES, 1000.0), clock, "one")
+        table = BatchTable(database, clock, FileStore(database, clock, 10 + FILE_BYTES, 1000.0), "one")
         row = await table.create("me", "/v1/completions", "file-1", 2, {})
         await table.keep_answer(row.id, 0, b"x" * 20, fine=True)
         await table.keep_answer(row.id, 1, b"no", fine=False)

@@ -113,7 +113,7 @@ def test_a_flood_of_files_leaves_room_for_others(run_async):
 def test_a_flood_of_batches_keeps_nobody_out(run_async):
     async def check():
         database, clock = Database(), FakeClock()
-        table = BatchTable(database, FileStore(database, clock, 1 << 20, 1000.0, fair=True), clock, "one")
+        table = BatchTable(database, clock, FileStore(database, clock, 1 << 20, 1000.0, fair=True), "one")
 
         async def create(owner):
             return await table.create(owner, "/v1/completions", "file-1", 1, {})

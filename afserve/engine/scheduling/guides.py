@@ -41,7 +41,7 @@ class Guide:
     def complete(self, tokens: Sequence[int], start: int) -> bool:
         """Whether nothing can follow. A grammar in error is not complete: the next question to it tells why."""
         try:
-            return self._at(tokens, start).complete
+            return self._at(tokens, start).is_complete
         except RequestError:
             return False
 

@@ -25,8 +25,6 @@ class StepRunner(Protocol[T_co]):
         """What the last layer gives for the rows that are read, (R, H). Keys and values of all tokens are written, and
         which experts the rows chose is counted. Raises Abandoned where other nodes' part of a shared prompt does not
         come: the step left nothing behind then."""
-        ...
 
     def take_failures(self) -> dict[int, str]:
         """Of the step that ran last: why a chunk gave nothing, by its index. Once per step; waits for a device."""
-        ...

@@ -121,15 +121,12 @@ async def _looking(keys: Keyring) -> AsyncIterator[None]:
 class Http(Protocol):
     async def check(self) -> None:
         """Raises what keeps this model from being served."""
-        ...
 
     async def run(self, stop: asyncio.Event) -> None:
         """Answers until `stop` is set, then drains."""
-        ...
 
     def insist(self) -> None:
         """A drain, now or later, waits for nobody."""
-        ...
 
 
 class HttpHere:

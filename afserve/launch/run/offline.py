@@ -96,7 +96,7 @@ class OfflineRun:
                 events.append(event)
                 if event.finish_reason == "error":
                     break
-                pieces.append(decoder.feed(event))
+                pieces.append(decoder.decode_event(event))
                 if pieces[-1].finish_reason is not None:
                     break
         ended: TextPiece | TokenEvent = events[-1] if events[-1].error else pieces[-1]

@@ -14,11 +14,12 @@ from starlette.types import Receive, Scope, Send
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answers.answering import Answering, DrainingError, within
 from afserve.server.answers.generation import Task
-from afserve.server.answers.writer import SLICE_BYTES, PieceWriter, Surface, Writer
+from afserve.server.answers.writer import SLICE_BYTES, PieceWriter, Writer
 from afserve.server.http.body import ClientGone, until_gone
 from afserve.server.http.protocol import direct_of
 from afserve.server.http.settings import ServerSettings
 from afserve.server.replies.record import Numbered
+from afserve.server.replies.surface import Surface
 from afserve.server.replies.wording import Usage
 
 Pieces = Callable[[PieceWriter | None], AsyncGenerator[Numbered, None]]
@@ -66,31 +67,31 @@ class Answer(Response):
         ):
             async for index, piece in pieces:
                 usage.count_piece(piece)
-                await _in_turns(surface.say(index, piece, usage))
+                await _in_turns(surface.say_piece(index, piece, usage))
                 if surface.size > most:
                     raise RequestError(
                         f"the answer has more than {most} bytes, the limit of --max-answer-bytes; ask for it as a "
                         "stream, or for less"
                     )
-        surface.end(usage)
+        surface.stream_end(usage)
         if self._keep is not None:
             await self._keep(usage)
-        return await _sliced(surface.body(usage))
+        return await _sliced(surface.whole_body(usage))
 
     async def _send_stream(self, receive: Receive, writer: Writer) -> None:
         surface = self._surface
         try:
             await until_gone(receive, self._write_all(writer))
         except AfserveError as error:
-            await writer.end_with_failure(surface.failed(error), error)
+            await writer.end_with_failure(surface.say_failure(error), error)
         except asyncio.CancelledError as error:
             if not self._answering.aborted:
                 raise
-            await writer.end_with_failure(surface.failed(DrainingError()), error)
+            await writer.end_with_failure(surface.say_failure(DrainingError()), error)
         except ClientGone:
             raise
         except Exception as error:
-            await writer.end_with_failure(surface.failed(None), error)
+            await writer.end_with_failure(surface.say_failure(None), error)
             raise
 
     async def _write_all(self, writer: Writer) -> None:
@@ -103,11 +104,11 @@ class Answer(Response):
         ):
             async for index, piece in pieces:
                 usage.count_piece(piece)
-                opening = b"" if begun else surface.begin(usage)
+                opening = b"" if begun else surface.stream_opening(usage)
                 begun = True
-                if data := opening + await _in_turns(surface.say(index, piece, usage)):
+                if data := opening + await _in_turns(surface.say_piece(index, piece, usage)):
                     await writer.write_part(data)
-        end = surface.end(usage)
+        end = surface.stream_end(usage)
         if self._keep is not None:
             await self._keep(usage)
         await writer.end_response(end)

@@ -98,7 +98,6 @@ class Answering:
         self._tasks[_current()] = self._by_id[one.id] = one
 
     def count_of_model(self, model: str) -> int:
-        """Of this model."""
         return sum(one.model == model for one in self._by_id.values())
 
     def longest(self, names: Collection[str], most: int) -> list[Watched]:

@@ -85,7 +85,8 @@ class Asked:
         )
 
     def reply(self, tokenizer: Tokenizer) -> Reply:
-        asked, header = self.prepared, self._header()
+        asked = self.prepared
+        header = ChunkHeader(self.id, self.created, asked.model, asked.scheduling.tier)
         if self.kind is BodyKind.CHAT:
             return ChatReply(
                 header, tokenizer, asked.logprobs, asked.reading, joined=asked.resume is not None
@@ -99,9 +100,6 @@ class Asked:
             prompts=asked.prompts,
             skip_special_tokens=asked.skip_special_tokens,
         )
-
-    def _header(self) -> ChunkHeader:
-        return ChunkHeader(self.id, self.created, self.prepared.model, self.prepared.scheduling.tier)
 
     # ---- for another gateway
 

@@ -137,7 +137,7 @@ class SequenceRun:
                 async for event in events:
                     self._count(event)
                     for number, part in enumerate(split(event) if one_by_one else (event,), 1):
-                        piece = self._decoder.feed(part)
+                        piece = self._decoder.decode_event(part)
                         reason = piece.finish_reason or reason
                         yield self._index, part, piece
                         if piece.finish_reason is not None:
@@ -176,7 +176,7 @@ class SequenceRun:
             return False
         try:
             self._count(event)
-            piece = self._decoder.feed(event)
+            piece = self._decoder.decode_event(event)
             if self._task.watched is not None:
                 self._task.watched.saw(self._index, piece.tokens, None)
             self._writer.write_piece(self._index, piece)

@@ -14,8 +14,6 @@ from afserve.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """One model."""
-
     backend: Backend
     tokenizer: Tokenizer
     metrics: ServerMetrics

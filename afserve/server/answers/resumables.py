@@ -62,7 +62,6 @@ class Resumables:
         return len(self._kept)
 
     def count_readers(self, model: str) -> int:
-        """Readers of this model's answers."""
         return sum(one.readers for one in self._kept.values() if one.asked.prepared.model == model)
 
     # ---- the life of one

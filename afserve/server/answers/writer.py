@@ -2,24 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afserve.errors import AfserveError
 from afserve.server.http.body import SlowReader
 from afserve.server.http.protocol import Direct
 from afserve.server.replies.choice import TextPiece
+from afserve.server.replies.surface import COMMENT, EVENTS, Surface
 from afserve.server.replies.wording import Usage
 
 STALLED = "the client does not read"
 QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
-COMMENT = b": still here\n\n"  # what clients of server-sent events skip
 SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
 JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -178,36 +175,6 @@ class Whole(Response):
             writer.stop_timers()
 
 
-class Surface(Protocol):
-    """One answer in one API's words. What it has said of pieces becomes part of `body`.
-
-    `size`: about the bytes of a whole answer. `at_once`: whether pieces may be written without a turn for others.
-    """
-
-    media: bytes
-    comment: bytes | None
-    size: int
-    at_once: bool
-
-    def begin(self, usage: Usage) -> bytes:
-        """What a stream says first, once its first piece is there."""
-        ...
-
-    def say(self, index: int, piece: TextPiece, usage: Usage) -> Iterable[bytes]:
-        """Of a piece of a choice, which `usage` counts already. Where it is empty, others have a turn."""
-        ...
-
-    def end(self, usage: Usage) -> bytes: ...
-
-    def failed(self, error: AfserveError | None) -> bytes:
-        """What a stream that has begun says of its end; None is a bug, whose reason the log has."""
-        ...
-
-    def body(self, usage: Usage) -> Iterable[bytes]:
-        """The whole answer, once everything was said."""
-        ...
-
-
 class PieceWriter:
     """Pieces of a stream that has begun, written without a turn of the event loop while its task waits for the next."""
 
@@ -217,11 +184,10 @@ class PieceWriter:
         self._surface, self._usage, self._writer = surface, usage, writer
 
     def can_write(self) -> bool:
-        """Whether it would write a piece now."""
         return self._writer.can_write_now
 
     def write_piece(self, index: int, piece: TextPiece) -> None:
         """One that ends nothing."""
         self._usage.count_piece(piece)
-        for data in self._surface.say(index, piece, self._usage):
+        for data in self._surface.say_piece(index, piece, self._usage):
             self._writer.write_now(data)

@@ -5,10 +5,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from afserve.clock import Clock
 from afserve.errors import CapacityError, NotFoundError, shown
 from afserve.server.access.fair_room import has_room
-from afserve.server.state.database import Database
+from afserve.server.state.database import Store, transaction
 
 PURPOSES = ("batch", "batch_output", "user_data", "assistants", "fine-tune", "evals")
 FILE_BYTES = 1024  # what a file counts beside its bytes: empty ones are bounded too
@@ -38,24 +37,17 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileStore:
-    """Each file is its owner's: to everybody else it is not there. `clock` has Unix seconds. `fair`: no key can keep
-    the others out."""
+class FileStore(Store):
+    """Each file is its owner's: to everybody else it is not there. `fair`: no key can keep the others out."""
 
-    database: Database
-    clock: Clock
     most_bytes: int
     seconds: float
     fair: bool = False
 
-    async def put_file(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
-        """Raises CapacityError where there is no room: a file is never lost before its time."""
-        return await self.database.transact(lambda db: self.put_within(db, owner, name, purpose, data))
-
     def put_within(
         self, db: sqlite3.Connection, owner: str, name: str, purpose: str, data: bytes
     ) -> StoredFile:
-        """`put` within a transaction."""
+        """Raises CapacityError where there is no room: a file is never lost before its time."""
         now = self.clock.now()
         self._forget_old(db)
         self._check_room(db, owner, len(data) + FILE_BYTES)
@@ -65,6 +57,8 @@ class FileStore:
             (file.id, owner, _sound(name), purpose, file.created, now + self.seconds, file.size, data),
         )
         return file
+
+    put_file = transaction(put_within)
 
     def _check_room(self, db: sqlite3.Connection, owner: str, size: int) -> None:
         (held,) = db.execute("SELECT coalesce(sum(size + ?), 0) FROM files", (FILE_BYTES,)).fetchone()
@@ -81,34 +75,28 @@ class FileStore:
                 "are free: a key may have as much as it leaves free for others; delete some with DELETE /v1/files/ID"
             )
 
-    async def get_file(self, owner: str, file_id: str) -> StoredFile:
-        return StoredFile(*await self.database.transact(lambda db: self._row(db, owner, file_id, _ABOUT)))
-
-    async def content(self, owner: str, file_id: str) -> bytes:
-        return await self.database.transact(lambda db: self.content_within(db, owner, file_id))
+    @transaction
+    def get_file(self, db: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
+        return StoredFile(*self._row(db, owner, file_id, _ABOUT))
 
     def content_within(self, db: sqlite3.Connection, owner: str, file_id: str) -> bytes:
-        """`content` within a transaction."""
         (data,) = self._row(db, owner, file_id, "data")
         assert isinstance(data, bytes)
         return data
 
-    async def delete_file(self, owner: str, file_id: str) -> None:
-        def delete(db: sqlite3.Connection) -> None:
-            self._row(db, owner, file_id, "id")
-            db.execute("DELETE FROM files WHERE id=?", (file_id,))
+    content = transaction(content_within)
 
-        await self.database.transact(delete)
+    @transaction
+    def delete_file(self, db: sqlite3.Connection, owner: str, file_id: str) -> None:
+        self._row(db, owner, file_id, "id")
+        db.execute("DELETE FROM files WHERE id=?", (file_id,))
 
-    async def list_files(self, owner: str) -> list[StoredFile]:
+    @transaction
+    def list_files(self, db: sqlite3.Connection, owner: str) -> list[StoredFile]:
         """The newest first."""
-
-        def all_(db: sqlite3.Connection) -> list[StoredFile]:
-            self._forget_old(db)
-            rows = db.execute(f"SELECT {_ABOUT} FROM files WHERE owner=? ORDER BY seq DESC", (owner,))  # noqa: S608
-            return [StoredFile(*row) for row in rows]
-
-        return await self.database.transact(all_)
+        self._forget_old(db)
+        rows = db.execute(f"SELECT {_ABOUT} FROM files WHERE owner=? ORDER BY seq DESC", (owner,))  # noqa: S608
+        return [StoredFile(*row) for row in rows]
 
     def _row(self, db: sqlite3.Connection, owner: str, file_id: str, columns: str) -> tuple[Any, ...]:
         """Raises NotFoundError."""

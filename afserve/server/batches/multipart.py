@@ -44,8 +44,6 @@ def fields_of(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
 
 
 class _Form:
-    """What the parser has said so far."""
-
     def __init__(self) -> None:
         self.fields: dict[str, tuple[bytes, str]] = {}
         self.whole = False

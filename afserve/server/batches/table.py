@@ -10,11 +10,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afserve.clock import Clock
 from afserve.errors import CapacityError, NotFoundError, shown
 from afserve.server.access.fair_room import has_room, most_held
 from afserve.server.batches.files import FileStore
-from afserve.server.state.database import Database
+from afserve.server.state.database import Store, transaction
 
 MAX_BATCHES = 256
 HELD_SECONDS = 30.0
@@ -52,139 +51,117 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTable:
-    """`holder` names this gateway's process; `clock` has Unix seconds."""
+class BatchTable(Store):
+    """`holder` names this gateway's process."""
 
-    database: Database
     files: FileStore
-    clock: Clock
     holder: str
 
-    async def create(
-        self, owner: str, endpoint: str, file: str, total: int, about: Mapping[str, object]
+    @transaction
+    def create(
+        self,
+        db: sqlite3.Connection,
+        owner: str,
+        endpoint: str,
+        file: str,
+        total: int,
+        about: Mapping[str, object],
     ) -> BatchRow:
         """A batch that this gateway holds. Raises CapacityError where all that are kept run."""
+        self._make_room(db, owner)
+        now, batch_id = self.clock.now(), f"batch_{uuid.uuid4().hex}"
+        times = json.dumps({"created_at": int(now), "in_progress_at": int(now)})
+        db.execute(
+            "INSERT INTO batches(id, owner, endpoint, file, status, total, about, times, holder, held_until) "
+            "VALUES(?,?,?,?,?,?,?,?,?,?)",
+            (batch_id, owner, endpoint, file, RUNS, total, json.dumps(about), times, *self._held(now)),
+        )
+        return _row(db, owner, batch_id)
 
-        def create(db: sqlite3.Connection) -> BatchRow:
-            self._make_room(db, owner)
-            now, batch_id = self.clock.now(), f"batch_{uuid.uuid4().hex}"
-            times = json.dumps({"created_at": int(now), "in_progress_at": int(now)})
-            db.execute(
-                "INSERT INTO batches(id, owner, endpoint, file, status, total, about, times, holder, held_until) "
-                "VALUES(?,?,?,?,?,?,?,?,?,?)",
-                (batch_id, owner, endpoint, file, RUNS, total, json.dumps(about), times, *self._held(now)),
-            )
-            return _row(db, owner, batch_id)
-
-        return await self.database.transact(create)
-
-    async def get_batch(self, owner: str, batch_id: str) -> BatchRow:
+    @transaction
+    def get_batch(self, db: sqlite3.Connection, owner: str, batch_id: str) -> BatchRow:
         """Raises NotFoundError."""
-        return await self.database.transact(lambda db: _row(db, owner, batch_id))
+        return _row(db, owner, batch_id)
 
-    async def list_batches(self, owner: str) -> list[BatchRow]:
+    @transaction
+    def list_batches(self, db: sqlite3.Connection, owner: str) -> list[BatchRow]:
         """The newest first."""
+        rows = db.execute("SELECT id FROM batches WHERE owner=? ORDER BY seq DESC", (owner,)).fetchall()
+        return [_row(db, owner, batch_id) for (batch_id,) in rows]
 
-        def all_(db: sqlite3.Connection) -> list[BatchRow]:
-            rows = db.execute("SELECT id FROM batches WHERE owner=? ORDER BY seq DESC", (owner,)).fetchall()
-            return [_row(db, owner, batch_id) for (batch_id,) in rows]
-
-        return await self.database.transact(all_)
-
-    async def ask_to_cancel(self, owner: str, batch_id: str) -> BatchRow:
+    @transaction
+    def ask_to_cancel(self, db: sqlite3.Connection, owner: str, batch_id: str) -> BatchRow:
         """Whoever holds it ends it; what is answered by then is kept."""
-
-        def cancel(db: sqlite3.Connection) -> BatchRow:
-            _row(db, owner, batch_id)
-            db.execute("UPDATE batches SET status=? WHERE id=? AND status=?", (CANCELLING, batch_id, RUNS))
-            return _row(db, owner, batch_id)
-
-        return await self.database.transact(cancel)
+        _row(db, owner, batch_id)
+        db.execute("UPDATE batches SET status=? WHERE id=? AND status=?", (CANCELLING, batch_id, RUNS))
+        return _row(db, owner, batch_id)
 
     # ---- for who works on it
 
-    async def claim_unheld(self) -> list[BatchRow]:
+    @transaction
+    def claim_unheld(self, db: sqlite3.Connection) -> list[BatchRow]:
         """Those that nobody holds are held by this gateway from now on."""
+        now = self.clock.now()
+        rows = db.execute(
+            "SELECT id, owner FROM batches WHERE status IN (?,?) AND held_until<?",
+            (RUNS, CANCELLING, now),
+        ).fetchall()
+        for batch_id, _ in rows:
+            db.execute("UPDATE batches SET holder=?, held_until=? WHERE id=?", (*self._held(now), batch_id))
+        return [_row(db, owner, batch_id) for batch_id, owner in rows]
 
-        def take(db: sqlite3.Connection) -> list[BatchRow]:
-            now = self.clock.now()
-            rows = db.execute(
-                "SELECT id, owner FROM batches WHERE status IN (?,?) AND held_until<?",
-                (RUNS, CANCELLING, now),
-            ).fetchall()
-            for batch_id, _ in rows:
-                db.execute(
-                    "UPDATE batches SET holder=?, held_until=? WHERE id=?", (*self._held(now), batch_id)
-                )
-            return [_row(db, owner, batch_id) for batch_id, owner in rows]
-
-        return await self.database.transact(take)
-
-    async def hold(self, batch_id: str) -> bool:
+    @transaction
+    def hold(self, db: sqlite3.Connection, batch_id: str) -> bool:
         """Go on holding it; false where it is to be ended, or another gateway's by now."""
+        held = db.execute(
+            "UPDATE batches SET held_until=? WHERE id=? AND holder=? AND status=?",
+            (self.clock.now() + HELD_SECONDS, batch_id, self.holder, RUNS),
+        )
+        return held.rowcount == 1
 
-        def hold(db: sqlite3.Connection) -> bool:
-            held = db.execute(
-                "UPDATE batches SET held_until=? WHERE id=? AND holder=? AND status=?",
-                (self.clock.now() + HELD_SECONDS, batch_id, self.holder, RUNS),
-            )
-            return held.rowcount == 1
-
-        return await self.database.transact(hold)
-
-    async def release_batch(self, batch_id: str) -> None:
+    @transaction
+    def release_batch(self, db: sqlite3.Connection, batch_id: str) -> None:
         """Another gateway, or the next life of this one, may go on with it at once."""
+        db.execute("UPDATE batches SET held_until=0 WHERE id=? AND holder=?", (batch_id, self.holder))
 
-        def release(db: sqlite3.Connection) -> None:
-            db.execute("UPDATE batches SET held_until=0 WHERE id=? AND holder=?", (batch_id, self.holder))
-
-        await self.database.transact(release)
-
-    async def input(self, batch: BatchRow) -> tuple[bytes, frozenset[int], int]:
+    @transaction
+    def input(self, db: sqlite3.Connection, batch: BatchRow) -> tuple[bytes, frozenset[int], int]:
         """Its file, the numbers of lines that have an answer, and the bytes of these. Raises NotFoundError where the
         file has gone."""
+        done = db.execute("SELECT line, length(said) FROM answers WHERE batch=?", (batch.id,)).fetchall()
+        data = self.files.content_within(db, batch.owner, batch.file)
+        return data, frozenset(line for line, _ in done), sum(size for _, size in done)
 
-        def read(db: sqlite3.Connection) -> tuple[bytes, frozenset[int], int]:
-            done = db.execute("SELECT line, length(said) FROM answers WHERE batch=?", (batch.id,)).fetchall()
-            data = self.files.content_within(db, batch.owner, batch.file)
-            return data, frozenset(line for line, _ in done), sum(size for _, size in done)
-
-        return await self.database.transact(read)
-
-    async def keep_answer(self, batch_id: str, line: int, said: bytes, *, fine: bool) -> None:
+    @transaction
+    def keep_answer(
+        self, db: sqlite3.Connection, batch_id: str, line: int, said: bytes, *, fine: bool
+    ) -> None:
         """The first answer of a line counts: a gateway that was stopped for a while may come with another."""
+        db.execute("INSERT OR IGNORE INTO answers VALUES(?,?,?,?)", (batch_id, line, fine, said))
 
-        def answered(db: sqlite3.Connection) -> None:
-            db.execute("INSERT OR IGNORE INTO answers VALUES(?,?,?,?)", (batch_id, line, fine, said))
-
-        await self.database.transact(answered)
-
-    async def end_batch(self, batch_id: str, status: str, why: str = "") -> str:
+    @transaction
+    def end_batch(self, db: sqlite3.Connection, batch_id: str, status: str, why: str = "") -> str:
         """Its answers become files; `why` is what a client is told of an early end.
 
         What had no room in the store is told, else nothing: it makes the batch a failed one.
         """
-
-        def end(db: sqlite3.Connection) -> str:
-            found = db.execute(
-                "SELECT owner, about, times FROM batches WHERE id=? AND holder=? AND status IN (?,?)",
-                (batch_id, self.holder, RUNS, CANCELLING),
-            ).fetchone()
-            if found is None:
-                return ""
-            owner, about, times = found[0], json.loads(found[1]), json.loads(found[2])
-            lost = self._files(db, batch_id, owner, about)
-            ended = "failed" if lost else status
-            if said := [("batch_ended", why)] * bool(why) + [("no_room", each) for each in lost]:
-                about["errors"] = _errors(said)
-            times[f"{ended}_at"] = int(self.clock.now())
-            db.execute(
-                "UPDATE batches SET status=?, about=?, times=? WHERE id=?",
-                (ended, json.dumps(about), json.dumps(times), batch_id),
-            )
-            return "; ".join(lost)
-
-        return await self.database.transact(end)
+        found = db.execute(
+            "SELECT owner, about, times FROM batches WHERE id=? AND holder=? AND status IN (?,?)",
+            (batch_id, self.holder, RUNS, CANCELLING),
+        ).fetchone()
+        if found is None:
+            return ""
+        owner, about, times = found[0], json.loads(found[1]), json.loads(found[2])
+        lost = self._files(db, batch_id, owner, about)
+        ended = "failed" if lost else status
+        if said := [("batch_ended", why)] * bool(why) + [("no_room", each) for each in lost]:
+            about["errors"] = _errors(said)
+        times[f"{ended}_at"] = int(self.clock.now())
+        db.execute(
+            "UPDATE batches SET status=?, about=?, times=? WHERE id=?",
+            (ended, json.dumps(about), json.dumps(times), batch_id),
+        )
+        return "; ".join(lost)
 
     def _files(
         self, db: sqlite3.Connection, batch_id: str, owner: str, about: dict[str, object]

@@ -42,7 +42,7 @@ class Worker:
     def __init__(self, service: Service, files: FileStore, endpoints: Mapping[str, ASGIApp]) -> None:
         self._service, self._endpoints = service, endpoints
         holder = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self.table = BatchTable(service.database, files, WallClock(), holder)
+        self.table = BatchTable(service.database, WallClock(), files, holder)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -208,8 +208,6 @@ def _refused(error: AfserveError, endpoint: str) -> tuple[int, bytes]:
 
 
 class _Said:
-    """What an endpoint answered."""
-
     def __init__(self) -> None:
         self.status = 500
         self.parts: list[bytes] = []

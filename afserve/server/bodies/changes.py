@@ -30,7 +30,7 @@ def _read(verb: Verb, asked: Argument, body: Fields) -> object:
         case Form.TEXT:
             return or_else(body.text(asked.name), asked.default)
         case Form.NUMBER:
-            return or_else(body.number(asked.name, 0.0, asked.most), asked.default)
+            return or_else(body.real(asked.name, 0.0, asked.most), asked.default)
         case Form.NAMES:
             names, every = body.texts(asked.name, _MOST_NODES), body.flag("all")
             return None if bool(names) == every else names
@@ -47,7 +47,6 @@ def _counts(body: Fields) -> dict[str, str]:
 
 
 def schema_of(verb: Verb) -> Mapping[str, object]:
-    """Of its body, as JSON schema."""
     properties: dict[str, object] = {}
     for each in verb.arguments:
         match each.form:

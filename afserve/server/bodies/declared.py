@@ -105,7 +105,7 @@ def whole(low: int, high: int) -> Declared[int | None]:
 
 def number(low: float, high: float) -> Declared[float | None]:
     schema: Schema = {"type": ["number", "null"], "minimum": low, "maximum": high}
-    return Declared(schema, lambda fields, name: fields.number(name, low, high))
+    return Declared(schema, lambda fields, name: fields.real(name, low, high))
 
 
 def flag(default: bool = False) -> Declared[bool]:
@@ -169,7 +169,7 @@ def _biases(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
     for key in biases.raw():
         if not key.isascii() or not key.isdigit() or len(key) > MAX_ID_DIGITS:
             raise RequestError.about(name, f"{shown(key)} is not a token id")
-        pairs.append((int(key), or_else(biases.number(key, -100, 100), 0.0)))
+        pairs.append((int(key), or_else(biases.real(key, -100, 100), 0.0)))
     return tuple(pairs)
 
 

@@ -149,7 +149,7 @@ class Fields:
         self._in_range(key, value, low, high)
         return value
 
-    def number(self, key: str, low: float, high: float) -> float | None:
+    def real(self, key: str, low: float, high: float) -> float | None:
         value = self.get(key)
         if value is None:
             return None

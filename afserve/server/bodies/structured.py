@@ -100,28 +100,25 @@ def _choice(fields: Fields, key: str) -> WantedGrammar:
     return WantedGrammar(fields.path_of(key), of_choice(choices, fields.path_of(key)))
 
 
-def _regex(fields: Fields, key: str) -> WantedGrammar:
-    return WantedGrammar(fields.path_of(key), of_regex(fields.text(key) or "", fields.path_of(key)))
+def _written(grammar_of: Callable[[str, str], str]) -> Callable[[Fields, str], WantedGrammar]:
+    def read(fields: Fields, key: str) -> WantedGrammar:
+        name = fields.path_of(key)
+        return WantedGrammar(name, grammar_of(fields.text(key) or "", name))
 
-
-def _lark(fields: Fields, key: str) -> WantedGrammar:
-    return WantedGrammar(fields.path_of(key), of_lark(fields.text(key) or "", fields.path_of(key)))
+    return read
 
 
 _KINDS: Mapping[str, Callable[[Fields, str], WantedGrammar]] = {
     "json": schema_in,
-    "regex": _regex,
+    "regex": _written(of_regex),
     "choice": _choice,
-    "grammar": _lark,
+    "grammar": _written(of_lark),
 }
 
 
 def _guided(fields: Fields) -> list[WantedGrammar]:
-    return [
-        read(fields, f"guided_{kind}")
-        for kind, read in _KINDS.items()
-        if fields.get(f"guided_{kind}") is not None
-    ]
+    named = [(f"guided_{kind}", read) for kind, read in _KINDS.items()]
+    return [read(fields, name) for name, read in named if fields.get(name) is not None]
 
 
 def _structured(fields: Fields) -> list[WantedGrammar]:

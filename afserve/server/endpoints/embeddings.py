@@ -8,7 +8,6 @@ import uuid
 from array import array
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -47,12 +46,10 @@ class EmbeddingsEndpoint:
             asked = await service.text.prepare(self._kind, body.data)
             body.release_bytes()
             assert isinstance(asked, Prepared)
-            model = service.serving(asked.model)
             account = account_of(scope)
-            asked = replace(asked, scheduling=account.scheduled(asked.scheduling))
+            model, asked = service.admitted(asked, account.scheduled(asked.scheduling))
             id, choices = uuid.uuid4().hex, len(asked.prompts)
             watched = Watched(id, account.owner, int(time.time()), asked.model, choices, stream=False)
-            service.check_objectives(model, asked.prompts, asked.scheduling)
             task = Task(id, asked, arrived, account, origin=origin_of(scope), watched=watched)
             service.answering.watch_request(watched)
             vectors = await until_gone(receive, self._vectors(model, task, base64=_is_base64(asked.facts)))
@@ -132,7 +129,6 @@ def _in_numbers(vector: bytes) -> str:
 
 
 def ollama_vectors(model: str, task: Task, vectors: list[bytes], facts: object) -> bytes:
-    """The body of /api/embed."""
     data = ",".join(map(_in_numbers, vectors))
     counts = f'"total_duration":0,"load_duration":0,"prompt_eval_count":{task.prompt_tokens}'
     return f'{{"model":{json.dumps(model)},"embeddings":[{data}],{counts}}}'.encode()

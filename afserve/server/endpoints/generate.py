@@ -1,17 +1,12 @@
 """POST /v1/completions and POST /v1/chat/completions: from a body to an Answer, counted while it is answered."""
 
 import time
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Answer
-from afserve.server.answers.answering import Watched
 from afserve.server.answers.asked import Asked, owner_of
-from afserve.server.answers.generation import generate
-from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.openai_surface import surface_of
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.requests import answer_of
@@ -35,17 +30,17 @@ class Generate:
             prepared = await service.text.prepare(self._kind, body.data)
             body.release_bytes()
             assert isinstance(prepared, Prepared)
-            model = service.serving(prepared.model)
             account = account_of(scope)
-            prepared = replace(prepared, scheduling=service.scheduled(account, prepared.scheduling))
-            service.check_objectives(model, prepared.prompts, prepared.scheduling)
+            model, prepared = service.admitted(prepared, service.scheduled(account, prepared.scheduling))
             send = service.ignored.naming(send, prepared.ignored)
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
                 watched = asked.watched(account.owner)
                 service.answering.watch_request(watched)
-                await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
+                task = asked.task(arrived, account, span_of(scope), origin_of(scope), watched)
+                surface = surface_of(asked.reply(model.tokenizer), prepared.stream, asked.choices)
+                await service.answer_now(model, task, surface)(scope, receive, send)
                 return
             one = service.resumables.open_kept(asked, arrived, account, origin_of(scope))
             model.metrics.prompt_tokens.add(one.task.prompt_tokens)
@@ -55,18 +50,3 @@ class Generate:
                     await answer_of(service, one, prepared.stream)(scope, receive, send)
                 finally:
                     service.accounts.goes_on(account, one.tasks)
-
-    def _answer(self, model: Hosted, asked: Asked, arrived: float, scope: Scope, watched: Watched) -> Answer:
-        """Of a request that ends with its connection."""
-        service = self._service
-        task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
-        surface = surface_of(asked.reply(model.tokenizer), asked.prepared.stream, asked.choices)
-        return Answer(
-            lambda writer: generate(model, task, writer),
-            service.answering,
-            task,
-            surface,
-            asked.prepared.stream is not None,
-            service.settings,
-            deadline=asked.prepared.scheduling.deadline,
-        )

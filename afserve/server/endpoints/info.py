@@ -58,7 +58,6 @@ class Info:
             return await self._computed(kind, body.data)
 
     async def _computed(self, kind: BodyKind, body: bytes) -> Response:
-        """An answer that needs no engine."""
         found = await self._service.text.prepare(kind, body)
         assert isinstance(found, Computed)
         headers = self._service.ignored.headers(found.ignored)
@@ -129,7 +128,6 @@ def anthropic_object(model: ServedModel, name: str) -> dict[str, object]:
 
 
 def anthropic_models(models: Sequence[tuple[ServedModel, str]]) -> dict[str, object]:
-    """All of them as one page."""
     ends = {"first_id": models[0][1], "last_id": models[-1][1], "has_more": False}
     return {"data": [anthropic_object(model, name) for model, name in models], **ends}
 

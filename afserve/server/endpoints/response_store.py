@@ -3,9 +3,8 @@
 import sqlite3
 from dataclasses import dataclass
 
-from afserve.clock import Clock
 from afserve.errors import NotFoundError, shown
-from afserve.server.state.database import Database
+from afserve.server.state.database import Store, transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,45 +22,39 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseStore:
-    """Each response is its owner's: to everybody else it is not there. `clock` has Unix seconds."""
+class ResponseStore(Store):
+    """Each response is its owner's: to everybody else it is not there."""
 
-    database: Database
-    clock: Clock
     most: int
     most_bytes: int
     seconds: float
 
-    async def put_response(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+    @transaction
+    def put_response(
+        self, db: sqlite3.Connection, owner: str, response_id: str, stored: StoredResponse
+    ) -> None:
         """The oldest make room for it, of whoever has most; what alone is too large is not kept."""
+        ends = self.clock.now() + self.seconds
+        db.execute(
+            "INSERT INTO responses(id, owner, ends, size, body, items, asked) VALUES(?,?,?,?,?,?,?)",
+            (response_id, owner, ends, stored.size, stored.body, stored.items, stored.asked),
+        )
+        self._shrink(db)
 
-        def put(db: sqlite3.Connection) -> None:
-            ends = self.clock.now() + self.seconds
-            db.execute(
-                "INSERT INTO responses(id, owner, ends, size, body, items, asked) VALUES(?,?,?,?,?,?,?)",
-                (response_id, owner, ends, stored.size, stored.body, stored.items, stored.asked),
-            )
-            self._shrink(db)
-
-        await self.database.transact(put)
-
-    async def get_response(self, owner: str, response_id: str) -> StoredResponse:
+    @transaction
+    def get_response(self, db: sqlite3.Connection, owner: str, response_id: str) -> StoredResponse:
         """Raises NotFoundError for one that is not here any more, or never was."""
-        return await self.database.transact(lambda db: self._row(db, owner, response_id))
+        return self._row(db, owner, response_id)
 
-    async def delete_response(self, owner: str, response_id: str) -> None:
-        def delete(db: sqlite3.Connection) -> None:
-            self._row(db, owner, response_id)
-            db.execute("DELETE FROM responses WHERE id=?", (response_id,))
+    @transaction
+    def delete_response(self, db: sqlite3.Connection, owner: str, response_id: str) -> None:
+        self._row(db, owner, response_id)
+        db.execute("DELETE FROM responses WHERE id=?", (response_id,))
 
-        await self.database.transact(delete)
-
-    async def count_responses(self) -> int:
-        def count(db: sqlite3.Connection) -> int:
-            self._shrink(db)
-            return int(db.execute("SELECT count(*) FROM responses").fetchone()[0])
-
-        return await self.database.transact(count)
+    @transaction
+    def count_responses(self, db: sqlite3.Connection) -> int:
+        self._shrink(db)
+        return int(db.execute("SELECT count(*) FROM responses").fetchone()[0])
 
     def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> StoredResponse:
         self._shrink(db)

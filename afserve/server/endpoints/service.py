@@ -1,22 +1,26 @@
 """What every endpoint is given: the models, the text side, the limits and the counts of one gateway."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from afserve.control.admission import Objectives
 from afserve.engine.scheduling.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Account, Accounts
+from afserve.server.answers.answer import Answer, Keep
 from afserve.server.answers.answering import Answering, DrainingError
+from afserve.server.answers.generation import Task, generate
 from afserve.server.answers.hosted import Hosted, Models
 from afserve.server.answers.resumables import Resumables
 from afserve.server.bodies.declared import Scheduling
+from afserve.server.bodies.prepared import Prepared
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
 from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
 from afserve.server.replies.ignored import Ignored
+from afserve.server.replies.surface import Surface
 from afserve.server.state.database import Database
 from afserve.server.text.text_pool import TextPool
 
@@ -58,21 +62,35 @@ class Service:
             raise DrainingError
         self.models.check_any_serves()
 
-    def serving(self, name: str) -> Hosted:
-        """The model of a request. Raises why it takes no new ones."""
-        found = self.models.named(name)
-        found.backend.check()
-        return found
-
     def scheduled(self, account: Account, asked: Scheduling) -> Scheduling:
         """As this account's, with the first token when this server wants it where the request does not say."""
         scheduling = account.scheduled(asked)
         return replace(scheduling, ttft=scheduling.ttft or self.settings.ttft or None)
 
-    def check_objectives(self, model: Hosted, prompts: Sequence[Sequence[int]], asked: Scheduling) -> None:
-        """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,
-        asks for."""
-        own = self.settings
-        ttft, tpot = asked.ttft or own.ttft or None, asked.tpot or own.tpot or None
-        wanted = Objectives(ttft, tpot, asked.deadline, Tenant(asked.tenant, asked.share), asked.cache_salt)
-        model.backend.admit(prompts, wanted)
+    def admitted(self, asked: Prepared, scheduling: Scheduling) -> tuple[Hosted, Prepared]:
+        """The model of a request, which is scheduled so.
+
+        Raises why the model takes no new ones, and OverloadedError where the answer is predicted to come too late for
+        what the request, or this server, asks for.
+        """
+        model, own = self.models.named(asked.model), self.settings
+        model.backend.check()
+        ttft, tpot = scheduling.ttft or own.ttft or None, scheduling.tpot or own.tpot or None
+        tenant = Tenant(scheduling.tenant, scheduling.share)
+        wanted = Objectives(ttft, tpot, scheduling.deadline, tenant, scheduling.cache_salt)
+        model.backend.admit(asked.prompts, wanted)
+        return model, replace(asked, scheduling=scheduling)
+
+    def answer_now(self, model: Hosted, task: Task, surface: Surface, keep: Keep | None = None) -> Answer:
+        """Of a request that ends with its connection, computed while the client reads."""
+        asked = task.asked
+        return Answer(
+            lambda writer: generate(model, task, writer),
+            self.answering,
+            task,
+            surface,
+            asked.stream is not None,
+            self.settings,
+            deadline=asked.scheduling.deadline,
+            keep=keep,
+        )

@@ -5,7 +5,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +13,10 @@ from starlette.types import Receive, Scope, Send
 from afserve.clock import Clock, WallClock
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
-from afserve.server.answers.answer import Answer, Keep
+from afserve.server.answers.answer import Keep
 from afserve.server.answers.answering import Watched
-from afserve.server.answers.generation import Task, generate
-from afserve.server.answers.hosted import Hosted
-from afserve.server.answers.writer import Surface, Whole
+from afserve.server.answers.generation import Task
+from afserve.server.answers.writer import Whole
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known
@@ -27,6 +25,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.http.body import Body
 from afserve.server.metrics.spans import origin_of, span_of
 from afserve.server.replies.refusal import json_response
+from afserve.server.replies.surface import Surface
 from afserve.server.replies.wording import Usage, encode
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama_lines import OllamaSurface
@@ -67,34 +66,18 @@ class Spoken:
             if isinstance(asked, Computed):
                 await Whole([asked.body], service.settings.write_deadline)(scope, receive, send)
                 return
-            model = service.serving(asked.model)
-            asked = replace(asked, scheduling=service.scheduled(account, asked.scheduling))
-            service.check_objectives(model, asked.prompts, asked.scheduling)
+            model, asked = service.admitted(asked, service.scheduled(account, asked.scheduling))
             id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
             stream = asked.stream is not None
             watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
             service.answering.watch_request(watched)
-            await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
+            task = Task(id, asked, arrived, account, span_of(scope), origin_of(scope), watched)
+            surface = self._make(asked, id, service.http.clock)
+            keep = self._keeping(asked, surface, account.owner)
+            await service.answer_now(model, task, surface, keep)(scope, receive, send)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
         return await self._service.text.prepare(self._kind, body.data)
-
-    def _answer(
-        self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
-    ) -> Answer:
-        service, account = self._service, account_of(scope)
-        task = Task(watched.id, asked, arrived, account, span_of(scope), origin_of(scope), watched)
-        surface = self._make(asked, watched.id, service.http.clock)
-        return Answer(
-            lambda writer: generate(model, task, writer),
-            service.answering,
-            task,
-            surface,
-            asked.stream is not None,
-            service.settings,
-            deadline=asked.scheduling.deadline,
-            keep=self._keeping(asked, surface, account.owner),
-        )
 
     def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
         """Who keeps the answer, where one does."""
@@ -103,6 +86,10 @@ class Spoken:
 
 def message(asked: Prepared, id: str, clock: Clock) -> Surface:
     return MessageSurface(id, asked.model, asked.reading)
+
+
+def response(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return ResponseSurface(id, asked.model, asked.facts, asked.reading)
 
 
 def ollama_chat(asked: Prepared, id: str, clock: Clock) -> Surface:
@@ -125,7 +112,7 @@ class Responses(Spoken):
             limits.max_responses_bytes,
             limits.response_seconds,
         )
-        super().__init__(service, BodyKind.RESPONSE, self._surface)
+        super().__init__(service, BodyKind.RESPONSE, response)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
         """A body that follows a response is prepared together with what was said up to that one."""
@@ -138,9 +125,6 @@ class Responses(Spoken):
             )
         return asked
 
-    def _surface(self, asked: Prepared, id: str, clock: Clock) -> Surface:
-        return ResponseSurface(id, asked.model, asked.facts, asked.reading)
-
     def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
         assert isinstance(surface, ResponseSurface)
         if not asked.kept:
@@ -151,7 +135,7 @@ class Responses(Spoken):
             items = asked.kept[:-1] + b"," + own[1:] if surface.items else asked.kept
             try:
                 await self._store.put_response(
-                    owner, surface.id, StoredResponse(b"".join(surface.body(usage)), items, asked.kept)
+                    owner, surface.id, StoredResponse(b"".join(surface.whole_body(usage)), items, asked.kept)
                 )
             except CapacityError as error:
                 log.warning("%s is answered and not kept: %s", surface.id, error.message)

@@ -64,7 +64,6 @@ class Seen:
         return received
 
     def attributes(self, request_id: str) -> dict[str, str | int]:
-        """Of its span."""
         return {"http.response.status_code": self.status, "afserve.request_id": request_id}
 
     def write_line(self, scope: Scope, owner: str) -> None:

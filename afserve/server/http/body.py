@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
 import h11
@@ -56,9 +55,7 @@ class Body:
     def __enter__(self) -> "Body":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release_bytes()
 
 

@@ -17,15 +17,12 @@ class Connection(Protocol):
 
     def quiet(self, seconds: float) -> bool:
         """Whether nothing of a request has come, and nothing was answered, for so long."""
-        ...
 
     def make_room(self) -> None:
         """Makes room, after what is written already."""
-        ...
 
     def abort(self) -> None:
         """At once: nobody reads what is written."""
-        ...
 
 
 class Connections:

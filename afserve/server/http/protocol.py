@@ -37,8 +37,6 @@ def limited_http(connections: Connections, head_deadline: float) -> Callable[...
 
 
 class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
-    """One connection."""
-
     def __init__(self, connections: Connections, head_deadline: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn: ServerConnection = ServerConnection(self.config.h11_max_incomplete_event_size or 65_536)

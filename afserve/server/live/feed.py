@@ -63,8 +63,6 @@ class Feeds:
 
 
 class Feed:
-    """Of one model."""
-
     def __init__(self, service: Service, model: Hosted) -> None:
         self._service, self._model = service, model
         self._readers: set[asyncio.Queue[bytes | None]] = set()

@@ -151,7 +151,6 @@ class RequestTimer:
         return {"queue": self._queued, "prefill": first - self._queued, "decode": now - self._first}
 
     def attributes(self, reason: str) -> dict[str, str | int]:
-        """Of its spans."""
         return {"gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reason}
 
     def end_timing(self, reason: str) -> None:

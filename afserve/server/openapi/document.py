@@ -1,12 +1,11 @@
-"""`/openapi.json`: every route of the application, what it takes and answers. `/docs` is that as a page.
-
-A test compares it with the routes.
-"""
+"""`/openapi.json`: every route of the application, what it takes and answers. `/docs` is that as a page."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,7 +52,6 @@ _USAGE = objects(
 
 
 def _kept(kind: str, **more: Schema) -> Schema:
-    """What has an id and a kind."""
     return objects(("id", "object", *more), id=TEXT, object={"const": kind}, **more)
 
 
@@ -149,124 +147,69 @@ class Operation:
     status: int = 200
 
 
-_OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/"): Operation("The live page.", gives="Text", media=HTML),
-    ("POST", "/v1/completions"): Operation(
-        "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
-    ),
-    ("POST", "/v1/chat/completions"): Operation("Answer a chat.", "ChatRequest", "Chat", streams=EVENTS),
-    ("POST", "/v1/embeddings"): Operation("Vectors of texts.", "EmbeddingRequest", "Embeddings"),
-    ("POST", "/v1/responses"): Operation(
-        "Answer, and keep the answer.", "ResponseRequest", "Response", streams=EVENTS
-    ),
-    ("GET", "/v1/responses/{response_id}"): Operation("A kept response.", gives="Response"),
-    ("DELETE", "/v1/responses/{response_id}"): Operation("Forget a response.", gives="Deleted"),
-    ("GET", "/v1/responses/{response_id}/input_items"): Operation("What a response was asked."),
-    ("POST", "/v1/files"): Operation("Keep a file.", "FileForm", "File", form=FORM),
-    ("GET", "/v1/files"): Operation("Files that are kept.", gives="Files"),
-    ("GET", "/v1/files/{file_id}"): Operation("About a file.", gives="File"),
-    ("DELETE", "/v1/files/{file_id}"): Operation("Forget a file.", gives="Deleted"),
-    ("GET", "/v1/files/{file_id}/content"): Operation("A file.", gives="Text", media=BYTES),
-    ("POST", "/v1/batches"): Operation("Answer the lines of a file.", "BatchRequest", "Batch"),
-    ("GET", "/v1/batches"): Operation("Batches.", gives="Batches"),
-    ("GET", "/v1/batches/{batch_id}"): Operation("About a batch.", gives="Batch"),
-    ("POST", "/v1/batches/{batch_id}/cancel"): Operation("End a batch.", gives="Batch"),
-    ("POST", "/v1/messages"): Operation("Anthropic's chat.", "MessageRequest", streams=EVENTS),
-    ("POST", "/v1/messages/count_tokens"): Operation("Tokens of Anthropic's chat.", "MessageRequest"),
-    ("POST", "/api/chat"): Operation("Ollama's chat.", "OllamaChatRequest", streams=LINES),
-    ("POST", "/api/generate"): Operation("Ollama's completion.", "OllamaRequest", streams=LINES),
-    ("GET", "/api/tags"): Operation("The models in Ollama's words."),
-    ("GET", "/api/ps"): Operation("The models that are loaded, which are all."),
-    ("POST", "/api/show"): Operation("About a model.", "OllamaModel"),
-    ("POST", "/api/embed"): Operation("Vectors of texts.", "OllamaEmbedRequest"),
-    ("POST", "/api/embeddings"): Operation("The vector of a text.", "OllamaRequest"),
-    ("GET", "/api/version"): Operation("The version in Ollama's words."),
-    ("GET", "/v1/requests/{id}"): Operation("About a request that runs or is kept."),
-    ("DELETE", "/v1/requests/{id}"): Operation("End a request that runs or is kept."),
-    ("GET", "/v1/requests/{id}/events"): Operation("Go on with its stream.", gives="Stream", media=EVENTS),
-    ("GET", "/v1/requests/{id}/answer"): Operation("Its whole answer."),
-    ("GET", "/v1/models"): Operation("The models.", gives="Models"),
-    ("GET", "/v1/models/{name}"): Operation("About a model.", gives="Model"),
-    ("POST", "/tokenize"): Operation("Tokens of a text or chat.", "TokenizeRequest", "Tokens"),
-    ("POST", "/detokenize"): Operation("Text of tokens.", "DetokenizeRequest", "Prompt"),
-    ("GET", "/tokenizer_info"): Operation("Special tokens and chat template."),
-    ("GET", "/ping"): Operation("Whether this gateway answers, as some platforms ask."),
-    ("GET", "/docs"): Operation("This document as a page.", gives="Text", media=HTML),
-    ("GET", "/health"): Operation("Whether this gateway answers."),
-    ("GET", "/ready"): Operation("Whether requests are taken."),
-    ("GET", "/load"): Operation("Requests that are being answered."),
-    ("GET", "/version"): Operation("The version."),
-    ("GET", "/metrics"): Operation("For Prometheus.", gives="Text", media=PLAIN),
-    ("GET", "/openapi.json"): Operation("This document."),
-    ("GET", "/status"): Operation("The nodes."),
-    ("GET", "/live"): Operation("A frame a second of the nodes, for the page.", gives="Text", media=EVENTS),
-    ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=PLAIN),
-    ("GET", "/admin/placement"): Operation("The placement in force."),
-    ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
-    ("POST", "/admin/routing/start"): Operation("Record routing counts."),
-    ("POST", "/admin/routing/stop"): Operation("End the recording and get it.", gives="Text", media=BYTES),
-    ("GET", "/admin/routing/dump"): Operation("What was recorded so far.", gives="Text", media=BYTES),
-}
-
-
-def operations() -> dict[tuple[str, str], Operation]:
-    """By method and path; a change of the deployment is described by its declaration."""
-    changes = {
-        ("POST", verb.path): Operation(verb.summary, verb.name.capitalize(), status=202)
-        for verb in VERBS.values()
-    }
-    return _OPERATIONS | changes
-
-
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
 
 
-def described(routes: Sequence[Route]) -> list[Route]:
-    """The routes of the document, as JSON and as a page. It has all routes, and these."""
+class RouteTable:
+    """The routes of the application, each with what the document says of it."""
 
-    async def answer(request: Request) -> Response:
-        return Response(text, media_type=JSON)
+    def __init__(self) -> None:
+        self._routes: list[Route] = []
+        self._paths: dict[str, dict[str, object]] = {}
 
-    async def answer_page(request: Request) -> Response:
-        return Response(page, media_type=HTML, headers=_PAGE_HEADERS)
+    def add_route(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[..., Any],
+        summary: str,
+        takes: str = "",
+        gives: str = "Any",
+        **more: Any,
+    ) -> None:
+        """`takes` and `gives` name schemas; `more` is of `Operation`."""
+        self._routes.append(Route(path, endpoint, methods=[method]))
+        plain = re.sub(r":\w+\}", "}", path)  # OpenAPI knows no kinds of placeholders
+        operation = Operation(summary, takes, gives, **more)
+        self._paths.setdefault(plain, {})[method.lower()] = _operation(plain, operation)
 
-    own = [
-        Route("/openapi.json", answer, methods=["GET"]),
-        Route("/docs", answer_page, methods=["GET"]),
-    ]
-    whole = document([*routes, *own])
-    text, page = json.dumps(whole), guide(whole)
-    return own
+    def adders(self) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+        """Of routes that are got, posted to, deleted."""
+        return (
+            partial(self.add_route, "GET"),
+            partial(self.add_route, "POST"),
+            partial(self.add_route, "DELETE"),
+        )
 
+    def described(self) -> Sequence[Route]:
+        """All of them, and those of the document itself, as JSON and as a page."""
 
-def document(routes: Iterable[Route]) -> dict[str, object]:
-    """OpenAPI 3.1. A route that has no row above is left out, and a test says so."""
-    paths: dict[str, dict[str, object]] = {}
-    known = operations()
-    changes = {verb.name.capitalize(): schema_of(verb) for verb in VERBS.values()}
-    for route in routes:
-        path = path_of(route)
-        for method in route.methods or ():
-            operation = known.get((method, path))
-            if operation is not None:
-                paths.setdefault(path, {})[method.lower()] = _operation(path, operation)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "afserve", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": {**SCHEMAS, **changes},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-    }
+        async def answer(request: Request) -> Response:
+            return Response(text, media_type=JSON)
 
+        async def answer_page(request: Request) -> Response:
+            return Response(page, media_type=HTML, headers=_PAGE_HEADERS)
 
-def path_of(route: Route) -> str:
-    """As OpenAPI spells it: without the kind of a placeholder."""
-    return re.sub(r":\w+\}", "}", route.path)
+        self.add_route("GET", "/openapi.json", answer, "This document.")
+        self.add_route("GET", "/docs", answer_page, "This document as a page.", gives="Text", media=HTML)
+        whole = self._document()
+        text, page = json.dumps(whole), guide(whole)
+        return self._routes
+
+    def _document(self) -> dict[str, object]:
+        changes = {verb.name.capitalize(): schema_of(verb) for verb in VERBS.values()}
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "afserve", "version": __version__},
+            "paths": self._paths,
+            "components": {
+                "schemas": {**SCHEMAS, **changes},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+        }
 
 
 def _operation(path: str, operation: Operation) -> dict[str, object]:

@@ -24,7 +24,6 @@ td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
 
 
 def guide(described: Document) -> str:
-    """HTML of an OpenAPI document."""
     parts: dict[str, list[str]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():

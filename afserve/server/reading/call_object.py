@@ -38,8 +38,6 @@ def _finite(number: str) -> float | str:
 
 
 class ArgumentsWriter:
-    """One value, the arguments of a call."""
-
     def __init__(self) -> None:
         self._writer = LiteralWriter()
         self._held: list[str] | None = None  # of a value that is no object

@@ -4,60 +4,24 @@ What begins like a call and is none stays text, to the last character. White spa
 calls is dropped; so are a form's own marks, between the calls they belong to and nowhere else.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from afserve.server.reading.json_calls import JsonCall, JsonForm
+from afserve.server.reading.parts import MOST_HEADER, Argued, Called, Part, Reader, Types, held, say
+from afserve.server.reading.xml_calls import Dialect, TagCall
 
-from afserve.server.reading.parts import Argued, Called, Part, held, say
-
-MOST_HEADER = 512  # characters of a mark, white space and a name
-Types = Mapping[str, Mapping[str, str]]  # function -> parameter -> types, as `kinds.kinds_of` names them
-
-
-class Call(Protocol):
-    """One call behind the mark that opens it."""
-
-    name: str | None  # None: not known yet
-    failed: bool  # it is no call: what it was fed is text
-    done: bool
-    broken: bool  # it was done before its end, at something that belongs in no call
-    listed: bool  # one of a list in brackets
-
-    def feed_call(self, text: str) -> tuple[str, str]:
-        """(JSON text of the arguments, what comes behind the call)."""
-        ...
-
-    def finish_call(self, *, cut: bool) -> tuple[str, str]:
-        """The same where the text ends; with `cut` nothing closes the arguments. It has failed, or is done."""
-        ...
+Form = (
+    JsonForm | Dialect
+)  # a call begins with one of `opens`; `section` may stand before it, `ends` in order behind it
+Call = JsonCall | TagCall  # behind the mark that opens it
 
 
-class Form(Protocol):
-    """A call begins with one of `opens`; `section` may stand in front of it, and `ends` behind it, in this order."""
-
-    @property
-    def opens(self) -> tuple[str, ...]: ...
-
-    @property
-    def section(self) -> str: ...
-
-    @property
-    def ends(self) -> tuple[str, ...]: ...
-
-    def call(self, types: Types) -> Call: ...
-
-    def item(self, types: Types) -> Call:
-        """A further one of a list, behind its comma."""
-        ...
-
-
-class CallReader:
+class CallReader(Reader):
     """`types` has the functions that are offered; empty: any name may be one."""
 
     def __init__(self, form: Form, types: Types) -> None:
+        super().__init__()
         self._form = form
         self._types = types
         self._starts = tuple(filter(None, (*form.opens, form.section)))
-        self._text = ""
         self._raw = ""  # of what may become a call, from its mark on
         self._lead = ""  # white space in front of it
         self._in_section = False  # its mark was read, that of a call is not
@@ -69,22 +33,14 @@ class CallReader:
         self._listed = False
         self._spoilt = False  # the last call was broken: what follows it up to its end is dropped
 
-    def feed(self, text: str) -> list[Part]:
-        self._text += text
-        parts: list[Part] = []
-        while self._advance(parts, final=False):
-            pass
-        return parts
-
-    def finish(self, *, cut: bool = False) -> list[Part]:
+    def _end(self, cut: bool) -> list[Part]:
         parts: list[Part] = []
         while self._text or self._call is not None or self._in_section:
             if not self._advance(parts, final=True):
-                self._end(parts, cut)
+                self._end_call(parts, cut)
         return parts
 
     def _advance(self, parts: list[Part], *, final: bool) -> bool:
-        """One more part of the text; False where more text is needed."""
         if self._call is not None:
             return bool(self._text) and self._in_call(self._call, parts)
         if self._in_section:
@@ -176,7 +132,7 @@ class CallReader:
             self._close(call, rest)
         return call.done
 
-    def _end(self, parts: list[Part], cut: bool) -> None:
+    def _end_call(self, parts: list[Part], cut: bool) -> None:
         """Of the text, in the middle of a call."""
         call = self._call
         assert call is not None, "words, marks and white space end by themselves"

@@ -9,7 +9,7 @@ the answer.
 import re
 
 from afserve.server.reading.call_object import ArgumentsWriter, arguments_of
-from afserve.server.reading.parts import Argued, Called, Part, Reader, Thought, held
+from afserve.server.reading.parts import MOST_HEADER, Argued, Called, Part, Reader, Thought, held
 
 CHANNEL, START, MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -21,19 +21,18 @@ _HEADER = re.compile(
     rf"(?:<\|start\|>\s*[\w.:-]+)?{_FOR}(?:<\|channel\|>\s*\w+{_FOR})?(?:<\|constrain\|>\s*)?\w*\s*"
 )
 THOUGHT_MARKS = ((CHANNEL, "analysis", MESSAGE), "<|end|>")  # before reasoning, and behind it
-MOST_HEADER = 512  # characters
 
 
-class ChannelReader:
+class ChannelReader(Reader):
     """`calls`: messages to functions are calls. What is neither reasoning nor a call goes to `after`.
 
     A mark in the words of an answer is one where a message may end or begin; elsewhere it is text.
     """
 
     def __init__(self, after: Reader, *, calls: bool) -> None:
+        super().__init__()
         self._after = after
         self._takes_calls = calls
-        self._text = ""
         self._first = True  # the prompt has begun a header, which may go on
         self._header: str | None = None  # the marker that began it
         self._thinking = False
@@ -42,19 +41,12 @@ class ChannelReader:
         self._arguments: ArgumentsWriter | None = None
         self._said: list[str] = []  # of arguments that are no object
 
-    def feed(self, text: str) -> list[Part]:
-        self._text += text
-        parts: list[Part] = []
-        while self._advance(parts, final=False):
-            pass
-        return parts
-
-    def finish(self, *, cut: bool = False) -> list[Part]:
+    def _end(self, cut: bool) -> list[Part]:
         parts: list[Part] = []
         while self._text or self._header is not None:
             self._advance(parts, final=True)
-        self._end(parts, cut)
-        return parts + self._after.finish(cut=cut)
+        self._end_message(parts, cut)
+        return parts + self._after.end_text(cut=cut)
 
     def _advance(self, parts: list[Part], *, final: bool) -> bool:
         if self._first and not self._begun(final):
@@ -80,7 +72,7 @@ class ChannelReader:
         if not found or len(header) > MOST_HEADER or not _HEADER.fullmatch(begun + header):
             self._body(parts, begun)
             return True
-        self._end(parts, False)
+        self._end_message(parts, False)
         header, self._text = begun + header, rest
         to = _TO.search(header)
         self._calling = to is not None and self._takes_calls
@@ -107,10 +99,10 @@ class ChannelReader:
             return False
         if not follows or follows.startswith(_MARKERS):
             self._text = follows
-            self._end(parts, False)
+            self._end_message(parts, False)
         elif self._calling or self._thinking:
             self._text = rest
-            self._end(parts, False)
+            self._end_message(parts, False)
         else:
             self._body(parts, marker)
             self._text = rest
@@ -124,7 +116,7 @@ class ChannelReader:
         elif self._thinking:
             parts.append(Thought(text))
         else:
-            parts += self._after.feed(text)
+            parts += self._after.read_text(text)
 
     def _argue(self, parts: list[Part], text: str) -> None:
         """What stands behind an object is none of the arguments."""
@@ -139,8 +131,7 @@ class ChannelReader:
         if said:
             parts.append(Argued(self._calls, said))
 
-    def _end(self, parts: list[Part], cut: bool) -> None:
-        """Of the message that is open."""
+    def _end_message(self, parts: list[Part], cut: bool) -> None:
         if self._calling:
             open_, said = self._arguments, "".join(self._said)
             rest = arguments_of(said) if open_ is None else "" if open_.done else open_.close_text()

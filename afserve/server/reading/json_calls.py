@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from afserve.server.reading.call_object import NAME, NO_ARGUMENTS, ArgumentsWriter, CallObject, is_name
-from afserve.server.reading.calls import MOST_HEADER, Types
+from afserve.server.reading.parts import MOST_HEADER, Types
 
 _LIST = r"\s*(?P<list>\[)\s*"
 
@@ -145,7 +145,6 @@ class JsonCall:
             self.name, self._object = name, ArgumentsWriter()
 
     def _begin_bare(self, header: str) -> str:
-        """A call without an object."""
         self._begin(self._form.bare, header)
         self.failed |= self.name is None
         self.done = not self.failed

@@ -55,7 +55,9 @@ def kinds_of(
     kinds = _named(schema.get("type"))
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        kinds &= frozenset(_kind(value) for value in values) if isinstance(values, list) else ANY
+        kinds &= (
+            frozenset(_kind_of(json.dumps(value)) for value in values) if isinstance(values, list) else ANY
+        )
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         if isinstance(branches, list) and branches:
@@ -72,10 +74,6 @@ def kinds_of(
 def _named(kind: object) -> frozenset[str]:
     named = frozenset(k for k in (kind if isinstance(kind, list) else [kind]) if k in ANY)
     return (named | {"integer"} if "number" in named else named) or ANY
-
-
-def _kind(value: object) -> str:
-    return _kind_of(json.dumps(value))
 
 
 def _target(reference: object, root: Schema) -> object:
@@ -114,7 +112,6 @@ def typed(text: str, types: str) -> str:
 
 
 def _of_string(text: str, literal: str, kinds: frozenset[str]) -> str:
-    """Of a text in quotes."""
     if "string" in kinds:
         return _string(text)
     held = json_literal(json.loads(literal))

@@ -6,34 +6,33 @@ OPEN, CLOSE = "<think>", "</think>"
 ANSWER, ANSWERED = "<answer>", "</answer>"
 
 
-class ReasoningReader:
+class ReasoningReader(Reader):
     """`inside`: the prompt has opened the tag already. What follows the reasoning goes to `after`.
 
     `calls` reads the reasoning where a call ends it: from its first call on it is what goes on reading.
     """
 
     def __init__(self, after: Reader, *, inside: bool, calls: Reader | None = None) -> None:
+        super().__init__()
         self._after = after
         self._calls = calls
-        self._text = ""
         self._before = not inside
         self.thinking = inside
         self._answered = not inside
         self._thought = False
 
-    def feed(self, text: str) -> list[Part]:
+    def _read(self) -> list[Part]:
         if self._before:
-            self._text += text
             return self._begin()
-        return self._inside(text) if self.thinking else self._answer(text)
+        return self._inside() if self.thinking else self._answer(self._rest())
 
-    def finish(self, *, cut: bool = False) -> list[Part]:
-        rest, self._text = self._text, ""
+    def _end(self, cut: bool) -> list[Part]:
+        rest = self._rest()
         if not self.thinking:
-            return (self._after.feed(rest) if rest else []) + self._after.finish(cut=cut)
+            return (self._after.read_text(rest) if rest else []) + self._after.end_text(cut=cut)
         parts = self._think(rest if self._thought else _without_tag(rest))
         if not self.thinking:
-            return parts + self._after.finish(cut=cut)
+            return parts + self._after.end_text(cut=cut)
         return parts + self._end_thought(cut=cut)
 
     def _begin(self) -> list[Part]:
@@ -41,14 +40,12 @@ class ReasoningReader:
         if not text or (OPEN.startswith(text) and text != OPEN):
             return []
         self._before = False
-        whole, self._text = self._text, ""
         if not text.startswith(OPEN):
-            return self._after.feed(whole)
-        self.thinking, self._answered = True, False
-        return self._inside(text[len(OPEN) :])
+            return self._after.read_text(self._rest())
+        self.thinking, self._answered, self._text = True, False, text[len(OPEN) :]
+        return self._inside()
 
-    def _inside(self, text: str) -> list[Part]:
-        self._text += text
+    def _inside(self) -> list[Part]:
         if not self._thought and not self._begin_thought():
             return []
         thought, found, answer = self._text.partition(CLOSE)
@@ -56,8 +53,7 @@ class ReasoningReader:
         self._text = thought[len(thought) - keep :]
         parts = self._think(thought[: len(thought) - keep])
         if not self.thinking:
-            rest, self._text = self._text + found + answer, ""
-            return parts + self._after.feed(rest)
+            return parts + self._after.read_text(self._rest() + found + answer)
         if found:
             self._text = ""
             parts += self._end_thought(cut=False)
@@ -77,10 +73,10 @@ class ReasoningReader:
     def _think(self, text: str) -> list[Part]:
         if not text or self._calls is None:
             return [Thought(text)] if text else []
-        return self._thoughts(self._calls.feed(text))
+        return self._thoughts(self._calls.read_text(text))
 
     def _end_thought(self, *, cut: bool) -> list[Part]:
-        return self._thoughts(self._calls.finish(cut=cut)) if self._calls is not None else []
+        return self._thoughts(self._calls.end_text(cut=cut)) if self._calls is not None else []
 
     def _thoughts(self, parts: list[Part]) -> list[Part]:
         """Up to the first call; it ends the reasoning."""
@@ -96,7 +92,7 @@ class ReasoningReader:
         if not self._answered:
             text = text.lstrip("\n")
             self._answered = bool(text)
-        return self._after.feed(text) if text else []
+        return self._after.read_text(text) if text else []
 
 
 def _without_tag(thought: str) -> str:
@@ -104,28 +100,27 @@ def _without_tag(thought: str) -> str:
     return (text.removeprefix(OPEN) if text.startswith(OPEN) else thought).lstrip("\n")
 
 
-class AnswerReader:
+class AnswerReader(Reader):
     """An answer in `<answer>` tags, as Hunyuan-A13B writes it after its reasoning, goes to `after` without them."""
 
     def __init__(self, after: Reader) -> None:
+        super().__init__()
         self._after = after
-        self._text = ""
         self._begun = False
         self._tagged = False
 
-    def feed(self, text: str) -> list[Part]:
-        self._text += text
+    def _read(self) -> list[Part]:
         if not self._begun and not self._begin():
             return []
-        at = self._end() if self._tagged else len(self._text)
+        at = self._tag() if self._tagged else len(self._text)
         text, self._text = self._text[:at], self._text[at:]
-        return self._after.feed(text) if text else []
+        return self._after.read_text(text) if text else []
 
-    def finish(self, *, cut: bool = False) -> list[Part]:
-        rest, self._text = self._text, ""
+    def _end(self, cut: bool) -> list[Part]:
+        rest = self._rest()
         if (self._tagged and rest.strip() == ANSWERED) or (not self._begun and rest.strip() == ANSWER):
             rest = ""
-        return (self._after.feed(rest) if rest else []) + self._after.finish(cut=cut)
+        return (self._after.read_text(rest) if rest else []) + self._after.end_text(cut=cut)
 
     def _begin(self) -> bool:
         """Whether it is clear how the answer begins; its opening tag is dropped, and the ends of lines behind it."""
@@ -140,7 +135,7 @@ class AnswerReader:
         self._begun = True
         return True
 
-    def _end(self) -> int:
+    def _tag(self) -> int:
         """Where the closing tag may begin, with the line's end before it."""
         at = self._text.rfind("<")
         tag = self._text[at:] if at >= 0 else ""

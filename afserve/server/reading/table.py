@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from afserve.server.reading.call_object import ArgumentsWriter
-from afserve.server.reading.calls import CallReader, Form
+from afserve.server.reading.calls import CallReader
 from afserve.server.reading.channels import CHANNEL, ChannelReader
 from afserve.server.reading.json_calls import (
     DEEPSEEK,
@@ -16,7 +16,7 @@ from afserve.server.reading.json_calls import (
     MISTRAL,
     JsonForm,
 )
-from afserve.server.reading.parts import Argued, Called, Content, Part, Reader, say
+from afserve.server.reading.parts import Argued, Called, Part, Reader, say
 from afserve.server.reading.reasoning import ANSWER, CLOSE, AnswerReader, ReasoningReader
 from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect
 
@@ -67,38 +67,32 @@ class Reading:
     def _calls(self) -> Reader:
         if self.name:
             return NamedReader(self.name)
-        form: Form | None = DIALECTS.get(self.calls) or FORMS.get(self.calls)
-        return WordReader() if form is None else CallReader(form, self.types)
+        form = DIALECTS.get(self.calls) or FORMS.get(self.calls)
+        return Reader() if form is None else CallReader(form, self.types)
 
 
-class WordReader:
-    def feed(self, text: str) -> list[Part]:
-        return [Content(text)] if text else []
-
-    def finish(self, *, cut: bool = False) -> list[Part]:
-        return []
-
-
-class NamedReader:
+class NamedReader(Reader):
     """All text is the arguments of one call."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
         self._begun = False
         self._arguments = ArgumentsWriter()
 
-    def feed(self, text: str) -> list[Part]:
-        if not text:
-            return []
-        parts: list[Part] = [] if self._begun else [Called(0, self._name)]
+    def _advance(self, parts: list[Part], *, final: bool) -> bool:
+        if not (text := self._rest()):
+            return False
+        if not self._begun:
+            parts.append(Called(0, self._name))
         self._begun = True
         said, rest = ("", text) if self._arguments.done else self._arguments.write_text(text)
         if said:
             parts.append(Argued(0, said))
         say(parts, rest if rest.strip() else "")
-        return parts
+        return False
 
-    def finish(self, *, cut: bool = False) -> list[Part]:
+    def _end(self, cut: bool) -> list[Part]:
         if not self._begun or self._arguments.done or cut:
             return []
         return [Argued(0, self._arguments.close_text())]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from afserve.server.reading.call_object import NAME, is_name
-from afserve.server.reading.calls import MOST_HEADER, Types
 from afserve.server.reading.kinds import OTHERS, typed
+from afserve.server.reading.parts import MOST_HEADER, Types
 
 _KEY = r"[^<>\n]{1,256}"
 _SPACE = r"\s{0,64}"
@@ -60,7 +60,6 @@ class Dialect:
 
     @cached_property
     def ended_at_last(self) -> re.Pattern[str]:
-        """The same where no text follows."""
         return self._ended(r"\Z")
 
     def _ended(self, last: str) -> re.Pattern[str]:

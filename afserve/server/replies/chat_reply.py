@@ -28,9 +28,9 @@ class ReadChoice:
 
     def read_piece(self, piece: TextPiece) -> list[Part]:
         """What this piece turns out to be, without what nobody wants to be told."""
-        parts = self._reader.feed(piece.text) if piece.text else []
+        parts = self._reader.read_text(piece.text) if piece.text else []
         if piece.finish_reason is not None:
-            parts += self._reader.finish(cut=piece.finish_reason != "stop")
+            parts += self._reader.end_text(cut=piece.finish_reason != "stop")
         if self._thinking or any(isinstance(part, Thought) for part in parts):
             self.reasoning_tokens += piece.tokens
         if parts:
@@ -53,7 +53,6 @@ class ReadChoice:
         return "tool_calls" if reason == "stop" and chosen else reason
 
     def call_id(self, index: int) -> str:
-        """Of a call that `parts` has told of."""
         return self._ids[index]
 
     def _id(self, call: Called) -> str:
@@ -61,7 +60,6 @@ class ReadChoice:
         return call_id(self._reading.ids, call.name, first + call.index, self._name)
 
     def delta_json(self, part: Part) -> str:
-        """The JSON of a stream's `delta`."""
         match part:
             case Content(text):
                 return f'{{"content":{text_of(text)}}}'

@@ -55,7 +55,7 @@ class ChoiceDecoder:
         self._min_tokens = params.min_tokens
         self._tokens = 0
 
-    def feed(self, event: TokenEvent) -> TextPiece:
+    def decode_event(self, event: TokenEvent) -> TextPiece:
         if event.finish_reason is None and not self._watches and len(event.token_ids) == 1:
             self._tokens += 1
             text = self._detokenizer.push(event.token_ids[0])
@@ -70,7 +70,7 @@ class ChoiceDecoder:
                 return self._piece(event, text, i + 1, "stop")
         reason: str | None = event.finish_reason
         if reason is not None:
-            text += self._pass(self._detokenizer.finish()) + self._stops.finish()
+            text += self._pass(self._detokenizer.flush()) + self._stops.flush()
             reason = "stop" if self._stops.matched is not None else reason
         return self._piece(event, text, len(event.token_ids), reason)
 

@@ -148,12 +148,10 @@ class CompletionReply:
     def chunk(self, draft: CompletionDraft, tail: str) -> bytes:
         if draft.columns is not None:
             self._offsets[draft.index] = draft.columns.offset
-        return self._framed("".join(draft.json_parts()), tail)
+        choice = "".join(draft.json_parts())
+        return f'data: {self._head[:-1]},"choices":[{choice}]{tail}}}\n\n'.encode()
 
     def usage(self, usage: Usage) -> dict[str, object]:
         """The one token that is generated and dropped where none was asked for does not count."""
         dropped = self.echo is not None and not self.echo.words.generate
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens).as_json() if dropped else usage.as_json()
-
-    def _framed(self, choice: str, tail: str) -> bytes:
-        return f'data: {self._head[:-1]},"choices":[{choice}]{tail}}}\n\n'.encode()

@@ -32,13 +32,10 @@ def _parents(name: str) -> list[str]:
 
 
 class Ignored:
-    """Of one gateway."""
-
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Of an answer that passes these over."""
         told = told_names(ignored)
         if not told:
             return {}

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from afserve.engine.scheduling.request import TokenLogprob
 from afserve.tokens.tokenizer import Tokenizer
@@ -46,14 +47,13 @@ class Columns:
             spell = tokenizer.first_bytes if item.begins else tokenizer.token_bytes
             raw = spell(item.token_id)
             self.offsets.append(str(self.offset))
-            self.tokens.append(_quoted(text_of_bytes(raw)))
+            self.tokens.append(encode_basestring(text_of_bytes(raw)))
             self.scores.append("null" if item.score is None else repr(finite(item.score.logprob)))
             self.tops.append("null" if item.score is None else _top(spell, item.score))
             self.size += len(self.tokens[-1]) + len(self.tops[-1]) + 32
             self.offset += _characters(raw) if item.shown else 0
 
     def json_parts(self) -> list[str]:
-        """The JSON object, in pieces."""
         return [
             '{"text_offset":[', ",".join(self.offsets), '],"token_logprobs":[', ",".join(self.scores),
             '],"tokens":[', ",".join(self.tokens), '],"top_logprobs":[', ",".join(self.tops), "]}",
@@ -69,10 +69,6 @@ def text_of_bytes(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _characters(raw: bytes) -> int:

@@ -165,7 +165,7 @@ class AnswerRecord:
             decoders = [decoder(index) for index in range(len(self.told))]
             for index, event in again:
                 for part in split(event) if self._exact else (event,):
-                    yield index, _seen(decoders[index].feed(part), index, passed, since)
+                    yield index, _seen(decoders[index].decode_event(part), index, passed, since)
                 await asyncio.sleep(0)
             if failure is not None:
                 raise failure

@@ -187,7 +187,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _instead(request: Request, path: str) -> str:
-    """The routes that were meant, perhaps."""
     routes = [route.path for route in request.app.routes if isinstance(route, Route)]
     names = _closest_routes(path, routes)
     return f"see {', '.join(names)}" if names else "GET /docs lists what there is"
@@ -213,7 +212,6 @@ def _route(request: Request) -> str:
 
 
 def _id(request: Request) -> dict[str, str]:
-    """For a log line."""
     return {"request_id": request.scope.get("state", {}).get("request_id", "")}
 
 

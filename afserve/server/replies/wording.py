@@ -82,5 +82,10 @@ def event(value: object) -> bytes:
     return f"data: {encode(value)}\n\n".encode()
 
 
+def typed_event(kind: str, **more: object) -> bytes:
+    """One whose name is also the `type` of its value."""
+    return f"event: {kind}\ndata: {encode({'type': kind, **more})}\n\n".encode()
+
+
 def quoted(reason: str | None) -> str:
     return "null" if reason is None else f'"{reason}"'

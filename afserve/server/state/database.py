@@ -8,14 +8,19 @@ import asyncio
 import os
 import sqlite3
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from afserve.clock import Clock
 from afserve.errors import CapacityError, ConfigError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Store")
 FILE = "gateways.sqlite"
 SCHEMA = 1
 BUSY_SECONDS = 10.0  # for another gateway's transaction to end
@@ -81,6 +86,26 @@ class Database:
                 f"the gateway's state could not be read or written ({error}); try again later"
             ) from error
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Something that is kept there. `clock` has Unix seconds."""
+
+    database: Database
+    clock: Clock
+
+
+def transaction(
+    work: Callable[Concatenate[S, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """A method of a store that runs within one transaction, as `Database.transact` has it."""
+
+    @wraps(work)
+    async def transacted(store: S, *args: P.args, **named: P.kwargs) -> T:
+        return await store.database.transact(lambda db: work(store, db, *args, **named))
+
+    return transacted  # type: ignore[return-value]  # its first argument has a name
 
 
 def connect(folder: str) -> sqlite3.Connection:

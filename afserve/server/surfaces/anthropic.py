@@ -169,7 +169,7 @@ def _message(message: Fields) -> list[Body]:
             )
         elif kind == "thinking":
             thoughts.append(or_else(block.text("thinking"), ""))
-        elif _is_hosted(kind):
+        elif kind in _HOSTED_CALLS or (kind or "").endswith("_tool_result"):
             block.pass_over(
                 f"messages.{kind}", "tools that Anthropic runs are not served; leave its blocks out"
             )
@@ -181,11 +181,6 @@ def _message(message: Fields) -> list[Body]:
             whole["reasoning_content"] = "".join(thoughts)
         found.append({**whole, "tool_calls": calls} if calls else whole)
     return found
-
-
-def _is_hosted(kind: str | None) -> bool:
-    """Whether a block is a call or a result of a tool that Anthropic ran."""
-    return kind in _HOSTED_CALLS or (kind or "").endswith("_tool_result")
 
 
 def _text(block: Fields) -> str:

@@ -7,55 +7,47 @@ from afserve.errors import AfserveError
 from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.replies.chat_reply import ReadChoice
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.refusal import anthropic_body
-from afserve.server.replies.wording import Usage, encode
+from afserve.server.replies.surface import ReadSurface
+from afserve.server.replies.wording import Usage, encode, typed_event
 
 Block = dict[str, object]
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageSurface:
-    """One message."""
-
-    media = b"text/event-stream; charset=utf-8"
-    comment: bytes | None = b": still here\n\n"
-    at_once = True
-    size = 0
-
+class MessageSurface(ReadSurface):
     def __init__(self, message_id: str, model: str, reading: Reading | None) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
-        self._told = ReadChoice(reading)
+        super().__init__(reading)
         self._blocks: list[Block] = []
         self._text: list[str] = []
         self._open = False
         self._reason: str | None = None
         self._stop: str | None = None
 
-    def begin(self, usage: Usage) -> bytes:
+    def stream_opening(self, usage: Usage) -> bytes:
         nothing: Block = {"content": [], "stop_reason": None, "stop_sequence": None}
-        return _event(
+        return typed_event(
             "message_start", message={**self._head, **nothing, "usage": {**_usage(usage), "output_tokens": 0}}
         )
 
-    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
-        self.size += len(piece.text)
-        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
-        if piece.finish_reason is not None:
-            said += self._close()
-            self._stop = piece.stop
-            self._reason = self._why(piece)
-        return (said,) if said else ()
+    def _last(self, piece: TextPiece, reason: str) -> bytes:
+        said = self._close()
+        calls = reason == "stop" and any(block["type"] == "tool_use" for block in self._blocks)
+        self._stop, self._reason = piece.stop, _REASONS.get("tool_calls" if calls else reason, "end_turn")
+        if piece.stop is not None:
+            self._reason = "stop_sequence"
+        return said
 
-    def end(self, usage: Usage) -> bytes:
+    def stream_end(self, usage: Usage) -> bytes:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
+        return typed_event("message_delta", delta=delta, usage=_usage(usage)) + typed_event("message_stop")
 
-    def failed(self, error: AfserveError | None) -> bytes:
+    def say_failure(self, error: AfserveError | None) -> bytes:
         return f"event: error\ndata: {encode(anthropic_body(error))}\n\n".encode()
 
-    def body(self, usage: Usage) -> tuple[bytes, ...]:
+    def whole_body(self, usage: Usage) -> tuple[bytes, ...]:
         whole = {
             **self._head,
             "content": self._blocks,
@@ -64,12 +56,6 @@ class MessageSurface:
             "usage": _usage(usage),
         }
         return (encode(whole).encode(),)
-
-    def _why(self, piece: TextPiece) -> str:
-        if piece.stop is not None:
-            return "stop_sequence"
-        calls = piece.finish_reason == "stop" and any(block["type"] == "tool_use" for block in self._blocks)
-        return _REASONS.get("tool_calls" if calls else piece.finish_reason or "", "end_turn")
 
     def _part(self, part: Part) -> bytes:
         match part:
@@ -93,11 +79,11 @@ class MessageSurface:
         self._blocks.append(block)
         self._text.clear()
         self._open = True
-        return said + _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        return said + typed_event("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
     def _grow(self, text: str, delta: Mapping[str, object]) -> bytes:
         self._text.append(text)
-        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        return typed_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> bytes:
         if not self._open:
@@ -108,7 +94,7 @@ class MessageSurface:
             block["input"] = arguments_object(text)
         else:
             block[str(block["type"])] = text
-        return _event("content_block_stop", index=len(self._blocks) - 1)
+        return typed_event("content_block_stop", index=len(self._blocks) - 1)
 
 
 def _usage(usage: Usage) -> Mapping[str, int]:
@@ -119,7 +105,3 @@ def _usage(usage: Usage) -> Mapping[str, int]:
         "cache_read_input_tokens": usage.reused_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _event(kind: str, **more: object) -> bytes:
-    return f"event: {kind}\ndata: {encode({'type': kind, **more})}\n\n".encode()

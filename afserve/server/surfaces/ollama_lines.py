@@ -1,6 +1,6 @@
 """An answer in Ollama's words: one JSON object per line, the last with counts and times in nanoseconds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -8,26 +8,24 @@ from afserve.errors import AfserveError
 from afserve.server.reading.call_object import arguments_object
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.replies.chat_reply import ReadChoice
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.refusal import ollama_body
+from afserve.server.replies.surface import ReadSurface
 from afserve.server.replies.wording import Usage, encode
 
 Line = dict[str, object]
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
-class OllamaSurface:
+class OllamaSurface(ReadSurface):
     """`chat`: /api/chat, else /api/generate. A call is one line, once its arguments are whole."""
 
     media = b"application/x-ndjson"
     comment: bytes | None = None
-    at_once = True
-    size = 0
 
     def __init__(self, model: str, reading: Reading | None, now: Callable[[], float], *, chat: bool) -> None:
         self._model, self._chat = model, chat
-        self._told = ReadChoice(reading)
+        super().__init__(reading)
         self._now, self._started, self._first = now, now(), 0.0
         self._said: list[str] = []
         self._thought: list[str] = []
@@ -35,25 +33,21 @@ class OllamaSurface:
         self._told_calls = 0
         self._reason = "stop"
 
-    def begin(self, usage: Usage) -> bytes:
-        return b""
-
-    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
-        self.size += len(piece.text)
+    def say_piece(self, index: int, piece: TextPiece, usage: Usage) -> Iterable[bytes]:
         self._first = self._first or self._now()
-        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
-        if piece.finish_reason is not None:
-            self._reason = "length" if piece.finish_reason == "length" else "stop"
-            said += self._calls_until(len(self._calls))
-        return (said,) if said else ()
+        return super().say_piece(index, piece, usage)
 
-    def end(self, usage: Usage) -> bytes:
+    def _last(self, piece: TextPiece, reason: str) -> bytes:
+        self._reason = "length" if reason == "length" else "stop"
+        return self._calls_until(len(self._calls))
+
+    def stream_end(self, usage: Usage) -> bytes:
         return self._line("", end=self._end(usage))
 
-    def failed(self, error: AfserveError | None) -> bytes:
+    def say_failure(self, error: AfserveError | None) -> bytes:
         return (encode(ollama_body(error)) + "\n").encode()
 
-    def body(self, usage: Usage) -> tuple[bytes, ...]:
+    def whole_body(self, usage: Usage) -> tuple[bytes, ...]:
         more: Line = {}
         if self._thought:
             more["thinking"] = "".join(self._thought)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from afserve.errors import AfserveError
 from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
-from afserve.server.replies.chat_reply import ReadChoice
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.refusal import code_of, told
-from afserve.server.replies.wording import Usage, encode
+from afserve.server.replies.surface import ReadSurface
+from afserve.server.replies.wording import Usage, encode, typed_event
 from afserve.server.surfaces.response_tools import called_tools, free_text
 
 Item = dict[str, object]
@@ -21,20 +21,15 @@ _ENDS: Mapping[str, tuple[str, Item | None]] = {
 }
 
 
-class ResponseSurface:
+class ResponseSurface(ReadSurface):
     """One response. `items` grows as parts come; `usage` and `status` are known at its end."""
-
-    media = b"text/event-stream; charset=utf-8"
-    comment: bytes | None = b": still here\n\n"
-    at_once = True
-    size = 0
 
     def __init__(
         self, response_id: str, model: str, facts: Mapping[str, object], reading: Reading | None
     ) -> None:
+        super().__init__(reading)
         self.id = response_id
         self.items: list[Item] = []
-        self._told = ReadChoice(reading)
         self._tools = called_tools(facts.get("tools"))
         self._base = {
             "id": response_id,
@@ -48,24 +43,20 @@ class ResponseSurface:
         self._number = 0
         self._text: list[str] = []  # of the item that is open
 
-    def begin(self, usage: Usage) -> bytes:
+    def stream_opening(self, usage: Usage) -> bytes:
         response = self._response(None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
-    def say(self, index: int, piece: TextPiece, usage: Usage) -> tuple[bytes, ...]:
-        self.size += len(piece.text)
-        said = b"".join(self._part(part) for part in self._told.read_piece(piece))
-        if piece.finish_reason is not None:
-            said += self._close("incomplete" if piece.finish_reason == "length" else "completed")
-            self._status, self._details = _ENDS.get(piece.finish_reason, ("completed", None))
-        return (said,) if said else ()
+    def _last(self, piece: TextPiece, reason: str) -> bytes:
+        self._status, self._details = _ENDS.get(reason, ("completed", None))
+        return self._close(self._status)
 
-    def end(self, usage: Usage) -> bytes:
+    def stream_end(self, usage: Usage) -> bytes:
         return self._event(f"response.{self._status}", response=self._response(usage))
 
-    def failed(self, error: AfserveError | None) -> bytes:
+    def say_failure(self, error: AfserveError | None) -> bytes:
         self._status = "failed"
         message = told(error)
         asked = error is not None and error.status < 500  # of the codes that this API has, for what was asked
@@ -77,7 +68,7 @@ class ResponseSurface:
             "error", code=code, message=message, param=error.param if error else None
         ) + self._event("response.failed", response=response)
 
-    def body(self, usage: Usage) -> tuple[bytes, ...]:
+    def whole_body(self, usage: Usage) -> tuple[bytes, ...]:
         return (encode(self._response(usage)).encode(),)
 
     def _response(self, usage: Usage | None) -> Item:
@@ -159,28 +150,23 @@ class ResponseSurface:
         else:
             part = _content(kind, text)
             item["content"] = [part]
-            said = self._at(f"response.{part['type']}.done", content_index=0, text=text, **_scores(kind))
+            scores: Item = {"logprobs": []} if kind == "message" else {}
+            said = self._at(f"response.{part['type']}.done", content_index=0, text=text, **scores)
             said += self._at("response.content_part.done", content_index=0, part=part)
         return said + self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
     def _at(self, kind: str, **more: object) -> bytes:
-        """An event of the open item."""
         return self._event(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **more)
 
     def _event(self, kind: str, **more: object) -> bytes:
-        value = {"type": kind, "sequence_number": self._number, **more}
         self._number += 1
-        return f"event: {kind}\ndata: {encode(value)}\n\n".encode()
+        return typed_event(kind, sequence_number=self._number - 1, **more)
 
 
 def _content(kind: str, text: str) -> Item:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _scores(kind: str) -> Item:
-    return {"logprobs": []} if kind == "message" else {}
 
 
 def _usage(usage: Usage, thought: int) -> Item:

@@ -171,7 +171,6 @@ def _message(fields: Fields) -> Body:
 
 
 def _content(fields: Fields, key: str) -> object:
-    """Text, or its parts."""
     if not isinstance(fields.get(key), list):
         return fields.text(key)
     return [{"type": "text", "text": text_part(part, _TEXTS)} for part in fields.sections(key)]

@@ -40,7 +40,6 @@ class Conversation:
         self._roles = Roles(template)
 
     def render(self, asked: ChatRequest) -> str:
-        """The prompt text."""
         tools = asked.tools.shown if asked.tools.are_used else ()
         messages = as_templates_want(self._calls, self._roles.shown(asked.messages))
         if not self._knows_tools:

@@ -300,7 +300,6 @@ class Preparer:
             )
 
     def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
-        """The prompt text of a conversation."""
         if self._elsewhere:
             raise Elsewhere
         if self._conversation is None:
