@@ -8,7 +8,7 @@ from torch import Tensor
 
 _native = pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
 WHOLE, INT8, COMPACT, FLOAT = 1, 2, 3, 0
-ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512")
+ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2")
 
 
 def engine(isa: str) -> "_native.Engine":
@@ -56,33 +56,34 @@ def test_products_have_the_bits_of_whole_weights(isa: str, kind: str, shape: tup
         assert same_bits(whole, compact), (rows, shape)
 
 
+@pytest.mark.parametrize("isa", ["", "avx2"])
 @settings(max_examples=60, deadline=None)
 @given(
     place=st.lists(st.tuples(st.integers(0, 63), st.integers(0, 95)), max_size=40),
     bits=st.integers(0, 65535).filter(lambda b: b & 0x7F80 != 0x7F80),
 )
-def test_any_weight_anywhere_survives(place: list[tuple[int, int]], bits: int) -> None:
-    made = _native.Engine(1)
+def test_any_weight_anywhere_survives(isa: str, place: list[tuple[int, int]], bits: int) -> None:
+    made = engine(isa)
     if not made.compacts:
         pytest.skip("no instruction set here expands compact weights")
     weight = drawn("trained", (64, 96))
     for row, column in place:
         weight.view(torch.int16)[row, column] = bits - 65536 if bits > 32767 else bits
     one = torch.eye(96).bfloat16()  # each row of the product is one column of the weights
-    for rows in (96, 16, 6):
+    for rows in (96, 16, 6, 4, 3, 2, 1):
         for x in one.split(rows):
             assert same_bits(product(made, x, weight, WHOLE)[0], product(made, x, weight, COMPACT)[0])
 
 
 def test_trained_weights_take_three_quarters() -> None:
-    made, weight = engine("avx512"), drawn("trained", (512, 512))
+    made, weight = engine("avx2"), drawn("trained", (512, 512))
     x = torch.ones(1, 512).bfloat16()
     whole, compact = (product(made, x, weight, kept)[1] for kept in (WHOLE, COMPACT))
     assert compact <= 0.76 * whole
 
 
 def test_experts_filled_again_forget_their_patches() -> None:
-    made = engine("avx512")
+    made = engine("avx2")
     x, slot, share = torch.randn(3, 64).bfloat16(), torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
 
     def out(kept: int, kinds: tuple[str, ...]) -> Tensor:
