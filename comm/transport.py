@@ -112,8 +112,8 @@ class ListenSpec:
     expert: int
     attention_nodes: int
     layout: Layout
-    host: str
-    device: torch.device
+    host: str = "127.0.0.1"
+    device: torch.device = HOST
     credentials: Credentials = NOBODYS
 
 
@@ -125,7 +125,7 @@ class Connecting:
     attention: int
     layout: Layout
     timeout: float
-    device: torch.device
+    device: torch.device = HOST
     credentials: Credentials = NOBODYS
 
 

@@ -20,7 +20,7 @@ from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
 from afserve.comm.kv.reach import address_of, connect
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
 from afserve.comm.kv.stream import PeerStream, parts_of
-from afserve.comm.kv.wires import Closed, Event, Said
+from afserve.comm.kv.wires import Closed, Event, Said, Wires
 from afserve.comm.transports import greeting
 from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.comm.transports.entrance import Entrance, Newcomer
@@ -41,7 +41,7 @@ def _gone(error: OSError) -> str:
     return f"its connection has ended ({error.strerror})"
 
 
-class SocketWires:
+class SocketWires(Wires):
     """`terms` is what both ends must agree on. Another thread calls `wake` when `receive` has something new, or a peer
     `has_room` again; who dials need not be who sends and receives. Where `shares` is said, pieces go through memory of
     both ends inside a host."""

@@ -4,7 +4,6 @@ A number is never used again. What is sent before a connection stands goes out w
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from afserve.comm.kv.messages import Message
 from afserve.comm.kv.rooms import Room
@@ -29,27 +28,33 @@ class Closed:
 Event = Said | Closed
 
 
-class Wires(Protocol):
-    """All calls come from one thread; none waits."""
+class Wires:
+    """All calls come from one thread; none waits. What is here already is so where another thread serves them."""
 
     def dial(self, address: str) -> int:
         """A peer's number, at once; who does not answer, or does not agree, is Closed later."""
+        raise NotImplementedError
 
     def send(self, peer: int, message: Message) -> None:
         """To a peer whose connection has ended, nothing."""
+        raise NotImplementedError
 
     def has_room(self, peer: int) -> bool:
         """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
+        return True
 
     def takes_large(self, peer: int) -> bool:
         """Whether a piece may be a large one. The other end takes all, who sends them thinks of time and memory."""
+        return False
 
     def room(self, peer: int, size: int) -> Room:
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
+        return Room(memoryview(bytearray(size)))
 
     def receive(self, keep: bool = False) -> list[Event]:
         """What has happened since the last call. Who is to `keep` all connections to itself calls again at once, or
         says that it does not."""
+        raise NotImplementedError
 
     def give_way(self) -> None:
         """The caller looks for what comes, and lets others have its core. Where the other end has, it goes on apart."""
@@ -63,12 +68,15 @@ class Wires(Protocol):
     @property
     def kept(self) -> bool:
         """Whether there is anything that nobody but the caller looks at: it calls again before it waits."""
+        return False
 
     @property
     def moving(self) -> bool:
         """Whether a part of a message came at the last `receive`."""
+        return False
 
     def used(self, said: Said) -> None:
         """Nobody looks at the bytes of this message any more."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError

@@ -8,6 +8,8 @@ connects to the addresses of all expert nodes, by their index. A new transport i
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -31,55 +33,22 @@ def _has_gloo() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_gloo_available()
 
 
-def _listen_dist(at: ListenSpec) -> tuple[Transport, str]:
-    from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
-    from afserve.comm.transports.pair_stream import Carriage
+def _of_file(name: str, works: Callable[[], bool]) -> Opening:
+    """Of a file that is imported when it is needed: a PyTorch without gloo cannot import it."""
 
-    return dist.listen(at.expert, at.attention_nodes, at.layout, at.host, Carriage(at.device), at.credentials)
+    def file() -> Any:
+        return import_module(f"afserve.comm.transports.{name}")
 
-
-def _connect_dist(to: Connecting) -> Transport:
-    from afserve.comm.transports import dist
-    from afserve.comm.transports.pair_stream import Carriage
-
-    return dist.connect(
-        to.addresses, to.attention, to.layout, to.timeout, Carriage(to.device), to.credentials
-    )
-
-
-def _listen_symm(at: ListenSpec) -> tuple[Transport, str]:
-    from afserve.comm.transports import symm
-
-    return symm.listen(at.expert, at.attention_nodes, at.layout, at.host, at.device, at.credentials)
-
-
-def _connect_symm(to: Connecting) -> Transport:
-    from afserve.comm.transports import symm
-
-    return symm.connect(to.addresses, to.attention, to.layout, to.timeout, to.device, to.credentials)
+    return Opening(lambda at: file().listen(at), lambda to: file().connect(to), works)
 
 
 TRANSPORTS: dict[str, Opening] = {
-    "local": Opening(
-        lambda at: local.listen(at.expert, at.attention_nodes, at.layout, at.device),
-        lambda to: local.connect(to.addresses, to.attention, to.layout),
-    ),
-    "shm": Opening(
-        lambda at: shm.listen(at.expert, at.attention_nodes, at.layout),
-        lambda to: shm.connect(to.addresses, to.attention, to.layout, to.timeout),
-        lambda: sys.platform == "linux",
-    ),
-    "tcp": Opening(
-        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host, at.credentials),
-        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout, to.credentials),
-    ),
-    "pairs": Opening(
-        lambda at: pairs.listen(at.expert, at.attention_nodes, at.layout, at.host, at.credentials),
-        lambda to: pairs.connect(to.addresses, to.attention, to.layout, to.timeout, to.credentials),
-        lambda: sys.platform == "linux",
-    ),
-    "dist": Opening(_listen_dist, _connect_dist, _has_gloo),
-    "symm": Opening(_listen_symm, _connect_symm, torch.cuda.is_available),
+    "local": Opening(local.listen, local.connect),
+    "shm": Opening(shm.listen, shm.connect, lambda: sys.platform == "linux"),
+    "tcp": Opening(tcp.listen, tcp.connect),
+    "pairs": Opening(pairs.listen, pairs.connect, lambda: sys.platform == "linux"),
+    "dist": _of_file("dist", _has_gloo),
+    "symm": _of_file("symm", torch.cuda.is_available),
 }
 
 

@@ -6,7 +6,7 @@ travels.
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,13 @@ from afserve import member
 from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
-from afserve.comm.transport import Box, Kind, Layout, Offers, Queue
-from afserve.comm.transports.entrance import Entrance, Newcomer, listen_on
+from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Offers, Queue
+from afserve.comm.transports.entrance import Newcomer, listen_on
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
 from afserve.comm.transports.handshake import Places, ask
 from afserve.comm.transports.in_time import Late, in_time
-from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
-from afserve.comm.transports.tcp import DialledStream, TcpTransport, join_all
-from afserve.credentials import NOBODYS, Credentials
+from afserve.comm.transports.pair_stream import Carriage, PairStream, follows
+from afserve.comm.transports.tcp import TcpTransport, join_all
 from afserve.errors import ProtocolError, RendezvousError
 
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
@@ -38,11 +37,11 @@ class DistTransport(TcpTransport):
     def __init__(
         self,
         segments: Sequence[RecordSegment],
-        attention: int | None,
+        layout: Layout,
+        to: Connecting | None,
         carriage: Carriage,
-        credentials: Credentials,
     ) -> None:
-        super().__init__(segments, attention, credentials)
+        super().__init__(segments, layout, to)
         self.carriage = carriage
         self._queues: dict[int, Queue] = {}
 
@@ -50,11 +49,8 @@ class DistTransport(TcpTransport):
     def device(self) -> torch.device:
         return self.carriage.device
 
-    def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
-        assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(
-            *_join(address, expert, self._attention, self._layout, timeout, self.carriage, self._credentials)
-        )
+    def _join(self, address: str, expert: int, to: Connecting) -> tuple[RecordSegment, PairStream]:
+        return _join(address, expert, to, self.carriage)
 
     def _turn(self, seconds: float) -> None:
         """Whoever may park waits first for what is on its way. A stream whose payloads failed has closed its
@@ -117,115 +113,58 @@ class DistTransport(TcpTransport):
         return list(cast(dict[int, PairStream], self._streams).items())
 
 
-class _Listening(DistTransport):
-    """The expert node's end, which also owns the entrance and, through `meeting`, the store."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        segment: RecordSegment,
-        meeting: Meeting,
-        carriage: Carriage,
-        credentials: Credentials,
-    ) -> None:
-        super().__init__([segment], None, carriage, credentials)
-        self._segment, self._meeting = segment, meeting
-        self._entrance = Entrance(listener, None)
-        self._places = Places(segment.map, credentials.token)
-
-    def start(self) -> None:
-        self._entrance.start(self._admit)
-
-    def close(self) -> None:
-        self._entrance.close()
-        super().close()
-
-    def _admit(self, newcomer: Newcomer) -> None:
-        """A greeting, then a group of two, whose name nobody else is told."""
-
-        def welcome(attention: int, name: str) -> PairStream:
-            way, layout = self.carriage, self._segment.map.layout
-            try:
-                pair = way.open(self._meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
-            except RuntimeError as error:  # it gave up, or died, between greeting and meeting
-                raise RendezvousError(f"attention-{attention} did not come to meet this node") from error
-            boxes = (
-                _boxes(self._segment, attention, Kind.DISPATCH),
-                _boxes(self._segment, attention, Kind.COMBINE),
-            )
-            stream = PairStream(newcomer.plain, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
-            self.welcome(attention, stream)
-            return stream
-
-        self._places.admit(newcomer, welcome)
-
-
-def listen(
-    expert: int,
-    attention_nodes: int,
-    layout: Layout,
-    host: str,
-    carriage: Carriage = IN_HOST,
-    credentials: Credentials = NOBODYS,
-) -> tuple[DistTransport, str]:
-    """An expert node's end and its address. Nothing listens but on `host`; `carriage` says where payloads arrive."""
+def listen(at: ListenSpec, carriage: Carriage | None = None) -> tuple[DistTransport, str]:
+    """An expert node's end and its address. Nothing listens but on its host; `carriage` says where payloads arrive."""
+    way, layout = carriage or Carriage(at.device), at.layout
     check_layout(layout)
-    carriage.check()
-    meeting, listener = open_store(host), listen_on(host)
+    way.check()
+    meeting, listener = open_store(at.host), listen_on(at.host)
     meeting.store.set(_DOOR, str(listener.getsockname()[1]))
-    segment = record_segment(SegmentMap(layout, expert, attention_nodes), carriage.device)
-    end = _Listening(listener, segment, meeting, carriage, credentials)
-    end.start()
-    return end, f"{carriage.kind}:{meeting.host}:{meeting.port}"
+    segment = record_segment(SegmentMap(layout, at.expert, at.attention_nodes), way.device)
+    end = DistTransport([segment], layout, None, way)
+
+    def greet(newcomer: Newcomer, attention: int, name: str) -> PairStream:
+        """In a group of two, whose name nobody else is told."""
+        try:
+            pair = way.open(meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
+        except RuntimeError as error:  # it gave up, or died, between greeting and meeting
+            raise RendezvousError(f"attention-{attention} did not come to meet this node") from error
+        boxes = _boxes(segment, attention, Kind.DISPATCH), _boxes(segment, attention, Kind.COMBINE)
+        return PairStream(newcomer.plain, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
+
+    end.open_entrance(listener, None, Places(segment.map, at.credentials.token), greet)
+    return end, f"{way.kind}:{meeting.host}:{meeting.port}"
 
 
-def connect(
-    addresses: Mapping[int, str],
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    carriage: Carriage = IN_HOST,
-    credentials: Credentials = NOBODYS,
-) -> DistTransport:
+def connect(to: Connecting, carriage: Carriage | None = None) -> DistTransport:
     """An attention node's end, with one connection and one group per expert node."""
-    check_layout(layout)
-    carriage.check()
-    segments, streams = join_all(
-        addresses,
-        lambda address, expert: _join(address, expert, attention, layout, timeout, carriage, credentials),
-    )
-    end = DistTransport(segments, attention, carriage, credentials)
-    end.welcome_all(addresses, streams)
+    way = carriage or Carriage(to.device)
+    check_layout(to.layout)
+    way.check()
+    segments, streams = join_all(to, lambda address, expert, to: _join(address, expert, to, way))
+    end = DistTransport(segments, to.layout, to, way)
+    end.welcome_all(to.addresses, streams)
     return end
 
 
-def _join(
-    address: str,
-    expert: int,
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    carriage: Carriage,
-    credentials: Credentials,
-) -> tuple[RecordSegment, PairStream]:
+def _join(address: str, expert: int, to: Connecting, carriage: Carriage) -> tuple[RecordSegment, PairStream]:
     peer = str(member.expert_node(expert))
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind != carriage.kind or not host or not port.isdecimal():
         raise RendezvousError(f"{peer}: {address!r} is not an address of the form {carriage.kind}:HOST:PORT")
+    attention, timeout = to.attention, to.timeout
     meeting = join_store(host, int(port), peer, timeout)
-    joined = ask(
-        lambda seconds: _dial(meeting, peer, seconds), attention, expert, layout, credentials, timeout
-    )
+    joined = ask(lambda seconds: _dial(meeting, peer, seconds), expert, to)
     with ExitStack() as opened:
         opened.callback(joined.connection.close)
         try:
-            pair = carriage.open(meeting, joined.name, ATTENTION_RANK, timeout, carriage.device, layout)
+            pair = carriage.open(meeting, joined.name, ATTENTION_RANK, timeout, carriage.device, to.layout)
         except RuntimeError as error:
             raise RendezvousError(
                 f"{peer} did not meet attention-{attention} within {timeout:g} s ({str(error).partition(chr(10))[0]})"
             ) from error
-        own = SegmentMap(layout, expert, 1, attention)
+        own = SegmentMap(to.layout, expert, 1, attention)
         segment = record_segment(own, carriage.device, attention, joined.turn)
         opened.pop_all()
         boxes = _boxes(segment, attention, Kind.COMBINE), _boxes(segment, attention, Kind.DISPATCH)

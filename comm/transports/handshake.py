@@ -14,11 +14,10 @@ from typing import Protocol
 from afserve import member
 from afserve.comm.mailbox.rendezvous import FIELDS, compare, terms
 from afserve.comm.mailbox.segment import SegmentMap
-from afserve.comm.transport import Layout
+from afserve.comm.transport import Connecting
 from afserve.comm.transports import greeting
 from afserve.comm.transports.encrypted import Connection
 from afserve.comm.transports.entrance import Newcomer
-from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
 
 log = logging.getLogger("afserve.comm")
@@ -43,24 +42,20 @@ class Held(Protocol):
     def lost(self) -> str | None: ...
 
 
-def ask(
-    dial: Callable[[float], Connection],
-    attention: int,
-    expert: int,
-    layout: Layout,
-    credentials: Credentials,
-    seconds: float,
-) -> Joined:
+def ask(dial: Callable[[float], Connection], expert: int, to: Connecting) -> Joined:
     """By a connection that `dial` makes, given the seconds that are left. Raises AuthError or RendezvousError naming
     the expert node and what is wrong."""
-    peer, me = str(member.expert_node(expert)), str(member.attention_node(attention))
-    mine = terms(layout, expert=expert, attention_nodes=attention + 1)
+    peer, attention, credentials = str(member.expert_node(expert)), to.attention, to.credentials
+    mine, me = (
+        terms(to.layout, expert=expert, attention_nodes=attention + 1),
+        member.attention_node(attention),
+    )
     words = _texts(mine) | {_ATTENTION: str(attention), _GENERATION: str(credentials.generation)}
-    connection, said = greeting.greet(dial, credentials.token, PURPOSE, words, peer, seconds)
+    connection, said = greeting.greet(dial, credentials.token, PURPOSE, words, peer, to.timeout)
     try:
         theirs, turn = _numbers(said), _number(said, _TURN)
         nodes = max(theirs["attention_nodes"], attention + 1)
-        compare({**mine, "attention_nodes": nodes}, theirs, me=me, peer=peer)
+        compare({**mine, "attention_nodes": nodes}, theirs, me=str(me), peer=peer)
         if not 0 < turn < _MOST_TURNS:
             raise RendezvousError(f"{peer} did not take {me} in: {said.get(_REFUSED, 'it does not say why')}")
     except BaseException:

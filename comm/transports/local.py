@@ -6,10 +6,9 @@ device.
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
@@ -17,25 +16,36 @@ from afserve.comm.mailbox.record import RecordSegment, record_segment
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import LEFT, DialledSegment, Segment, SegmentMap
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
+from afserve.comm.transport import HOST, Box, Connecting, Dialled, Layout, ListenSpec, Offers
+from afserve.comm.transports.lane_end import MemoryEnd
+from afserve.comm.transports.lost import Lost
 from afserve.errors import PeerLost, RendezvousError
 
 
-class LocalTransport:
+class _Left(Lost):
+    """Looks whenever it is asked: nobody else would see who has closed an end."""
+
+    def __init__(self, end: "LocalTransport") -> None:
+        super().__init__(attention_side=False)
+        self._end = end
+
+    def __bool__(self) -> bool:
+        return True
+
+    def raise_for(self, boxes: Sequence[Box]) -> None:
+        for box in boxes:
+            self._end.check_open(box)
+
+
+class LocalTransport(MemoryEnd):
     """One end. `wait` only looks: whoever steps both ends in one thread must never block in one of them."""
 
     def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
-        self._lanes = Lanes(segments, attention)
+        super().__init__(Lanes(segments, attention), segments[0].map.layout, attention, _Left(self))
         self._segments = list(segments)
-        self._layout = segments[0].map.layout
         self._device = segments[0].device if isinstance(segments[0], RecordSegment) else HOST
-        self._attention = attention
         for segment in segments:
             segment.claim(attention, 0)
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
 
     @property
     def device(self) -> torch.device:
@@ -45,52 +55,20 @@ class LocalTransport:
     def offers(self) -> Offers:
         return Offers(sender=self, limiting=self)
 
-    def boxes(self) -> list[Box]:
-        return self._lanes.boxes()
-
-    def next_sequence(self, box: Box) -> int:
-        return self._lanes.next_sequence(box)
-
-    def limit(self, attention: int, rows: int) -> None:
-        self._lanes.limit(attention, rows)
-
-    def stage(self, box: Box, header: Header) -> Parcel:
-        return self._lanes.stage(box, header)
-
-    def post(self, box: Box) -> None:
-        self._check(box)
-        self._lanes.post(box)
-
-    def send(
-        self,
-        box: Box,
-        header: Header,
-        x_RH: Tensor,
-        slot_RK: Tensor | None = None,
-        weight_RK: Tensor | None = None,
-    ) -> None:
-        self._check(box)
-        self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
-
-    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
-        self._check(box)
-        self._lanes.send_part(box, header, filler)
-
-    def ready(self, boxes: Sequence[Box]) -> list[Box]:
-        return self._lanes.ready(boxes)
-
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         found = self._lanes.ready(boxes)
         if not found:
-            for box in boxes:
-                self._check(box)
+            self._lost.raise_for(boxes)
         return found
 
-    def take(self, box: Box) -> Parcel:
-        return self._lanes.take(box)
-
-    def refuse(self, box: Box, reason: str) -> None:
-        self._lanes.refuse(box, reason)
+    def check_open(self, box: Box) -> None:
+        """Raises PeerLost where its peer has closed."""
+        peer = box.attention if self._attention is None else None
+        for segment in self._segments:
+            if segment.map.expert == box.expert and segment.state(peer) == LEFT:
+                raise PeerLost(
+                    box.expert_node if peer is None else box.attention_node, "it has closed its transport"
+                )
 
     def close(self) -> None:
         for segment in self._segments:
@@ -116,37 +94,26 @@ class LocalTransport:
         self._segments = sorted(kept + by, key=lambda segment: segment.map.expert)
         self._lanes.rebuild(self._segments)
 
-    def _check(self, box: Box) -> None:
-        peer = box.attention if self._attention is None else None
-        for segment in self._segments:
-            if segment.map.expert == box.expert and segment.state(peer) == LEFT:
-                raise PeerLost(
-                    box.expert_node if peer is None else box.attention_node,
-                    "it has closed its transport",
-                )
-
 
 # The address book of expert nodes in this process; an entry goes with its listener.
 _BOOK: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
 _NUMBER = itertools.count()
 
 
-def listen(
-    expert: int, attention_nodes: int, layout: Layout, device: torch.device = HOST
-) -> tuple[LocalTransport, str]:
-    """An expert node's end and its address; rows lie on `device`, headers and flags in host memory."""
-    check_layout(layout)
-    where = SegmentMap(layout, expert, attention_nodes)
-    segment = Segment.private(where) if device.type == "cpu" else record_segment(where, device)
+def listen(at: ListenSpec) -> tuple[LocalTransport, str]:
+    """An expert node's end and its address; rows lie on its device, headers and flags in host memory."""
+    check_layout(at.layout)
+    where = SegmentMap(at.layout, at.expert, at.attention_nodes)
+    segment = Segment.private(where) if at.device.type == "cpu" else record_segment(where, at.device)
     address = f"local:{next(_NUMBER)}"
     _BOOK[address] = segment
     return LocalTransport([segment], None), address
 
 
-def connect(addresses: Mapping[int, str], attention: int, layout: Layout) -> LocalTransport:
+def connect(to: Connecting) -> LocalTransport:
     """An attention node's end, over the memory of every expert node in order."""
-    segments = [_find(address, expert, attention, layout) for expert, address in addresses.items()]
-    return LocalTransport(segments, attention)
+    found = [_find(address, expert, to.attention, to.layout) for expert, address in to.addresses.items()]
+    return LocalTransport(found, to.attention)
 
 
 def _find(address: str, expert: int, attention: int, layout: Layout) -> Segment:

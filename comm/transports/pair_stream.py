@@ -66,9 +66,6 @@ class Carriage:
             check_device(self.device)
 
 
-IN_HOST = Carriage(torch.device("cpu"))
-
-
 class PairStream(MessageStream):
     """Owns both.
 

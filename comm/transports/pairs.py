@@ -9,7 +9,8 @@ connections, where whoever writes into shared memory knocks (`door`).
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,12 +18,22 @@ from torch import Tensor
 from afserve import member
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import DialledSegment
-from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
+from afserve.comm.transport import (
+    HOST,
+    Box,
+    Connecting,
+    Dialled,
+    Header,
+    Layout,
+    ListenSpec,
+    MessageFiller,
+    Offers,
+    Parcel,
+)
 from afserve.comm.transports import shm, tcp
 from afserve.comm.transports.door import Door
 from afserve.comm.transports.shm import ShmTransport
 from afserve.comm.transports.tcp import DialledStream, TcpTransport
-from afserve.credentials import Credentials
 from afserve.errors import RendezvousError
 
 End = ShmTransport | TcpTransport
@@ -44,12 +55,12 @@ class PairsTransport:
     def __init__(
         self,
         layout: Layout,
-        attention: int | None,
+        to: Connecting | None,
         near: ShmTransport | None,
         far: TcpTransport | None,
-        credentials: Credentials,
     ) -> None:
-        self._layout, self._attention, self._credentials = layout, attention, credentials
+        """`to` is what an attention node was opened with, None on the expert node."""
+        self._layout, self._to, self._attention = layout, to, None if to is None else to.attention
         self._near, self._far = near, far
         self._limits: dict[int, int] = {}
         self._by_tcp: set[Box] = set()  # on an expert node: those whose last dispatch came so
@@ -162,18 +173,17 @@ class PairsTransport:
             self._door.close()
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
-        assert self._attention is not None, "an expert node attaches nobody"
+        assert self._to is not None and self._attention is not None, "an expert node attaches nobody"
         one = _choose(expert, address)
         if one.startswith("shm:"):
             if self._near is not None:
                 return self._near.dial(expert, one, timeout)
             return shm.dial(expert, one, self._attention, self._layout, timeout)
-        joined = tcp.join(one, expert, self._attention, self._layout, timeout, self._credentials)
-        return DialledStream(*joined)
+        return DialledStream(*tcp.join(one, expert, replace(self._to, timeout=timeout)))
 
     def attach(self, dialled: Dialled) -> None:
         """A node that comes back may have moved to another host."""
-        assert self._attention is not None
+        assert self._to is not None
         self._forget()
         self.detach(dialled.expert)
         if isinstance(dialled, DialledSegment):
@@ -183,7 +193,7 @@ class PairsTransport:
                 self._near.attach(dialled)
         else:
             if self._far is None:
-                self._far = TcpTransport([], self._attention, self._credentials, layout=self._layout)
+                self._far = TcpTransport([], self._layout, self._to)
             self._far.attach(dialled)
         self._join()
         for attention, rows in self._limits.items():
@@ -238,42 +248,30 @@ class PairsTransport:
         self._known = None
 
 
-def listen(
-    expert: int,
-    attention_nodes: int,
-    layout: Layout,
-    host: str,
-    credentials: Credentials,
-) -> tuple[PairsTransport, str]:
+def listen(at: ListenSpec) -> tuple[PairsTransport, str]:
     """An expert node's end and its address."""
-    near, memory = shm.listen(expert, attention_nodes, layout)
+    near, memory = shm.listen(at)
     try:
-        far, port = tcp.listen(expert, attention_nodes, layout, host, credentials)
+        far, port = tcp.listen(at)
     except BaseException:
         near.close()
         raise
-    return PairsTransport(layout, None, near, far, credentials), f"pairs:{host_key()}|{memory}|{port}"
+    return PairsTransport(at.layout, None, near, far), f"pairs:{host_key()}|{memory}|{port}"
 
 
-def connect(
-    addresses: Mapping[int, str],
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    credentials: Credentials,
-) -> PairsTransport:
+def connect(to: Connecting) -> PairsTransport:
     """An attention node's end, over whichever way suits each expert node."""
-    chosen = {expert: _choose(expert, address) for expert, address in addresses.items()}
+    chosen = {expert: _choose(expert, address) for expert, address in to.addresses.items()}
     memory = {expert: one for expert, one in chosen.items() if one.startswith("shm:")}
     ports = {expert: one for expert, one in chosen.items() if expert not in memory}
-    near = shm.connect(memory, attention, layout, timeout) if memory else None
+    near = shm.connect(replace(to, addresses=memory)) if memory else None
     try:
-        far = tcp.connect(ports, attention, layout, timeout, credentials) if ports else None
+        far = tcp.connect(replace(to, addresses=ports)) if ports else None
     except BaseException:
         if near is not None:
             near.close()
         raise
-    return PairsTransport(layout, attention, near, far, credentials)
+    return PairsTransport(to.layout, to, near, far)
 
 
 def _choose(expert: int, address: str) -> str:

@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, DialledSegment, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Answered, Box, Dialled, Header, Layout, MessageFiller, Offers, Parcel
+from afserve.comm.transport import Answered, Box, Connecting, Dialled, Layout, ListenSpec, Offers
 from afserve.comm.transports.door import Door
+from afserve.comm.transports.lane_end import MemoryEnd
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
@@ -31,17 +32,15 @@ _ATTENTION_LOOKS, _EXPERT_LOOKS = 0.02, 0.1
 _RETRY_SECONDS = 0.02
 
 
-class ShmTransport:
+class ShmTransport(MemoryEnd):
     """One end. `attention` is None on the expert node, which keeps `fd`, the memory's only name."""
 
     def __init__(self, segments: Sequence[Segment], attention: int | None, fd: int | None = None) -> None:
+        lost = Lost(attention_side=attention is not None)
+        super().__init__(Lanes(segments, attention), segments[0].map.layout, attention, lost)
         self._segments = {segment.map.expert: segment for segment in segments}
-        self._layout = segments[0].map.layout
-        self._attention = attention
         self._fd = fd
-        self._lanes = Lanes(segments, attention)
         self._peers: dict[int, PeerProcess] = {}
-        self._lost = Lost(attention_side=attention is not None)
         self._turns: dict[int, int] = {}
         self._looked = 0.0
         self.look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
@@ -52,25 +51,8 @@ class ShmTransport:
         self._look()
 
     @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def device(self) -> torch.device:
-        return HOST
-
-    @property
     def offers(self) -> Offers:
         return Offers(sender=self, limiting=self, answering=self, exchanging=self, sharing_cores=self)
-
-    def boxes(self) -> list[Box]:
-        return self._lanes.boxes()
-
-    def next_sequence(self, box: Box) -> int:
-        return self._lanes.next_sequence(box)
-
-    def limit(self, attention: int, rows: int) -> None:
-        self._lanes.limit(attention, rows)
 
     def watch(self, files: int, door: Door) -> None:
         """From now on a wait of at most `look_seconds` also ends when something is ready in `files`, an epoll with
@@ -96,34 +78,6 @@ class ShmTransport:
         own, peer = segment.bell(mine), segment.bell(theirs)
         return self._borrow(peer.memory_B, peer.offset) and self._lanes.lend(own, peer)
 
-    def stage(self, box: Box, header: Header) -> Parcel:
-        return self._lanes.stage(box, header)
-
-    def post(self, box: Box) -> None:
-        if self._lost:
-            self._lost.raise_for([box])
-        self._lanes.post(box)
-
-    def send(
-        self,
-        box: Box,
-        header: Header,
-        x_RH: Tensor,
-        slot_RK: Tensor | None = None,
-        weight_RK: Tensor | None = None,
-    ) -> None:
-        if self._lost:
-            self._lost.raise_for([box])
-        self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
-
-    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
-        if self._lost:
-            self._lost.raise_for([box])
-        self._lanes.send_part(box, header, filler)
-
-    def ready(self, boxes: Sequence[Box]) -> list[Box]:
-        return self._lanes.ready(boxes)
-
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         """On an expert node a lost attention node is raised once; its boxes may then be waited on for a successor."""
         found = self._lanes.ready(boxes)
@@ -147,9 +101,6 @@ class ShmTransport:
             if left <= self.look_seconds:
                 return []
 
-    def take(self, box: Box) -> Parcel:
-        return self._lanes.take(box)
-
     def answer(
         self,
         experts: LayeredExperts,
@@ -170,9 +121,6 @@ class ShmTransport:
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         return self._lanes.exchanged(boxes)
 
-    def refuse(self, box: Box, reason: str) -> None:
-        self._lanes.refuse(box, reason)
-
     def close(self) -> None:
         """Tell the peers. The memory itself goes when the last tensor over it does."""
         for segment in self._segments.values():
@@ -186,7 +134,7 @@ class ShmTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledSegment:
         assert self._attention is not None, "an expert node attaches nobody"
-        return dial(expert, address, self._attention, self.layout, timeout)
+        return dial(expert, address, self._attention, self._layout, timeout)
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledSegment), "dialled on another transport"
@@ -250,25 +198,25 @@ class ShmTransport:
             self._peers.pop(key).close()
 
 
-def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[ShmTransport, str]:
+def listen(at: ListenSpec) -> tuple[ShmTransport, str]:
     """An expert node's end and its address, `shm:PID:FD`."""
-    check_layout(layout)
-    where = SegmentMap(layout, expert, attention_nodes)
+    check_layout(at.layout)
+    expert, where = at.expert, SegmentMap(at.layout, at.expert, at.attention_nodes)
     fd = os.memfd_create(f"afserve-expert-{expert}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, where.total_bytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     segment = _map(fd, where)
-    segment.write_terms(terms(layout, expert=expert, attention_nodes=attention_nodes))
+    segment.write_terms(terms(at.layout, expert=expert, attention_nodes=at.attention_nodes))
     return ShmTransport([segment], None, fd), f"shm:{os.getpid()}:{fd}"
 
 
-def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float) -> ShmTransport:
+def connect(to: Connecting) -> ShmTransport:
     """An attention node's end, over the memory of every expert node in order."""
-    deadline = time.monotonic() + timeout
-    segments = [_open(address, expert, attention, layout) for expert, address in addresses.items()]
+    deadline = time.monotonic() + to.timeout
+    segments = [_open(address, expert, to.attention, to.layout) for expert, address in to.addresses.items()]
     for segment in segments:
-        _await_vacancy(segment, attention, deadline)
-    return ShmTransport(segments, attention)
+        _await_vacancy(segment, to.attention, deadline)
+    return ShmTransport(segments, to.attention)
 
 
 def dial(expert: int, address: str, attention: int, layout: Layout, timeout: float) -> DialledSegment:

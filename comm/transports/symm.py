@@ -6,7 +6,6 @@ receiver launches a kernel that waits for the flag before those that read it. Th
 `bench/symm_device.py` needs no headers either.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -17,11 +16,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from afserve.comm.mailbox.wire import Frame, aligned
-from afserve.comm.transport import Kind, Layout
+from afserve.comm.transport import Connecting, Kind, Layout, ListenSpec
 from afserve.comm.transports import dist
 from afserve.comm.transports.groups import Meeting
 from afserve.comm.transports.pair_stream import Boxes, Carriage
-from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ConfigError
 
 _FLAG_BYTES = 256  # a flag has its own line, and what follows it is aligned for any vector
@@ -158,23 +156,9 @@ def on_gpu(device: torch.device) -> Carriage:
     return carriage(device, NvlinkDomain(), timed=True)
 
 
-def listen(
-    expert: int,
-    attention_nodes: int,
-    layout: Layout,
-    host: str,
-    device: torch.device,
-    credentials: Credentials = NOBODYS,
-) -> tuple[dist.DistTransport, str]:
-    return dist.listen(expert, attention_nodes, layout, host, on_gpu(device), credentials)
+def listen(at: ListenSpec) -> tuple[dist.DistTransport, str]:
+    return dist.listen(at, on_gpu(at.device))
 
 
-def connect(
-    addresses: Mapping[int, str],
-    attention: int,
-    layout: Layout,
-    timeout: float,
-    device: torch.device,
-    credentials: Credentials = NOBODYS,
-) -> dist.DistTransport:
-    return dist.connect(addresses, attention, layout, timeout, on_gpu(device), credentials)
+def connect(to: Connecting) -> dist.DistTransport:
+    return dist.connect(to, on_gpu(to.device))

@@ -8,28 +8,28 @@ import queue
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
-
-import torch
 
 from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
-from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Offers, Parcel
+from afserve.comm.transport import Box, Connecting, Dialled, Kind, Layout, ListenSpec, Offers, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
 from afserve.comm.transports.entrance import Entrance, Newcomer, address_of, dial, listen_on
 from afserve.comm.transports.handshake import Places, ask
+from afserve.comm.transports.lane_end import LaneEnd
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
-from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ProtocolError
+from afserve.tls import Certificates
 
 AnySegment = TypeVar("AnySegment", bound=Segment)
 AnyStream = TypeVar("AnyStream", bound=MessageStream)
+Greeted = Callable[[Newcomer, int, str], MessageStream]  # of a newcomer, its index and its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,17 @@ class DialledStream:
         self.stream.end("it was not needed")
 
 
-class TcpTransport:
-    """One end. `attention` is None on the expert node."""
+class TcpTransport(LaneEnd):
+    """One end; `to` is what an attention node was opened with, None on the expert node."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        attention: int | None,
-        credentials: Credentials = NOBODYS,
-        layout: Layout | None = None,
-    ) -> None:
-        """`layout` where there is no segment yet. `credentials` are for expert nodes that are dialled later."""
-        self._credentials = credentials
-        self._layout = layout or segments[0].map.layout
-        self._attention = attention
+    def __init__(self, segments: Sequence[Segment], layout: Layout, to: Connecting | None) -> None:
+        attention = None if to is None else to.attention
+        lost = Lost(attention_side=to is not None)
+        super().__init__(Lanes(segments, attention, spins=False, owns=True), layout, attention, lost)
+        self._to = to
+        self._entrance: Entrance | None = None
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
         self._segments = {segment.map.expert: segment for segment in segments}
-        self._lanes = Lanes(segments, attention, spins=False, owns=True)
-        self._lost = Lost(attention_side=attention is not None)
         self._streams: dict[int, MessageStream] = {}
         self._peer_of: dict[int, int] = {}  # by the number of its connection
         self._crowded: set[int] = set()  # by the same: those that have bytes to send and no room
@@ -78,28 +71,8 @@ class TcpTransport:
         self._poll.register(self._bell, select.EPOLLIN)
 
     @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def device(self) -> torch.device:
-        return HOST
-
-    @property
     def offers(self) -> Offers:
         return Offers(limiting=self)
-
-    def boxes(self) -> list[Box]:
-        return self._lanes.boxes()
-
-    def next_sequence(self, box: Box) -> int:
-        return self._lanes.next_sequence(box)
-
-    def limit(self, attention: int, rows: int) -> None:
-        self._lanes.limit(attention, rows)
-
-    def stage(self, box: Box, header: Header) -> Parcel:
-        return self._lanes.stage(box, header)
 
     def post(self, box: Box) -> None:
         if self._lost:
@@ -152,6 +125,8 @@ class TcpTransport:
         self._send(box)
 
     def close(self) -> None:
+        if self._entrance is not None:
+            self._entrance.close()
         for peer, stream in list(self._streams.items()):
             stream.flush()
             self._drop(peer, "this end was closed")
@@ -161,11 +136,29 @@ class TcpTransport:
         self._bell.close()
         self._poll.close()
 
+    def open_entrance(
+        self, listener: socket.socket, certificates: Certificates | None, places: Places, greet: Greeted
+    ) -> None:
+        """On an expert node: whoever proves itself at `listener` and gets a place comes in by the stream that `greet`
+        makes."""
+
+        def admit(newcomer: Newcomer) -> None:
+            def welcome(attention: int, name: str) -> MessageStream:
+                stream = greet(newcomer, attention, name)
+                self.welcome(attention, stream)
+                return stream
+
+            places.admit(newcomer, welcome)
+
+        self._entrance = Entrance(listener, certificates)
+        self._entrance.start(admit)
+
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
-        assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(
-            *join(address, expert, self._attention, self._layout, timeout, self._credentials)
-        )
+        assert self._to is not None, "an expert node attaches nobody"
+        return DialledStream(*self._join(address, expert, replace(self._to, timeout=timeout)))
+
+    def _join(self, address: str, expert: int, to: Connecting) -> tuple[Segment, MessageStream]:
+        return join(address, expert, to)
 
     def is_attached(self, expert: int) -> bool:
         """On an attention node: whether it is attached to this expert node."""
@@ -291,62 +284,35 @@ class TcpTransport:
         self._lost.mark(peer, stream.lost or why)
 
 
-class _Listening(TcpTransport):
-    """The expert node's end, which also owns the entrance."""
-
-    def __init__(self, listener: socket.socket, where: SegmentMap, credentials: Credentials) -> None:
-        super().__init__([Segment.private(where)], None)
-        self._entrance = Entrance(listener, credentials.certificates)
-        self._places = Places(where, credentials.token)
-
-    def start(self) -> None:
-        self._entrance.start(self._admit)
-
-    def close(self) -> None:
-        self._entrance.close()
-        super().close()
-
-    def _admit(self, newcomer: Newcomer) -> None:
-        def welcome(attention: int, name: str) -> MessageStream:
-            stream = MessageStream(newcomer.connection)
-            self.welcome(attention, stream)
-            return stream
-
-        self._places.admit(newcomer, welcome)
-
-
-def listen(
-    expert: int, attention_nodes: int, layout: Layout, host: str, credentials: Credentials
-) -> tuple[TcpTransport, str]:
-    """An expert node's end and its address. Nothing listens but on `host`."""
-    check_layout(layout)
-    listener = listen_on(host)
-    end = _Listening(listener, SegmentMap(layout, expert, attention_nodes), credentials)
-    end.start()
-    return end, address_of(listener, credentials.certificates)
-
-
-def connect(
-    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, credentials: Credentials
-) -> TcpTransport:
-    """An attention node's end, with one connection per expert node."""
-    check_layout(layout)
-    segments, streams = join_all(
-        addresses, lambda address, expert: join(address, expert, attention, layout, timeout, credentials)
+def listen(at: ListenSpec) -> tuple[TcpTransport, str]:
+    """An expert node's end and its address. Nothing listens but on its host."""
+    check_layout(at.layout)
+    listener, where = listen_on(at.host), SegmentMap(at.layout, at.expert, at.attention_nodes)
+    end, certificates = TcpTransport([Segment.private(where)], at.layout, None), at.credentials.certificates
+    places = Places(where, at.credentials.token)
+    end.open_entrance(
+        listener, certificates, places, lambda new, attention, name: MessageStream(new.connection)
     )
-    end = TcpTransport(segments, attention, credentials)
-    end.welcome_all(addresses, streams)
+    return end, address_of(listener, certificates)
+
+
+def connect(to: Connecting) -> TcpTransport:
+    """An attention node's end, with one connection per expert node."""
+    check_layout(to.layout)
+    segments, streams = join_all(to, join)
+    end = TcpTransport(segments, to.layout, to)
+    end.welcome_all(to.addresses, streams)
     return end
 
 
 def join_all(
-    addresses: Mapping[int, str], join: Callable[[str, int], tuple[AnySegment, AnyStream]]
+    to: Connecting, join: Callable[[str, int, Connecting], tuple[AnySegment, AnyStream]]
 ) -> tuple[list[AnySegment], list[AnyStream]]:
-    """What `join(address, expert)` makes of each expert node. Where it raises, those joined before are left again."""
+    """What `join(address, expert, to)` makes of each expert node. Where it raises, those joined before are left."""
     segments, streams = [], []
     with ExitStack() as opened:
-        for expert, address in addresses.items():
-            segment, stream = join(address, expert)
+        for expert, address in to.addresses.items():
+            segment, stream = join(address, expert, to)
             opened.callback(stream.end, "another expert node could not be joined")
             segments.append(segment)
             streams.append(stream)
@@ -354,18 +320,9 @@ def join_all(
     return segments, streams
 
 
-def join(
-    address: str, expert: int, attention: int, layout: Layout, timeout: float, credentials: Credentials
-) -> tuple[Segment, MessageStream]:
-    """One of an attention node's connections, within `timeout` seconds."""
-    peer, certificates = str(member.expert_node(expert)), credentials.certificates
-    joined = ask(
-        lambda seconds: dial(address, peer, seconds, certificates),
-        attention,
-        expert,
-        layout,
-        credentials,
-        timeout,
-    )
-    own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
-    return Segment.private(own, attention, joined.turn), MessageStream(joined.connection)
+def join(address: str, expert: int, to: Connecting) -> tuple[Segment, MessageStream]:
+    """One of an attention node's connections."""
+    peer, certificates = str(member.expert_node(expert)), to.credentials.certificates
+    joined = ask(lambda seconds: dial(address, peer, seconds, certificates), expert, to)
+    own = SegmentMap(to.layout, expert, 1, to.attention)  # the other attention nodes' mailboxes are not here
+    return Segment.private(own, to.attention, joined.turn), MessageStream(joined.connection)

@@ -11,10 +11,10 @@ from bench.house import House, circles, product_sources, read_house
 
 LONGEST_FUNCTION = 68
 LARGEST_FOLDER = 30
-LONG_FILES = 7
-LONE_PROTOCOLS = 16
-MANY_NAMES = 6.9
-LINES = 95_450
+LONG_FILES = 6
+LONE_PROTOCOLS = 14
+MANY_NAMES = 6.4
+LINES = 95_150
 
 
 @pytest.fixture(scope="module")

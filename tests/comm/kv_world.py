@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from afserve.clock import FakeClock
 from afserve.comm.disk.record import checksum_of as block_checksum
+from afserve.comm.kv import wires
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.forms import decode, decode_head, encode
 from afserve.comm.kv.messages import Offer, Want, checksum_of
@@ -131,7 +132,7 @@ class Addressed(Protocol):
     address: str
 
 
-class Wires:
+class Wires(wires.Wires):
     """A node's `Wires`: peers are links of the world."""
 
     def __init__(self, world: "World", node: Addressed) -> None:

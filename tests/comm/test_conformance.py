@@ -4,7 +4,7 @@ import pytest
 
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
-from afserve.comm.transports import connect, shm
+from afserve.comm.transports import connect
 from afserve.credentials import NOBODYS, Credentials
 from afserve.tls import Certificates
 from tests.comm.conformance import BATTERY, LAYOUT, Ends
@@ -78,6 +78,6 @@ def test_native_board_is_used_where_it_is_built():
     native = native_library()
     if native is None:
         pytest.skip("the native library is not built")
-    end, _ = shm.listen(0, 1, LAYOUT)
+    end, _ = connect.listen("shm", expert=0, attention_nodes=1, layout=LAYOUT)
     assert isinstance(end._lanes._board, native.FlagBoard)
     end.close()

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from afserve.comm.mailbox.record import record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON
-from afserve.comm.transport import Box, Header, Kind
+from afserve.comm.transport import Box, Connecting, Header, Kind, ListenSpec
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from tests.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
@@ -207,10 +207,13 @@ def test_a_second_node_of_the_same_index_is_refused():
 def through_the_group(attention, experts, layout):
     """Ends whose payloads all go through gloo, as large ones do."""
     way = Carriage(torch.device("cpu"), inline_most=0)
-    pairs = [dist.listen(f, attention, layout, "127.0.0.1", way) for f in range(experts)]
+    pairs = [dist.listen(ListenSpec(f, attention, layout), way) for f in range(experts)]
     addresses = [address for _, address in pairs]
     return Ends(
-        [dist.connect(dict(enumerate(addresses)), a, layout, 10.0, way) for a in range(attention)],
+        [
+            dist.connect(Connecting(dict(enumerate(addresses)), a, layout, 10.0), way)
+            for a in range(attention)
+        ],
         [end for end, _ in pairs],
     )
 
@@ -260,8 +263,8 @@ def test_any_record_from_a_member(kind, micro_batch, payload, inline, after):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("afserve.comm.transports.pair_stream._REST_SECONDS", 0.05)
         way = Carriage(torch.device("cpu"), inline_most=0)
-        end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
-        bad, good = (dist.connect({0: address}, a, LAYOUT, 10.0, way) for a in range(2))
+        end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way)
+        bad, good = (dist.connect(Connecting({0: address}, a, LAYOUT, 10.0), way) for a in range(2))
         header = struct.Struct("<IHBBIIIHHHHIQ").pack(
             0x41465356, 1, kind, 1, 0, 1, 0, 0, 0, micro_batch, 0, 2, payload
         )
@@ -285,7 +288,7 @@ def test_payloads_on_a_gpu_need_a_pytorch_with_nccl():
     if torch.distributed.is_nccl_available():
         pytest.skip("this PyTorch has nccl")
     with pytest.raises(ConfigError, match="payloads on cuda:0 need a PyTorch with nccl"):
-        dist.listen(0, 1, LAYOUT, "127.0.0.1", Carriage(torch.device("cuda", 0)))
+        dist.listen(ListenSpec(0, 1, LAYOUT), Carriage(torch.device("cuda", 0)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -390,9 +393,9 @@ def test_a_device_waits_for_payloads_inside_the_queue_that_it_was_given():
             super().receive(payload_B, tag, limit)
 
     way = Carriage(torch.device("cpu"), inline_most=0, open=Watched)
-    end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
+    end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way)
     end.take_in(1, queue)
-    fronts = [dist.connect({0: address}, a, LAYOUT, 10.0, way) for a in (0, 1)]
+    fronts = [dist.connect(Connecting({0: address}, a, LAYOUT, 10.0), way) for a in (0, 1)]
     try:
         for turn, a in enumerate((0, 1, 1)):
             box = Box(a, 0, 0)

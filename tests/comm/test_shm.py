@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from afserve.comm.transport import Box, WireType
-from afserve.comm.transports import connect, shm
+from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, RendezvousError
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
@@ -202,8 +202,8 @@ def test_nothing_is_left_behind():
 
     before = state()
     for _ in range(3):
-        end, address = shm.listen(0, 1, LAYOUT)
-        front_end = shm.connect({0: address}, 0, LAYOUT, 1.0)
+        end, address = connect.listen("shm", expert=0, attention_nodes=1, layout=LAYOUT)
+        front_end = connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
         send(front_end, BOX, 1, 2)
         arrive(end, BOX)
         front_end.close()

@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.comm.mailbox.wire import HEADER_BYTES
-from afserve.comm.transport import Box, WireType
+from afserve.comm.transport import Box, Connecting, WireType
 from afserve.comm.transports import connect
 from afserve.comm.transports.entrance import dial
 from afserve.comm.transports.handshake import ask
-from afserve.credentials import NOBODYS
 from afserve.errors import PeerLost, RendezvousError
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
@@ -234,7 +233,7 @@ def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
 def joined(address, attention=0):
     """A connection that was taken in as an attention node's."""
     call = partial(dial, address, "expert-0", certificates=None)
-    return ask(call, attention, 0, LAYOUT, NOBODYS, 10.0).connection
+    return ask(call, 0, Connecting({}, attention, LAYOUT, 10.0)).connection
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ("tcp", "dist") if kind in connect.kinds()])

@@ -7,6 +7,7 @@ the cut when the dice say so. Nothing here sleeps.
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from afserve.clock import FakeClock
 from afserve.control.homes import HomeRules, Homes
@@ -30,6 +31,7 @@ from afserve.engine.scheduling.request import (
 )
 from afserve.errors import AfserveError, OverloadedError, RendezvousError, RequestError
 from afserve.member import Life, attention_life
+from tests.engine.scripted_kv import NoKv
 
 BAD = 7  # a prompt that the engine refuses
 SPOILED = 11  # one whose answer ends with an error
@@ -221,7 +223,9 @@ class Node:
             self.inbox.deliver,
             world.clock,
         )
-        self.loop = AttentionLoop(self.engine, self.inbox, streams, NoExperts(), self.kept, clock=world.clock)  # type: ignore[arg-type]
+        parts = (self.engine, self.inbox, streams, NoExperts(), self.kept, NoKv())
+        opened: Any = AttentionLoop
+        self.loop: AttentionLoop = opened(*parts, clock=world.clock)
 
     def turn(self) -> None:
         if self.alive and not self.frozen:

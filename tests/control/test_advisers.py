@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -340,7 +341,9 @@ def test_recordings_and_traces_of_a_node_cost_no_step(monkeypatch, caplog):
 
 def test_copies_and_news_of_the_cache_cost_no_step(caplog):
     clock = FakeClock()
-    copier = Copier(SimpleNamespace(written_names=broken), SimpleNamespace(), 1, clock)
+    node: Any = SimpleNamespace(written_names=broken)
+    wire: Any = SimpleNamespace()
+    copier = Copier(node, wire, 1, clock)
     copier.copy_to([SplitMember(0, "b")])
     for _ in range(3):
         copier.turn()

@@ -36,7 +36,6 @@ from afserve.control.wire.values import (
     Unfilled,
 )
 from afserve.engine.filler import Filler
-from afserve.engine.kv.moving.side import KvSide
 from afserve.engine.scheduling.request import (
     GenerationRequest,
     Origin,
@@ -55,6 +54,7 @@ from afserve.errors import (
 from afserve.member import attention_node
 from afserve.placement.placement import LayerPlacement, Placement
 from afserve.trace import Trace
+from tests.engine.scripted_kv import NoKv
 
 GRACE = 5.0
 
@@ -156,10 +156,10 @@ class ScriptedNode:
         self.waited += 1
 
 
-def loop(node, stream, gateways, clock=None, **parts):
+def loop(node, stream, gateways, clock=None, kv=None, **parts):
     clock = clock or FakeClock()
     kept = KeptRequests(GRACE, clock)
-    return AttentionLoop(node, stream, gateways, ScriptedExperts(), kept, clock=clock, **parts)
+    return AttentionLoop(node, stream, gateways, ScriptedExperts(), kept, kv or NoKv(), clock=clock, **parts)
 
 
 def submit(number, **params):
@@ -218,7 +218,7 @@ def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
 
 
-class Lending(KvSide):
+class Lending(NoKv):
     """Blocks are to be copied for another node; `said` tells in which order things happen."""
 
     busy, eager = True, False

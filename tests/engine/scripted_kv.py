@@ -3,15 +3,21 @@
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Pulled
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.moving.moves import KvMoves
 
 
 def unscripted(*_: object, **__: object) -> NoReturn:
     raise AssertionError("nobody should ask this here")
 
 
-class ScriptedEngine:
-    """A `KvEngine` that has nothing to do."""
+class ScriptedEngine(AttentionNode[Any]):
+    """An engine that has nothing to do."""
+
+    def __init__(self):
+        pass
 
     busy = False
     queued_tokens, chunk_tokens, layers, row_bytes, block_bytes, most_room = 0, 512, 1, 8, 1000, 1000
@@ -45,8 +51,8 @@ class ScriptedEngine:
         pass
 
 
-class ScriptedWire:
-    """A `KvWire` on which nothing is under way."""
+class ScriptedWire(Exchange):
+    """A wire on which nothing is under way."""
 
     busy = eager = lending = False
 
@@ -102,3 +108,33 @@ class ScriptedWire:
 
     def close(self):
         pass
+
+
+class NoKv(KvMoves):
+    """In place of `KvMoves`, on a node whose KV stays where it is."""
+
+    busy = eager = holding = False
+
+    def __init__(self):
+        pass
+
+    def pull(self, request, source):
+        return False
+
+    def restore(self, request):
+        return False
+
+    def part(self, number):
+        pass
+
+    def cancel(self, number):
+        pass
+
+    def computed(self, event):
+        pass
+
+    def copy_to(self, peers):
+        pass
+
+    def turn(self):
+        return []

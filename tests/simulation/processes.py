@@ -26,6 +26,7 @@ from afserve.engine.filler import Filler
 from afserve.errors import AfserveError, PeerLost
 from afserve.member import Life, NodeId
 from tests.comm.faults import FaultyTransport
+from tests.engine.scripted_kv import NoKv
 
 ORPHAN = 5.0
 
@@ -176,7 +177,7 @@ class AttentionProcess(Process):
             clock,
             spawn=lambda dial: dial(),
         )
-        self.loop = AttentionLoop(self.engine, self.control, streams, experts, self.kept, clock=clock)  # type: ignore[arg-type]
+        self.loop = AttentionLoop(self.engine, self.control, streams, experts, self.kept, NoKv(), clock=clock)  # type: ignore[arg-type]
         self.control.send(Ready(1))
 
     def attend(self, gateway: int) -> Attend:

@@ -37,7 +37,7 @@ from afserve.control.wire.request_values import (
     Tokens,
 )
 from afserve.credentials import Credentials
-from afserve.engine.kv.moving.side import KvSide
+from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
@@ -54,7 +54,7 @@ _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a ne
 
 
 class Moved:
-    """In the node's inbox: there is something for `KvSide.turn`."""
+    """In the node's inbox: there is something for `KvMoves.turn`."""
 
 
 class AttentionEngine(Protocol):
@@ -127,8 +127,8 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
             gateways,
             experts,
             kept,
+            kv,
             report,
-            kv=kv,
             index=assigned.node.index,
             look=tell_prefixes,
             copies=assigned.deployment.engine.kv_copies,
@@ -153,16 +153,16 @@ class AttentionLoop:
         gateways: GatewayStreams,
         experts: ExpertPeers,
         kept: KeptRequests,
+        kv: KvMoves,
         report: Report = silent,
         clock: Clock | None = None,
-        kv: KvSide | None = None,
         index: int = 0,
         look: Callable[[], None] = lambda: None,
         copies: int = 0,
     ) -> None:
         """`index` is this node's; `look` is called with each look at the rest. So many `copies` of its KV are kept."""
         self._look = look
-        self._kv, self._index, self._copies = kv or KvSide(), index, copies
+        self._kv, self._index, self._copies = kv, index, copies
         self._node = node
         self._stream = stream
         self._gateways = gateways

@@ -19,9 +19,8 @@ from afserve.comm.kv.carriers.carrier import Carrier, Memory
 from afserve.comm.kv.lender import LEASE_SECONDS
 from afserve.comm.kv.messages import Abort, End, Fetched, Message, Piece, Placed, Told, blocks_of_piece
 from afserve.comm.kv.puller import STALL_SECONDS
-from afserve.comm.kv.rooms import Room
 from afserve.comm.kv.socket_wires import SocketWires
-from afserve.comm.kv.wires import Closed, Event, Said
+from afserve.comm.kv.wires import Closed, Event, Said, Wires
 
 log = logging.getLogger("afserve.kv")
 SLOTS = 16  # in each direction
@@ -63,7 +62,7 @@ class _Read:
     given_up: bool = False
 
 
-class CarriedWires:
+class CarriedWires(Wires):
     """`over(wake)` makes the connections that say everything but payloads; `memory` is that of `carrier`."""
 
     def __init__(
@@ -107,38 +106,9 @@ class CarriedWires:
         self._commands.put((peer, message))
         self._bell.set()
 
-    def has_room(self, peer: int) -> bool:
-        return True
-
-    def takes_large(self, peer: int) -> bool:
-        return False
-
-    def room(self, peer: int, size: int) -> Room:
-        return Room(memoryview(bytearray(size)))
-
-    def used(self, said: Said) -> None:
-        """What was read into a slot was copied."""
-
-    @property
-    def kept(self) -> bool:
-        return False
-
-    @property
-    def moving(self) -> bool:
-        return False
-
     def receive(self, keep: bool = False) -> list[Event]:
         self._woken.clear()
         return [self._events.popleft() for _ in range(len(self._events))]
-
-    def give_way(self) -> None:
-        """Nobody looks here."""
-
-    def apart(self, peer: int) -> None:
-        """Its thread moves them."""
-
-    def leave(self) -> None:
-        """Its thread looks after all of it anyway."""
 
     def close(self) -> None:
         """What was sent and has not left yet is lost."""

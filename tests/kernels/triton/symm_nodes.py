@@ -12,7 +12,7 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     interpret()  # before the kernels are imported
 
-from afserve.comm.transport import Kind, Parcel  # noqa: E402
+from afserve.comm.transport import Kind, ListenSpec, Parcel  # noqa: E402
 from afserve.comm.transports import dist, symm  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
 from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
@@ -119,7 +119,7 @@ def fill(source, target):
 def remote_end(expert, attention, layout, folder, pipe):
     if CUDA:
         torch.cuda.set_device(expert % torch.cuda.device_count())
-    end, address = dist.listen(expert, attention, layout, "127.0.0.1", way(folder, expert))
+    end, address = dist.listen(ListenSpec(expert, attention, layout), way(folder, expert))
     pipe.send(("value", address))
     while True:
         word, *rest = pipe.recv()

@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
+from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Parcel, WireType
 from afserve.comm.transports import dist, symm
 from afserve.errors import ConfigError, PeerLost
 from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
@@ -120,7 +120,7 @@ def between_processes(folder):
         addresses = [remote.address for remote in remotes]
         return Ends(
             [
-                OnHost(dist.connect(dict(enumerate(addresses)), a, layout, 60.0, way(folder, a)))
+                OnHost(dist.connect(Connecting(dict(enumerate(addresses)), a, layout, 60.0), way(folder, a)))
                 for a in range(attention)
             ],
             remotes,
@@ -131,10 +131,10 @@ def between_processes(folder):
 
 def in_this_process(folder):
     def open_ends(attention, experts, layout):
-        pairs = [dist.listen(f, attention, layout, "127.0.0.1", way(folder)) for f in range(experts)]
+        pairs = [dist.listen(ListenSpec(f, attention, layout), way(folder)) for f in range(experts)]
         addresses = [address for _, address in pairs]
         fronts = [
-            OnHost(dist.connect(dict(enumerate(addresses)), a, layout, 10.0, way(folder)))
+            OnHost(dist.connect(Connecting(dict(enumerate(addresses)), a, layout, 10.0), way(folder)))
             for a in range(attention)
         ]
         return Ends(fronts, [OnHost(end) for end, _ in pairs])
@@ -200,7 +200,7 @@ def test_a_mailbox_of_a_pair_that_ended_is_memory_of_its_own(tmp_path):
 @pytest.mark.skipif(CUDA, reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_to_do():
     with pytest.raises(ConfigError, match=r"device cpu is none of this machine's GPUs.*another --transport"):
-        symm.listen(0, 1, LAYOUT, "127.0.0.1", torch.device("cpu"))
+        symm.listen(ListenSpec(0, 1, LAYOUT, device=torch.device("cpu")))
 
 
 V3 = Layout(7168, 8, 128, 1, 2, 32, WireType.FLOAT8, WireType.BFLOAT16)

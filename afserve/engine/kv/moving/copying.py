@@ -6,12 +6,14 @@ behind and decoding does not notice. Only blocks that are full are copied, each 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.split import SplitMember
-from afserve.engine.kv.moving.seams import KvEngine, KvWire
+from afserve.engine.attention_node import AttentionNode
 
 _EVERY = 0.25  # seconds between two looks at what is new, while little is: each offer wakes four threads
 _BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
@@ -32,7 +34,7 @@ class _Buddy:
 class Copier:
     """`blocks` that are copied in all."""
 
-    def __init__(self, node: KvEngine, exchange: KvWire, block_bytes: int, clock: Clock) -> None:
+    def __init__(self, node: AttentionNode[Any], exchange: Exchange, block_bytes: int, clock: Clock) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._most = max(1, _OFFER_BYTES // block_bytes)
         self._buddies: list[_Buddy] = []

@@ -9,15 +9,17 @@ Calls come from the thread that steps the node.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Prompt, Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, goes_straight, parts_of
-from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.turns import Group, Turns
 from afserve.trace import KV_BLOCKS
@@ -48,8 +50,8 @@ class HandOvers:
 
     def __init__(
         self,
-        node: KvEngine,
-        exchange: KvWire,
+        node: AttentionNode[Any],
+        exchange: Exchange,
         clock: Clock,
         block_size: int,
         straight: int,

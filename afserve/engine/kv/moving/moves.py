@@ -7,19 +7,20 @@ same way (`hand_over.py`), as do those that this node computes for others (`pref
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
 from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.prefilling import Prefilling
 from afserve.engine.kv.moving.restoring import Restore, Restores
-from afserve.engine.kv.moving.seams import KvEngine, KvWire
-from afserve.engine.kv.moving.side import KvSide
 from afserve.engine.kv.tiers import KvTiers
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats, smoothed
@@ -36,15 +37,17 @@ class _Pull(Job):
     names: list[Name]
 
 
-class KvMoves(KvSide):
-    """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
+class KvMoves:
+    """Requests that wait for blocks go in, those that wait no more come out.
+
+    `copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
     are not handed over where they are predicted to be computed here sooner, and at most `waiting` requests wait for
     room, or for `tiers` below the cache. `warn` takes lines too."""
 
     def __init__(
         self,
-        node: KvEngine,
-        exchange: KvWire,
+        node: AttentionNode[Any],
+        exchange: Exchange,
         clock: Clock,
         block_size: int,
         block_bytes: int,
@@ -69,18 +72,22 @@ class KvMoves(KvSide):
 
     @property
     def busy(self) -> bool:
+        """Whether `turn` has to be called several times a second."""
         return bool(self._pulls or self._handing.busy or self._exchange.busy or self._restores.busy)
 
     @property
     def eager(self) -> bool:
+        """Whether `turn` has something to do at once."""
         return self._exchange.eager
 
     @property
     def holding(self) -> bool:
+        """Whether this node must stay, for others still pull its blocks."""
         return self._exchange.lending
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
-        """Where another node is to compute the prompt, it is asked for what the tiers have not."""
+        """Whether the request waits for its blocks; `turn` returns it. Another node that is to compute the prompt is
+        asked for what the tiers have not."""
         return (source.prefills and self._restores.restore(request, source)) or self._ask(request, source)
 
     def _ask(self, request: GenerationRequest, source: KvSource) -> bool:
@@ -103,6 +110,7 @@ class KvMoves(KvSide):
         return limit > 0
 
     def restore(self, request: GenerationRequest) -> bool:
+        """Whether the request, which nobody has blocks for, waits for those below the cache; `turn` returns it."""
         return self._restores.restore(request)
 
     def _predict(self, blocks: int) -> tuple[float, float]:
@@ -118,21 +126,26 @@ class KvMoves(KvSide):
         return limit_of(again) if worth else 0.0
 
     def part(self, number: int) -> None:
+        """This request goes on elsewhere, and may ask for its blocks."""
         self._exchange.part(number, self._node.written_names_of(number))
 
     def computed(self, event: TokenEvent) -> None:
+        """An event of what is computed here for another node."""
         self._prefilling.ended(event)
 
     def cancel(self, number: int) -> None:
+        """May be said of any request."""
         self._handing.cancel(number)
         self._pulls.forget_request(number)
         self._restores.cancel(number)
 
     def copy_to(self, peers: Iterable[SplitMember]) -> None:
+        """These nodes keep copies of what is computed here from now on."""
         if self._copier is not None:
             self._copier.copy_to(peers)
 
     def turn(self) -> list[GenerationRequest]:
+        """Once per turn of the loop; requests that wait no more."""
         now = self._clock.now()
         if self._copier is not None:
             self._copier.turn()

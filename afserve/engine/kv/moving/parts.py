@@ -8,14 +8,16 @@ others stop. It knows no decode nodes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import JOIN_SECONDS, SharedPrompt
 from afserve.comm.kv.split import LEAD, SplitMember, split_over
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.jobs import Job, Jobs
-from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, Purpose
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
@@ -35,8 +37,8 @@ class Parts:
 
     def __init__(
         self,
-        node: KvEngine,
-        exchange: KvWire,
+        node: AttentionNode[Any],
+        exchange: Exchange,
         clock: Clock,
         block_size: int,
         asked: Callable[[Prefill, Purpose], GenerationRequest],

@@ -8,17 +8,19 @@ a part of one (`parts.py`). It knows no sockets and no gateways.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.lender import Key
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.puller import Pulled
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.comm.kv.split import SplitMember
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.parts import Begun, Parts
 from afserve.engine.kv.moving.restoring import Restores
-from afserve.engine.kv.moving.seams import KvEngine, KvWire
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
 from afserve.trace import KV_BLOCKS
@@ -41,7 +43,13 @@ class Prefilling:
     """Numbers of its own go down from -1: gateways give out no such ones. `prompts` counts those that were computed."""
 
     def __init__(
-        self, node: KvEngine, exchange: KvWire, clock: Clock, block_size: int, limit: Limit, below: Restores
+        self,
+        node: AttentionNode[Any],
+        exchange: Exchange,
+        clock: Clock,
+        block_size: int,
+        limit: Limit,
+        below: Restores,
     ) -> None:
         """What is not here is looked for `below` the cache."""
         self._node, self._exchange, self._clock = node, exchange, clock

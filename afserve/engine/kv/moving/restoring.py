@@ -6,11 +6,12 @@ each tier, and for no longer than that would take. It knows neither memory nor f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from afserve.clock import Clock
 from afserve.comm.kv.source import KvSource
+from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, limit_of
-from afserve.engine.kv.moving.seams import KvEngine
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import TierStats, smoothed
@@ -35,7 +36,7 @@ class Restores:
     def __init__(
         self,
         tiers: KvTiers | None,
-        node: KvEngine,
+        node: AttentionNode[Any],
         clock: Clock,
         block_size: int,
         block_bytes: int,
