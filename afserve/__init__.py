@@ -12,7 +12,7 @@ __all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
 _HOME = {
     "LLM": "afserve.doors.llm",
     "Client": "afserve.doors.client",
-    "AsyncClient": "afserve.doors.client_async",
+    "AsyncClient": "afserve.doors.client",
     "SamplingParams": "afserve.engine.scheduling.request",
 }
 

@@ -203,21 +203,33 @@ Stream = TypeVar("Stream")  # an iterator of Deltas
 class Calls(ABC, Generic[Object, Answer, Stream]):
     """The methods of both clients that only say what is asked for. Errors are those of afserve.errors."""
 
-    def __init__(self, url: str, resume: float, retries: int, model: str | None) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        resume: float = RESUME_SECONDS,
+        retries: int = RETRIES,
+        model: str | None = None,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._resume, self._retries = resume, retries
         self._named = {} if model is None else {"model": model}
-
-    def _options(self, api_key: str | None, timeout: float) -> dict[str, Any]:
-        """Of httpx's client. Certificates are checked, and the 50 to 100 ms of loading them paid, wherever there are
-        any."""
-        return {
+        self._connect({
             "base_url": self.url,
             "headers": {} if api_key is None else {"authorization": f"Bearer {api_key}"},
             "timeout": httpx.Timeout(timeout, connect=min(timeout, 5.0)),
             "params": self._named,
+            # Certificates are checked, and the 50 to 100 ms of loading them paid, wherever there are any.
             "verify": not self.url.lower().startswith("http://"),
-        }
+            "transport": transport,
+        })  # fmt: skip
+
+    @abstractmethod
+    def _connect(self, options: dict[str, Any]) -> None:
+        """Makes httpx's client, of these options."""
 
     def _attempts(self, path: str, payload: Mapping[str, object], *, resumes: bool = True) -> Attempts:
         seconds = self._resume if resumes else 0.0

@@ -20,10 +20,9 @@ from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.endpoints.admin import Admin
 from afserve.server.endpoints.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
-from afserve.server.endpoints.generate import Generate
+from afserve.server.endpoints.generate import Again, Generate, RequestEndpoints
 from afserve.server.endpoints.info import Info
 from afserve.server.endpoints.ollama_models import OllamaModels
-from afserve.server.endpoints.requests import Again, RequestEndpoints
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.surfaces import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.gate import LOCAL_ORIGIN, Gate
@@ -32,8 +31,7 @@ from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
 from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
-from afserve.server.metrics.goodput import Times
-from afserve.server.metrics.observe import HttpMetrics
+from afserve.server.metrics.observe import HttpMetrics, Times
 from afserve.server.metrics.spans import Spans
 from afserve.server.openapi.document import BYTES, EVENTS, FORM, HTML, LINES, PLAIN, RouteTable
 from afserve.server.replies.ignored import HEADER

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from afserve.clock import FakeClock
 from afserve.errors import CapacityError, NotFoundError, RequestError
 from afserve.server.batches.batch import MAX_ENDS, TRIES, BatchEnded, checked, patiently_told
+from afserve.server.batches.endpoints import fields_of
 from afserve.server.batches.files import FILE_BYTES, FileStore
-from afserve.server.batches.multipart import fields_of
 from afserve.server.bodies.declared import BATCH_PRIORITY
 from afserve.server.state.database import Database
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.server.live.history import KEPT_SECONDS, History
+from afserve.server.live.feed import KEPT_SECONDS, History
 
 LATENCY = {"first_token": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "inter_token": None}
 

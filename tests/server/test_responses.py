@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from afserve.clock import FakeClock
 from afserve.errors import NotFoundError
-from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
+from afserve.server.endpoints.surfaces import ResponseStore, StoredResponse
 from afserve.server.state.database import Database
 from tests.server.test_structured import nano  # noqa: F401 - a fixture
 from tests.server.test_tools import CALLS, roomy, server  # noqa: F401 - fixtures

@@ -18,7 +18,7 @@ from afserve.server.access.keyring import Keyring
 from afserve.server.batches.files import FILE_BYTES, FileStore
 from afserve.server.batches.table import MAX_BATCHES, BatchTable
 from afserve.server.bodies.declared import Scheduling
-from afserve.server.endpoints.response_store import ResponseStore, StoredResponse
+from afserve.server.endpoints.surfaces import ResponseStore, StoredResponse
 from afserve.server.state.database import Database
 
 ALICE, BOB = (Key(name, digit * 64) for name, digit in (("alice", "0"), ("bob", "1")))

@@ -23,7 +23,7 @@ from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.writer import PieceWriter
 from afserve.server.bodies.prepared import Prepared
-from afserve.server.metrics.goodput import Times
+from afserve.server.metrics.observe import Times
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 from afserve.server.replies.record import TURN, Numbered, split

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
-from afserve.server.metrics.goodput import ANY_TIME, Times
-from afserve.server.metrics.observe import ServerMetrics
+from afserve.server.metrics.observe import ANY_TIME, ServerMetrics, Times
 from afserve.server.text.preparers import unserved
 from afserve.tokens.tokenizer import Tokenizer
 

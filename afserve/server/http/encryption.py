@@ -60,7 +60,6 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_ino
 
 
-log = logging.getLogger("afserve.server")
 _PAUSE_SECONDS = 1.0  # without a file descriptor for another connection
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from afserve import __version__
 from afserve.control.wire.change_values import VERBS
 from afserve.server.access.keyring import ADMIN_PREFIXES, OPEN_PATHS
-from afserve.server.bodies.changes import schema_of
 from afserve.server.bodies.declared import (
     FLAG,
     MAX_TOKENS,
@@ -32,6 +31,7 @@ from afserve.server.bodies.declared import (
     objects,
     whole,
 )
+from afserve.server.endpoints.admin import schema_of
 from afserve.server.openapi.guide import guide
 from afserve.server.surfaces.translate import SAMPLING
 
