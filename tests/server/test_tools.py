@@ -142,7 +142,7 @@ def test_each_function_is_held_to_its_own_schema_wherever_its_references_lead(cl
             if not matcher.allows(token):
                 return False
             matcher.consume([token])
-        return matcher.complete or matcher.allows(1)
+        return matcher.is_complete or matcher.allows(1)
 
     for name, good in GOOD.items():
         for choice in ("required", {"type": "function", "function": {"name": name}}):

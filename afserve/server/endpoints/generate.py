@@ -1,8 +1,9 @@
-"""POST /v1/completions and /v1/chat/completions, and /v1/requests/{id}: how far a request is, and its end, by its id.
+"""POST /v1/completions and POST /v1/chat/completions: from a body to an Answer, counted while it is answered.
 
-One that was asked for with `resume` outlives its connection: `events` goes on with its stream behind `Last-Event-ID`,
-`answer` has the whole answer. Others are known to the gateway that answers them, while it does. Each is for who knows
-the id and sends the API key that the request came with; for everyone else there is no such request.
+/v1/requests/{id} tells how far a request is, and ends it, by the id that its answer has. One that was asked for with
+`resume` outlives its connection: `events` goes on with its stream behind `Last-Event-ID`, `answer` has the whole
+answer. Others are known to the gateway that answers them, while it does. Each is for who knows the id and sends the API
+key that the request came with; for everyone else there is no such request.
 """
 
 import time
