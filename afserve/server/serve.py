@@ -36,8 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError.about(
-            "port",
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port",
+            "port", f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port"
         ) from error
     sock.setblocking(False)
     return sock

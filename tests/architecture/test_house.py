@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 6
 LONE_PROTOCOLS = 14
 MANY_NAMES = 6.4
-LINES = 95_150
+LINES = 95_000
 
 
 @pytest.fixture(scope="module")

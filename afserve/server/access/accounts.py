@@ -70,12 +70,7 @@ def account_of(scope: Scope) -> Account:
 
 class Accounts:
     def __init__(
-        self,
-        ring: Keyring,
-        database: Database,
-        clock: Clock | None = None,
-        *,
-        shares_prefixes: bool = False,
+        self, ring: Keyring, database: Database, clock: Clock | None = None, *, shares_prefixes: bool = False
     ) -> None:
         """`shares_prefixes`: prompts of one key are found in the cache by those of the others."""
         self.ring, self._database, self._shares_prefixes = ring, database, shares_prefixes

@@ -61,10 +61,7 @@ class Answer(Response):
 
     async def _collect(self) -> list[bytes]:
         usage, surface, most = Usage(self._task.prompt_tokens), self._surface, self._limits.max_answer_bytes
-        async with (
-            within(self._deadline, watched=self._task.watched),
-            aclosing(self._pieces(None)) as pieces,
-        ):
+        async with within(self._deadline, watched=self._task.watched), aclosing(self._pieces(None)) as pieces:
             async for index, piece in pieces:
                 usage.count_piece(piece)
                 await _in_turns(surface.say_piece(index, piece, usage))

@@ -10,13 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from afserve.control.backend import Opened
-from afserve.engine.scheduling.request import (
-    NO_ORIGIN,
-    GenerationRequest,
-    Origin,
-    Tenant,
-    TokenEvent,
-)
+from afserve.engine.scheduling.request import NO_ORIGIN, GenerationRequest, Origin, Tenant, TokenEvent
 from afserve.errors import ModelError, ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.answers.answering import Watched

@@ -46,12 +46,7 @@ class Resumable:
 
 
 class Resumables:
-    def __init__(
-        self,
-        models: Models,
-        settings: ServerSettings,
-        accounts: Accounts,
-    ) -> None:
+    def __init__(self, models: Models, settings: ServerSettings, accounts: Accounts) -> None:
         self._models, self._settings, self._accounts = models, settings, accounts
         self._kept: dict[str, Resumable] = {}
         self._held = 0

@@ -17,10 +17,7 @@ STALLED = "the client does not read"
 QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
 SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
 JSON = b"application/json"
-_STREAM_HEADERS = [
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Writer:

@@ -103,8 +103,7 @@ class BatchTable(Store):
         """Those that nobody holds are held by this gateway from now on."""
         now = self.clock.now()
         rows = db.execute(
-            "SELECT id, owner FROM batches WHERE status IN (?,?) AND held_until<?",
-            (RUNS, CANCELLING, now),
+            "SELECT id, owner FROM batches WHERE status IN (?,?) AND held_until<?", (RUNS, CANCELLING, now)
         ).fetchall()
         for batch_id, _ in rows:
             db.execute("UPDATE batches SET holder=?, held_until=? WHERE id=?", (*self._held(now), batch_id))

@@ -27,12 +27,7 @@ class ContextLengthError(RequestError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        tokens: int = 0,
-        wanted: int | None = None,
+        self, message: str, *, param: str | None = None, tokens: int = 0, wanted: int | None = None
     ) -> None:
         super().__init__(message, param=param)
         self.tokens, self.wanted = tokens, wanted
