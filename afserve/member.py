@@ -26,6 +26,8 @@ class AttentionPhase(StrEnum):
 
 
 MODEL_ROLES = (Role.ATTENTION, Role.EXPERT)  # those that hold weights
+MOST_NODES = 1024  # of a role
+MOST_GATEWAYS = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -28,7 +28,7 @@ def said(capsys, *arguments: str) -> tuple[int, str, str]:
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
     code = (
-        "import sys, afserve.cli.main as m; m.run(['--help']);"
+        "import sys, afserve.cli.main as m; m.run(['--help']); m.run(['up', '--help']);"
         "print([n for n in ('torch', 'grpc', 'rich', 'numpy', 'uvicorn', 'httpx') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

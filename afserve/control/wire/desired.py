@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from afserve.config import SAMPLES, EngineConfig, ModelSource
 from afserve.errors import ConfigError
-from afserve.member import AttentionPhase, NodeId, Role
+from afserve.member import MOST_GATEWAYS, MOST_NODES, AttentionPhase, NodeId, Role
 from afserve.placement.placement import Placement
 
 SILENCE_SECONDS = 1.0
 MOST_HEARTBEATS = 900  # per second of all nodes: more would keep the controller busy with them
-MOST_NODES = 1024  # of a role
-MOST_GATEWAYS = 64
 
 
 def shortest_silence(nodes: int) -> float:

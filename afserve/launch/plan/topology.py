@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from afserve.config import MAX_MICRO_BATCHES, EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.balancing import BalanceRules
-from afserve.control.wire.desired import MOST_NODES, Deployment, shortest_silence
+from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import cores_in_words, micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.expert_slots import (
@@ -41,7 +41,7 @@ from afserve.launch.plan.node_memory import (
     room_of_one,
 )
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.member import Role
+from afserve.member import MOST_NODES, Role
 from afserve.settings import in_range
 from afserve.spec import ModelSpec
 

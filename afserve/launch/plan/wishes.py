@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
-from afserve.control.wire.desired import MOST_GATEWAYS, MOST_NODES
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
-from afserve.member import AttentionPhase
+from afserve.member import MOST_GATEWAYS, MOST_NODES, AttentionPhase
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import FileUse, flag_of, in_range, setting
 

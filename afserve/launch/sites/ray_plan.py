@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from afserve.control.wire.desired import MOST_NODES
 from afserve.errors import ConfigError
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment, HostedNode, listening
@@ -15,7 +14,7 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import FoundModel
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, MOST_NODES, NodeId, Role
 from afserve.settings import in_range
 
 _MOST_EXPERTS = 8  # where the user does not say
