@@ -32,7 +32,7 @@ moved:
 up: setup
 	@$(BIN)/python -m afserve up $(ARGS)
 
-# Tests that kill, stop or time processes need the cores for themselves; the others share them between workers.
+# Tests that stop, race or time processes need the cores for themselves; the others share them between workers.
 # Compiled modules are kept: tests start hundreds of interpreters.
 test: setup
 ifeq ($(ARGS),)

@@ -36,7 +36,7 @@ from tests.comm.test_disk import (
     wait,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 QUEUE = Queue(2, 4096, 4)
 PAGE = 4096
 
@@ -44,6 +44,15 @@ PAGE = 4096
 @pytest.fixture(params=KINDS)
 def command(request, monkeypatch):
     return command_of(request.param, monkeypatch)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_else_collected():
+    """What is there before these tests is looked at once: a collection takes 0.25 s where transformers is imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -263,7 +263,6 @@ def listening(hosts: Hosts, host: int) -> set[str]:
     }
 
 
-@pytest.mark.alone
 def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
@@ -278,7 +277,6 @@ def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     assert "expert-1: its process was killed by SIGKILL" in hosts.printed("host")
 
 
-@pytest.mark.alone
 def test_a_trace_of_two_hosts_is_one_file_with_what_a_killed_node_sent(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -315,7 +313,6 @@ def node_of(host: "subprocess.Popen[bytes]", name: str) -> int:
     return int(found.pid)
 
 
-@pytest.mark.alone
 def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts: Hosts, tmp_path: Path):
     """A local program stands in for ssh: it is given the host and the line, and runs the line over there."""
     file, ssh, path = tmp_path / "cluster.toml", tmp_path / "ssh", tmp_path / "bin"

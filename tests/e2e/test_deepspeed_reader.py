@@ -13,7 +13,7 @@ from afserve.comm.disk.reader import Queue
 from afserve.comm.disk.ways import Measured, Way, save
 from tests.comm.readers import command_of
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 SECONDS = 90.0
 
 

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from tests.e2e.streams import wait
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 KEY = "an-admin-key"
 ASK = {"prompt": "import os\n", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
 EVERY = 0.08  # seconds between two requests, on average

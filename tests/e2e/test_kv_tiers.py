@@ -8,7 +8,7 @@ import pytest
 from afserve.member import attention_node
 from tests.e2e.test_lost_attention import Stream, kill, serving, until
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 40}
 
 

@@ -124,7 +124,6 @@ def test_a_node_stays_small():
             assert psutil.Process(pid).memory_info().rss < need[name].weights + need[name].kv + (450 << 20)
 
 
-@pytest.mark.alone
 def test_a_lost_node_is_made_up_for():
     copies = {"expert_copies": 2, "spare_slots": 0, "silence": 2.0, "rebalance": "auto"}
     with LLM("nano", attention=1, experts=2, threads=1, **copies) as llm:

@@ -55,7 +55,12 @@ def lost(server):
 def whole(server):
     """All nodes that are wanted serve."""
     wanted = sum(status(server)["wanted"].values())
-    return wait(lambda: len(serving(server)) == wanted and serving(server), "a node")
+
+    def all_of_them():
+        found = serving(server)
+        return len(found) == wanted and found
+
+    return wait(all_of_them, "a node")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.test_supervisor import Reader, seen, wait
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 FLAGS = ("--attention", "1", "--experts", "2", "--gateways", "1")
 SECRETS = {
     "HF_TOKEN": "hf_never",

@@ -29,7 +29,6 @@ def answer(url, model):
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
-@pytest.mark.alone
 def test_two_models_and_one_is_lost_and_comes_back(up, tmp_path):
     file = tmp_path / "models.toml"
     file.write_text(FILE)

@@ -9,7 +9,7 @@ import pytest
 from afserve.member import expert_node
 from tests.e2e.test_lost_attention import ASKED, Stream, serving, until
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 
 
 def test_new_requests_get_503_with_the_reason_and_running_ones_go_on_when_the_node_is_back():

@@ -89,14 +89,14 @@ LENGTHS = [1, pytest.param(20, marks=pytest.mark.long), pytest.param(60, marks=p
 
 
 @pytest.mark.parametrize("seconds", LENGTHS)
-def test_the_gateway_alone(up, seconds, undisturbed):
-    server = up("--experts", "2")
+def test_the_gateway_alone(shared_up, seconds, undisturbed):
+    server = shared_up("--experts", "2")
     run_through(server, [psutil.Process(server.process.pid)], seconds, undisturbed)
 
 
 @pytest.mark.parametrize("seconds", LENGTHS)
-def test_every_process_together(up, seconds, undisturbed):
-    server = up("--experts", "2")
+def test_every_process_together(shared_up, seconds, undisturbed):
+    server = shared_up("--experts", "2")
     run_through(server, list(reversed(server.family())), seconds, undisturbed)
 
 

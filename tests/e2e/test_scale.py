@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n")
 ADMIN = {"Authorization": "Bearer secret"}
 PAUSE = 0.05
@@ -144,14 +144,3 @@ def test_restarting_what_nobody_can_stand_in_for_is_refused(up, keys):
     done = afserve(server, keys, "restart", "attention-0")
     assert done.returncode == 0 and "requests wait while attention-0 restarts" in done.stdout
     assert server.stop()[0] == 0
-
-
-def test_the_key_is_asked_for(up):
-    server = up("--attention", "1", "--experts", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "afserve", "drain", "expert-0", "--url", server.url],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and "--admin-key-file" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 from afserve.launch.processes import run_folder
 from afserve.launch.processes.run_folder import RunFolder
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
 SECONDS = 60.0
 AFTER = 100  # tokens of a stream that shows that it is served again

@@ -15,7 +15,7 @@ from tests.comm.readers import KINDS, command_of
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 WAY = Way(queue=Queue(2, 4096, 4))
 
 

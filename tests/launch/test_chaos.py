@@ -14,7 +14,7 @@ from afserve.launch.run.chaos import Chaos
 from afserve.launch.sites.local import LocalSite
 from afserve.member import expert_node
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 NODE = expert_node(0)
 
 
