@@ -24,7 +24,6 @@ EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "co
 KV_BLOCKS = "KV blocks"
 _MOST_EVENTS = 1_000_000
 _NONE: Args = {}
-_ROUNDING = 0.5  # microseconds: ends of slices are sums of floats
 
 
 class Trace:
@@ -106,32 +105,6 @@ def merge(parts: Sequence[Path], out: Path) -> int:
         events += [_instant(pid, name, at) for name, at in part["instants"]]
     out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return dropped
-
-
-def backwards(file: Path) -> list[str]:
-    """What is wrong with the arrows of a merged trace: rows or blocks that arrive before they were sent, or out of
-    nothing.
-
-    All times of one machine are of one clock, so an arrow that runs backwards was stamped in the wrong place.
-    """
-    arrows: dict[str, dict[str, float]] = {}
-    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    found: list[str] = []
-    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    for event in events:
-        if event["ph"] == "X":
-            where = slices.setdefault((event["pid"], event["tid"]), [])
-            where.append((event["ts"], event["ts"] + event["dur"]))
-    for event in (e for e in events if e["ph"] in ("s", "t", "f")):
-        arrows.setdefault(event["id"], {})[event["ph"]] = event["ts"]
-        track = slices.get((event["pid"], event["tid"]), [])
-        if not any(start - _ROUNDING <= event["ts"] <= end + _ROUNDING for start, end in track):
-            found.append(f"{event['id']}: its {event['ph']} at {event['ts']:.1f} us lies in no slice")
-    for identity, times in arrows.items():
-        order = [times[kind] for kind in ("s", "t", "f") if kind in times]
-        if "s" not in times or order != sorted(order):
-            found.append(f"{identity}: {times} us run backwards")
-    return found
 
 
 def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Point]) -> list[Event]:

@@ -70,8 +70,7 @@ class Cache:
 
     def __init__(self, shape: list[LayerShape], blocks: int) -> None:
         self.on_idle = self.on_evict = None
-        self.ops = open_ops("cpu", 1)
-        self.paged = self.ops.open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
+        self.paged = open_ops("cpu", 1).open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
         self.pool = BlockPool(
             blocks,
             BLOCK_TOKENS,
@@ -101,8 +100,8 @@ class Cache:
         return CacheMemory(self.paged.memory, blocks) if self.paged.memory else None
 
     def clear(self, blocks: list[int]) -> None:
-        for layer in self.paged.layers if blocks else ():
-            self.ops.clear_blocks(layer, blocks)
+        for layer in range(len(self.paged.layers)):
+            self.paged.clear_blocks(layer, blocks)
 
 
 class Node:

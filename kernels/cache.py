@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_of
 
 LAYOUT = 1
@@ -32,6 +33,14 @@ class Copied(Protocol):
     def synchronize(self) -> None: ...
 
 
+class KeptShape(Protocol):
+    """What one layer keeps. As text it says what a block's bytes are: caches that share blocks have the same one."""
+
+    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+        """Zeroed memory for blocks of `size` tokens, whose bytes are those of its tensors one behind the other."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What one layer keeps of a token: for each of `heads` a key and a value of so many elements. With `value` None it
@@ -41,9 +50,17 @@ class LayerShape:
     key: int
     value: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.heads} heads of {self.key}" + ("" if self.value is None else f" + {self.value}")
+
     @property
     def elements(self) -> int:
         return self.heads * (self.key + (self.value or 0))
+
+    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+        if self.value is None:
+            return (backend.empty_cache((blocks, size, self.key), dtype),)
+        return backend.empty_kv((blocks, self.heads, size), (self.key, self.value), dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,12 @@ class StateShape:
     """What one layer keeps once in every block: `numbers` of float32, its state behind the block's last token."""
 
     numbers: int
+
+    def __str__(self) -> str:
+        return f"a state of {self.numbers}"
+
+    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+        return (backend.empty_cache((blocks, size, self.width(size, dtype)), dtype),)
 
     def width(self, block_size: int, dtype: torch.dtype) -> int:
         """Elements of the cache's dtype for each token of a block, so that all of them hold the state; what is left is
@@ -61,9 +84,6 @@ class StateShape:
     def of_blocks(self, cache_NBE: Tensor) -> Tensor:
         """(N, numbers) float32: a view of a cache of that width."""
         return cache_NBE.flatten(1).view(torch.float32)[:, : self.numbers]
-
-
-KeptShape = LayerShape | StateShape
 
 
 class PagedCache:
@@ -86,11 +106,7 @@ class PagedCache:
         """As `read`, into (len(blocks), block_bytes) uint8 on the host. From a GPU to pinned memory it may be under way
         when this returns, before anything that the GPU is told to do later; what is returned then says when it ended.
         Raises ValueError."""
-        if tuple(rows_NY.shape) != (len(blocks), self.block_bytes) or rows_NY.dtype is not torch.uint8:
-            raise ValueError(
-                f"rows_NY: shape {tuple(rows_NY.shape)} of {rows_NY.dtype}, expected "
-                f"{(len(blocks), self.block_bytes)} of {torch.uint8}"
-            )
+        expect_bytes("rows_NY", rows_NY, (len(blocks), self.block_bytes))
         if self._device.type == "cpu":
             self._gather(blocks, rows_NY)
             return None
@@ -154,14 +170,16 @@ class PagedCache:
         """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""
         self._scatter(blocks, bytes_NY, self.block_bytes)
 
+    def clear_blocks(self, layer: int, blocks: Sequence[int]) -> None:
+        """Zero what these blocks have of one layer: every order of a cache has its blocks first. Raises ValueError."""
+        self._check(blocks)
+        for tensor, (_, first, count) in itertools.product(self.layers[layer], _runs(blocks)):
+            tensor[first : first + count].zero_()
+
     def _scatter(
         self, blocks: Sequence[int], bytes_NY: Tensor, row: int, tensors: LayerCache | None = None
     ) -> None:
-        if tuple(bytes_NY.shape) != (len(blocks), row) or bytes_NY.dtype is not torch.uint8:
-            raise ValueError(
-                f"bytes_NY: shape {tuple(bytes_NY.shape)} of {bytes_NY.dtype}, expected "
-                f"{(len(blocks), row)} of {torch.uint8}"
-            )
+        expect_bytes("bytes_NY", bytes_NY, (len(blocks), row))
         if len(set(blocks)) != len(blocks):
             raise ValueError(f"blocks: {len(blocks) - len(set(blocks))} of {len(blocks)} are named twice")
         self._check(blocks)
@@ -195,6 +213,13 @@ class PagedCache:
                 yield part.view(torch.int32), tensor.view(torch.int32)
             else:
                 yield part, tensor
+
+
+def expect_bytes(name: str, bytes_NY: Tensor, shape: tuple[int, int]) -> None:
+    if tuple(bytes_NY.shape) != shape or bytes_NY.dtype is not torch.uint8:
+        raise ValueError(
+            f"{name}: shape {tuple(bytes_NY.shape)} of {bytes_NY.dtype}, expected {shape} of {torch.uint8}"
+        )
 
 
 def _memory_of(tensor: Tensor) -> MemoryPart:

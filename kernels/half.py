@@ -6,6 +6,7 @@ It knows no backend. Shapes as in `ops.py`.
 from torch import Tensor
 
 from afserve.kernels.chunks import cut
+from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid
@@ -14,6 +15,11 @@ from afserve.kernels.tiled import shape_of
 
 
 def half_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+    return routed_half(ops, x_TH, bound.layer, seen_of_ops(ops, x_TH, bound, batch))
+
+
+def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Tensor:
+    """What the heads saw, (T, A, D); keys and values are written."""
     layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
     normed_TH = _normed(ops, x_TH, layer)
     q, k, v = _heads(ops, normed_TH, layer)
@@ -31,7 +37,7 @@ def half_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
     seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
     if layer.steps.gate is not None:
         seen = seen * sigmoid(ops.linear(normed_TH, layer.steps.gate)).to(seen.dtype).view(seen.shape)
-    return routed_half(ops, x_TH, layer, seen)
+    return seen
 
 
 def _normed(ops: Reference, x_TH: Tensor, layer: GqaLayer) -> Tensor:
@@ -61,12 +67,16 @@ def _head_norms(ops: Reference, q_TAD: Tensor, k_TGD: Tensor, layer: GqaLayer) -
 
 def routed_half(ops: Reference, x_TH: Tensor, layer: GqaLayer, seen_TAD: Tensor) -> Half:
     """From what the heads saw: output projection, residual, norm, router."""
-    attended = ops.linear(seen_TAD.flatten(1), layer.out)
+    return join_half(ops, x_TH, layer, ops.linear(seen_TAD.flatten(1), layer.out))
+
+
+def join_half(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer, attended_TH: Tensor) -> Half:
+    """From what attention adds: residual, norm, router."""
     if layer.steps.centred:
-        x_TH += attended
+        x_TH += attended_TH
         normed = ops.layer_norm(x_TH, layer.post_norm_H, layer.steps.post_bias_H, layer.eps)
     else:
-        normed = ops.add_rms_norm(x_TH, attended, layer.post_norm_H, layer.eps)
+        normed = ops.add_rms_norm(x_TH, attended_TH, layer.post_norm_H, layer.eps)
     if layer.gate_EH is None or layer.rule is None:
         return Half(normed, None, None)
     return Half(normed, *ops.route(normed, layer.gate_EH, layer.bias_E, layer.rule, layer.gate_bias_E))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from afserve.kernels.layer import NO_STEPS, Steps
 from afserve.kernels.packed import PackedHeads, PackedLinear
 from afserve.kernels.routing import RouterRule
 
@@ -45,6 +46,7 @@ class MlaLayer:
     eps: float
     latent_eps: float
     scale: float
+    steps: Steps = NO_STEPS
 
     @property
     def rank(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
+from afserve.kernels.cache import KeptShape, PagedCache, StateShape
 from afserve.kernels.checks import (
     cache_shapes,
     expect_cache,
@@ -28,8 +28,8 @@ from afserve.kernels.checks import (
 )
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.half import half_of_ops
-from afserve.kernels.half_latent import latent_half_of_ops
+from afserve.kernels.half import half_of_ops, join_half, seen_of_ops
+from afserve.kernels.half_latent import latent_half_of_ops, latent_seen_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
@@ -37,7 +37,7 @@ from afserve.kernels.packing import Packing
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.stack import Exchange, Stack, Stacked
+from afserve.kernels.stack import BoundLayer, Exchange, Stack, Stacked
 
 
 class Ops:
@@ -50,9 +50,8 @@ class Ops:
         self.holds_int8, self.holds_int4 = backend.holds_int8, backend.holds_int4
         packing = Packing(backend)
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
-        self.pack_experts, self.empty_experts = packing.pack_experts, packing.empty_experts
-        self.set_expert, self.set_expert_int4 = packing.set_expert, packing.set_expert_int4
-        self.set_expert_fp8 = packing.set_expert_fp8
+        self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
+        self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
         self.borrow_core = backend.borrow_core
@@ -144,24 +143,8 @@ class Ops:
         self, layers: Sequence[KeptShape], blocks: int, block_size: int, dtype: torch.dtype
     ) -> PagedCache:
         """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
-        opened = (self._open_layer(shape, blocks, block_size, dtype) for shape in layers)
+        opened = (shape.open_layer(self._backend, blocks, block_size, dtype) for shape in layers)
         return PagedCache(tuple(opened), block_size, dtype)
-
-    def _open_layer(self, shape: KeptShape, blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
-        if isinstance(shape, StateShape):
-            return (self.empty_cache((blocks, block_size, shape.width(block_size, dtype)), dtype),)
-        if shape.value is None:
-            return (self.empty_cache((blocks, block_size, shape.key), dtype),)
-        return self.empty_kv(blocks, shape.heads, block_size, (shape.key, shape.value), dtype)
-
-    def clear_blocks(self, cache: tuple[Tensor, ...], blocks: Sequence[int]) -> None:
-        """Zero whole blocks of one layer's cache, in whatever order it is kept."""
-        if not blocks:
-            return
-        for tensor in cache:
-            if not 0 <= min(blocks) <= max(blocks) < tensor.shape[0]:
-                raise ValueError(f"blocks: {min(blocks)} to {max(blocks)}, the cache has {tensor.shape[0]}")
-        self._backend.clear_blocks(cache, torch.tensor(blocks, dtype=torch.int64, device=self.device))
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -238,6 +221,23 @@ class Ops:
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         half = self._backend.gqa_half(x_TH, bound, batch)
         return half_of_ops(self._backend, x_TH, bound, batch) if half is None else half
+
+    def gqa_part(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Tensor:
+        """Of a device that has some of a layer's heads: what they add to the residual stream, in float32. x_TH stays as
+        it is. The devices' parts become one sum, and `join_half` goes on from there."""
+        seen_TAD = seen_of_ops(self._backend, x_TH, bound, batch)
+        return self._backend.logits(seen_TAD.flatten(1), bound.layer.out)
+
+    def mla_part(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Tensor:
+        """`gqa_part` of a layer with a latent."""
+        seen_TO = latent_seen_of_ops(self._backend, x_TH, bound, batch)
+        return self._backend.logits(seen_TO, bound.layer.out)
+
+    def join_half(self, x_TH: Tensor, bound: BoundLayer, attended_TH: Tensor) -> Half:
+        """An attention half from its output projection on: `attended_TH`, rounded once, is added to x_TH in place; then
+        norm and router."""
+        expect_shape("attended_TH", attended_TH, x_TH.shape)
+        return join_half(self._backend, x_TH, bound.layer, attended_TH.to(x_TH.dtype))
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         """`prepare_gqa` for a layer with a latent."""

@@ -44,16 +44,6 @@ class Packing:
         expect_bits(int8, int4)
         return self._backend.pack_heads(weight_AOI, int8, int4)
 
-    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False) -> PackedExperts:
-        """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
-        expect_rank("down_EHI", down_EHI, 3)
-        experts, hidden, inner = down_EHI.shape
-        expect_shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
-        packed = self.empty_experts(experts, hidden, inner, down_EHI.dtype, int8)
-        for slot in range(experts):
-            self.set_expert(packed, slot, gate_up_EJH[slot], down_EHI[slot])
-        return packed
-
     def empty_experts(
         self,
         slots: int,

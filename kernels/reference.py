@@ -189,11 +189,6 @@ class Reference:
     ) -> tuple[Tensor, Tensor]:
         return self.empty_cache((*shape, sizes[0]), dtype), self.empty_cache((*shape, sizes[1]), dtype)
 
-    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
-        """Every order that a cache is kept in has its blocks first."""
-        for tensor in cache:
-            tensor.index_fill_(0, block_B, 0)
-
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:

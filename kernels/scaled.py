@@ -1,4 +1,4 @@
-"""Weights in FP8 e4m3 with one float32 scale per 128x128 block, and rows with one per 128 columns, in plain PyTorch.
+"""Weights in FP8 e4m3 with one float32 scale per 128x128 block, in plain PyTorch.
 
 value = quantised * scale, DeepSeek-V3's format (arXiv 2412.19437, 3.3): `weight_scale_inv` in its checkpoints. It knows
 no kernel and no file. Shapes: O x I weight, T x H rows.
@@ -48,29 +48,3 @@ def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
     """One scale per block -> one per element."""
     rows, columns = shape
     return scale.repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :columns]
-
-
-def quantised_blocks(weight_OI: Tensor) -> BlockScaled:
-    """The oracle of `triton_quant.quantise_blocks`."""
-    rows, columns = weight_OI.shape
-    down, across = blocks_of(rows, columns)
-    wide = weight_OI.new_zeros((down * GROUP, across * GROUP), dtype=torch.float32)
-    wide[:rows, :columns] = weight_OI
-    largest = wide.abs().view(down, GROUP, across, GROUP).amax((1, 3))
-    scale = largest.clamp(min=TINY) / LARGEST
-    return BlockScaled(_to_fp8(weight_OI.float() / spread(scale, (rows, columns))), scale)
-
-
-def rounded_rows(x_TH: Tensor) -> Tensor:
-    """What rows become through e4m3 with one scale per 128 columns: float32, the oracle of `quantise_groups`."""
-    tokens, columns = x_TH.shape
-    groups = -(-columns // GROUP)
-    wide = x_TH.new_zeros((tokens, groups * GROUP), dtype=torch.float32)
-    wide[:, :columns] = x_TH
-    by_group = wide.view(tokens, groups, GROUP)
-    scale = by_group.abs().amax(2, keepdim=True).clamp(min=TINY) / LARGEST
-    return (_to_fp8(by_group / scale).float() * scale).view(tokens, -1)[:, :columns]
-
-
-def _to_fp8(x: Tensor) -> Tensor:
-    return x.clamp(-LARGEST, LARGEST).to(FP8)

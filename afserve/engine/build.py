@@ -20,7 +20,8 @@ from afserve.engine.step.runner import T
 from afserve.families.table import load_spec, naming_of
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
-from afserve.models.decoder import AttentionModel
+from afserve.models.attention import load_attention
+from afserve.models.decoder import AttentionModel, LoadHalf
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
@@ -87,12 +88,13 @@ def build_attention_node(
     weights: str = "",
     groups: Sequence[KvGroup] = (),
     expert_error: float | None = None,
+    load_half: LoadHalf = load_attention,
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
     those that it reads itself, by samples. `groups` are those of the layers' KV; without them there is one.
-    `expert_error`: relative, of expert weights that were rounded for this node.
+    `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
     """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
@@ -107,6 +109,7 @@ def build_attention_node(
         progress,
         config.dense_dtype,
         config.lm_head,
+        load_half,
     )
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)

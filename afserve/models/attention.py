@@ -17,7 +17,8 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.delta import DeltaHalf
-from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors
+from afserve.models.halves import AttentionHalf, LayerTensors
+from afserve.models.head_share import HeadShare
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
@@ -41,7 +42,8 @@ class GroupedQueryHalf:
     ) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._ops, self._order = ops, head_order(a)
-        self.keeps = LayerShape(a.kv_heads, a.head_dim, a.value_dim)
+        share = tensors.share
+        self.keeps = LayerShape(share.heads_of(a.kv_heads), a.head_dim, a.value_dim)
         input_norm, post_norm = tensors.norms(h)
         naming = tensors.naming
         self._prepared = ops.prepare_gqa(
@@ -58,13 +60,13 @@ class GroupedQueryHalf:
                 bias_E=router.bias_E if router else None,
                 gate_bias_E=router.gate_bias_E if router else None,
                 rule=router.rule if router else None,
-                heads=a.heads,
-                groups=a.kv_heads,
+                heads=share.heads_of(a.heads),
+                groups=share.heads_of(a.kv_heads),
                 head_dim=a.head_dim,
                 eps=spec.eps,
                 scale=a.head_dim**-0.5 if a.scale is None else a.scale,
                 window=a.window,
-                sink_A=tensors.attention("sinks", a.heads) if a.sinks else None,
+                sink_A=share.cut_rows(tensors.attention("sinks", a.heads), a.heads) if a.sinks else None,
                 steps=self._steps(spec, a, tensors, len(rope.cos_PD)),
             )
         )
@@ -87,8 +89,8 @@ class GroupedQueryHalf:
     def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
         if not a.gated:
             return None
-        bias = _query(a, tensors, "bias")[1] if a.qkv_bias else None
-        return tensors.dense.linear(_query(a, tensors, "weight", h)[1], bias)
+        bias = tensors.share.cut_rows(_query(a, tensors, "bias")[1], a.heads) if a.qkv_bias else None
+        return tensors.dense.linear(tensors.share.cut_rows(_query(a, tensors, "weight", h)[1], a.heads), bias)
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
@@ -100,12 +102,18 @@ class GroupedQueryHalf:
                 tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("kv", widths[1:], strict=True)
             )
             parts = _query(a, tensors, "weight", h)[0], k, v
-        weight = torch.cat((self._ordered(parts[0], d), self._ordered(parts[1], d), parts[2]))
+        weight = self._stacked(a, tensors.share, *parts)
         if not a.qkv_bias:
             return tensors.dense.linear(weight)
         k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("kv", widths[1:], strict=True))
-        q = _query(a, tensors, "bias")[0]
-        return tensors.dense.linear(weight, torch.cat((self._ordered(q, d), self._ordered(k, d), v)))
+        return tensors.dense.linear(
+            weight, self._stacked(a, tensors.share, _query(a, tensors, "bias")[0], k, v)
+        )
+
+    def _stacked(self, a: AttentionSpec, share: HeadShare, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rows, or numbers, of the share's heads in the kernels' order."""
+        q, k, v = share.cut_rows(q, a.heads), share.cut_rows(k, a.kv_heads), share.cut_rows(v, a.kv_heads)
+        return torch.cat((self._ordered(q, a.head_dim), self._ordered(k, a.head_dim), v))
 
     def _head_norm(self, a: AttentionSpec, name: str, heads: int, tensors: LayerTensors) -> Tensor | None:
         """Of each head, or of all heads together (`width`)."""
@@ -124,14 +132,16 @@ class GroupedQueryHalf:
         return x_R.view(-1, head_dim, *x_R.shape[1:]).index_select(1, order).flatten(0, 1)
 
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
-        naming = tensors.naming
-        weight = tensors.attention(f"{naming.out}.weight", h, a.heads * a.head_dim)
-        bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias else None
+        naming, share = tensors.naming, tensors.share
+        weight = share.cut_columns(
+            tensors.attention(f"{naming.out}.weight", h, a.heads * a.head_dim), a.heads
+        )
+        bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias and share.index == 0 else None
         if a.out_scale != 1.0:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
         return tensors.dense.linear(weight, bias)
 
-    def bind(self, cache: LayerCache) -> BoundHalf:
+    def bind(self, cache: LayerCache) -> "_BoundGroupedQuery":
         k_NGBD, v_NGBD = cache
         return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
 
@@ -154,6 +164,10 @@ class _BoundGroupedQuery:
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         return self.ops.gqa_half(x_TH, self.bound, batch)
 
+    def add_heads(self, x_TH: Tensor, batch: PagedBatch) -> Tensor:
+        """A share's part of what attention adds to x_TH, which stays as it is."""
+        return self.ops.gqa_part(x_TH, self.bound, batch)
+
 
 class LatentHalf:
     """MLA with the up-projections absorbed: the cache holds one latent row per token, shared by all heads.
@@ -164,7 +178,8 @@ class LatentHalf:
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
-        a, h, dense = spec.layer(tensors.layer).attention, spec.hidden, tensors.dense
+        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        dense, share = tensors.dense, tensors.share
         assert a.rope is not None, "refused by families/limits.py"
         self._ops = ops
         self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
@@ -172,9 +187,11 @@ class LatentHalf:
         q_norm = q_up = None
         if a.q_lora_rank is not None:
             q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
-            q_up = dense.linear(tensors.attention("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank))
-        up_k, up_v = _up_projections(a, tensors)
-        bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
+            up = tensors.attention("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank)
+            q_up = dense.linear(share.cut_rows(up, a.heads))
+        up_k, up_v = (share.cut_rows(up, a.heads) for up in _up_projections(a, tensors))
+        out = share.cut_columns(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), a.heads)
+        bias = tensors.attention("o_proj.bias", h) if a.out_bias and share.index == 0 else None
         self._prepared = ops.prepare_mla(
             MlaLayer(
                 input_norm_H=input_norm,
@@ -187,13 +204,13 @@ class LatentHalf:
                 cos_PD=rope.cos_PD,
                 sin_PD=rope.sin_PD,
                 interleaved=a.rope.interleaved,
-                out=dense.linear(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), bias),
+                out=dense.linear(out, bias),
                 post_norm_H=post_norm,
                 gate_EH=router.gate_EH if router else None,
                 bias_E=router.bias_E if router else None,
                 gate_bias_E=router.gate_bias_E if router else None,
                 rule=router.rule if router else None,
-                heads=a.heads,
+                heads=share.heads_of(a.heads),
                 nope=a.nope_dim,
                 rope=a.rope_dim,
                 eps=spec.eps,
@@ -202,26 +219,24 @@ class LatentHalf:
             )
         )
 
-    def bind(self, cache: LayerCache) -> BoundHalf:
+    def bind(self, cache: LayerCache) -> "_BoundLatent":
         (cache_NBC,) = cache
         return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, cache_NBC))
 
 
 def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
     """One product for the query's first projection and the latent."""
-    latent, q_width = a.kv_lora_rank + a.rope_dim, a.heads * a.head_dim
-    first, rows = ("q_proj", q_width) if a.q_lora_rank is None else ("q_a_proj", a.q_lora_rank)
-    weight = torch.cat(
-        (
-            tensors.attention(f"{first}.weight", rows, h),
-            tensors.attention("kv_a_proj_with_mqa.weight", latent, h),
-        )
-    )
+    latent = a.kv_lora_rank + a.rope_dim
+    if a.q_lora_rank is None:
+        query = tensors.share.cut_rows(tensors.attention("q_proj.weight", a.heads * a.head_dim, h), a.heads)
+    else:
+        query = tensors.attention("q_a_proj.weight", a.q_lora_rank, h)
+    weight = torch.cat((query, tensors.attention("kv_a_proj_with_mqa.weight", latent, h)))
     if not a.qkv_bias:
         return tensors.dense.linear(weight)
     # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
     q_bias = (
-        torch.zeros(q_width, dtype=weight.dtype, device=weight.device)
+        torch.zeros(len(query), dtype=weight.dtype, device=weight.device)
         if a.q_lora_rank is None
         else tensors.attention("q_a_proj.bias", a.q_lora_rank)
     )
@@ -245,3 +260,6 @@ class _BoundLatent:
 
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         return self.ops.mla_half(x_TH, self.bound, batch)
+
+    def add_heads(self, x_TH: Tensor, batch: PagedBatch) -> Tensor:
+        return self.ops.mla_part(x_TH, self.bound, batch)

@@ -18,28 +18,31 @@ from afserve.kernels.pointwise import sigmoid
 from afserve.kernels.stack import Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
-from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
+from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import load_ends
 from afserve.models.rope import Rotary, head_tables, tables
-from afserve.models.router import load_router
+from afserve.models.router import Router, load_router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, DenseSpec, RopeSpec
 
 log = logging.getLogger("afserve.models")
+LoadHalf = Callable[[ModelSpec, LayerTensors, Ops, Rotary, Router | None], AttentionHalf]
 
 
 class DecoderLayer:
     """One layer without its routed experts. `moe_number` counts MoE layers; None for a dense layer."""
 
-    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary) -> None:
+    def __init__(
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, load_half: LoadHalf
+    ) -> None:
         self._ops = ops
         naming, layer = tensors.naming, tensors.layer
         ffn = spec.layer(layer).ffn
         dense = isinstance(ffn, DenseSpec)
         self.moe_number = spec.moe_index.get(layer)
         router = None if dense else load_router(spec, layer, tensors.source, naming, tensors.dtype)
-        self._half = load_attention(spec, tensors, ops, rope, router)
+        self._half = load_half(spec, tensors, ops, rope, router)
         inner = ffn.inner if isinstance(ffn, DenseSpec) else ffn.shared_inner
         names = naming.dense(layer) if dense else naming.shared_expert(layer)
         bias = ffn.bias if isinstance(ffn, DenseSpec) else ffn.shared_bias
@@ -105,8 +108,10 @@ class AttentionModel:
         progress: Callable[[float], None] = lambda done: None,
         dense_dtype: str = "auto",
         lm_head: str = "auto",
+        load_half: LoadHalf = load_attention,
     ) -> None:
-        """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`."""
+        """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`. `load_half` makes each
+        layer's attention half."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
         self._dense = Dense(ops, dtype, dense_dtype)
         ends = load_ends(spec, source, naming, dtype, lm_head)
@@ -129,7 +134,7 @@ class AttentionModel:
             if kind not in made:
                 made[kind] = _rotary(attention, max_positions, dtype, ops.device)
             tensors = LayerTensors(source, naming, layer, dtype, self._dense, less_one)
-            self.layers.append(DecoderLayer(spec, tensors, ops, made[kind]))
+            self.layers.append(DecoderLayer(spec, tensors, ops, made[kind], load_half))
             progress((layer + 1) / spec.layers)
         if self.rounding_error is not None:
             named, error = self._dense.name, self.rounding_error

@@ -15,6 +15,7 @@ from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense
+from afserve.models.head_share import ALL_HEADS, HeadShare
 from afserve.models.weights import TensorSource
 
 
@@ -40,7 +41,7 @@ class AttentionHalf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer's tensors by their short names, and how its linear maps are kept."""
+    """One layer's tensors by their short names, how its linear maps are kept, and which of its heads are wanted."""
 
     source: TensorSource
     naming: Naming
@@ -48,6 +49,7 @@ class LayerTensors:
     dtype: torch.dtype
     dense: Dense
     norm_less_one: bool = False
+    share: HeadShare = ALL_HEADS
 
     def __call__(self, part: str, *shape: int) -> Tensor:
         return self.source.tensor(self.naming.layer(self.layer, part), shape, self.dtype)

@@ -1,8 +1,7 @@
 """Search over deployments: for every layout the largest batch inside the targets, then the best by an objective.
 
 A family fixes hardware, tensor parallelism and micro-batches and spans a grid of attention ranks x expert devices;
-TPOT rises with the batch, so bisection over whole grids at once finds each cell's best. `exhaustive_batches` tries
-every batch and is what tests compare with. It prints nothing and reads nothing.
+TPOT rises with the batch, so bisection over whole grids at once finds each cell's best. It prints and reads nothing.
 """
 
 from collections.abc import Iterator
@@ -306,13 +305,3 @@ def _try(
     if family.prefill is not None:
         fine &= stages.prefill <= family.left_for_prefill()
     return stages, np.asarray(fine)
-
-
-def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> Array:
-    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
-    limit = family.batch_limit(setting)
-    best = np.zeros_like(limit)
-    for batch in range(1, int(limit.max(initial=0.0)) + 1):
-        trial = np.full_like(limit, float(batch))
-        best = np.where((trial <= limit) & _try(family, setting, targets, trial)[1], trial, best)
-    return best

@@ -109,25 +109,12 @@ class Rebalancer:
         self.placement, self._unsettled = in_force, None
         self._epoch = max(self._epoch, in_force.epoch)
 
-    def rescue_node(self, node: int, now: float, stats: RoutingStats) -> Decision:
-        """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""
-        self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
-        return self._answer(
-            now, stats, self._view("now", stats.window_load(0)), Action.RESCUE, f"node {node} is lost"
-        )
-
     def replace_nodes(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
         """Other nodes are to hold the experts from now on: the way there, at once. STAY means there is no room."""
         self.nodes = nodes
         self.abandon(in_force)
-        live = len(nodes) - len(nodes.dead)
-        return self._answer(
-            now,
-            stats,
-            self._view("now", stats.window_load(0)),
-            Action.RESCUE,
-            f"{live} nodes are to hold the experts",
-        )
+        why = f"{len(nodes) - len(nodes.dead)} nodes are to hold the experts"
+        return self._answer(now, stats, self._view("now", stats.window_load(0)), Action.RESCUE, why)
 
     def decide(self, now: float, stats: RoutingStats) -> Decision | None:
         """None between checks and while a move is under way; else a decision, most often to stay."""

@@ -58,7 +58,7 @@ def skew(load_LE: Floats) -> Skew:
 
 
 class RoutingStats:
-    """Owns the counts of one model. `count` and `merge` gather; `tick` folds what was gathered into the windows."""
+    """Owns the counts of one model. `merge` gathers; `advance_windows` folds what was gathered into the windows."""
 
     def __init__(self, layers: int, experts: int, half_lives: Sequence[float] = (1.0, 8.0, 120.0)) -> None:
         self.layers, self.experts, self.half_lives = layers, experts, tuple(half_lives)
@@ -66,11 +66,6 @@ class RoutingStats:
         self._windows = np.zeros((len(self.half_lives), len(KINDS), layers, experts))
         self._total: Ints = np.zeros_like(self._fresh)
         self._now: float | None = None
-
-    def add_choices(self, layer: int, expert_TK: ArrayLike, kind: int = DECODE) -> None:
-        """Adds one router's choices: any array of expert ids."""
-        ids = np.asarray(expert_TK).ravel()
-        self._fresh[kind, layer] += np.bincount(ids, minlength=self.experts)
 
     def merge(self, counts_LE: ArrayLike, kind: int = DECODE) -> None:
         """Adds counts that another process gathered."""

@@ -19,8 +19,9 @@ from afserve.control.node.tracing import TraceSender
 from afserve.control.wire.values import Traced
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import OverloadedError, ProtocolError
-from afserve.trace import Trace, backwards, merge
+from afserve.trace import Trace, merge
 from afserve.trace_part import MOST_EVENTS, TracePart, own_clock
+from tests.arrows import backwards
 
 
 def test_everything_is_sent_once_and_in_order():

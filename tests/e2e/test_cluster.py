@@ -28,7 +28,7 @@ from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
-from afserve.trace import backwards
+from tests.arrows import backwards
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from afserve.launch.plan.models import CONFIGS
-from afserve.trace import backwards
+from tests.arrows import backwards
 
 pytestmark = pytest.mark.process
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}

@@ -20,6 +20,8 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import Ops, open_ops
+from afserve.models.attention import load_attention
+from afserve.models.decoder import LoadHalf
 from afserve.models.experts import ExpertBank
 from afserve.placement.migrate import fills
 from afserve.placement.placement import Placement
@@ -68,12 +70,13 @@ class LocalCluster:
         clock: Clock | None = None,
         wrap: Wrap = _bare,
         groups: Sequence[KvGroup] = (),
+        load_half: LoadHalf = load_attention,
     ) -> "LocalCluster":
         """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
         device expert nodes are there, and mailboxes in host memory.
 
         `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport;
-        `groups` are what attention nodes keep.
+        `groups` are what attention nodes keep, `load_half` makes their layers' attention halves.
         """
         spec = spec_of(source)
         ops = ops or open_ops(config.device, config.threads)
@@ -108,7 +111,9 @@ class LocalCluster:
             link = ExpertLink(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )
-            fronts.append(build_attention_node(source, config, link, ops=ops, groups=groups))
+            fronts.append(
+                build_attention_node(source, config, link, ops=ops, groups=groups, load_half=load_half)
+            )
         return cls(fronts, nodes, banks, plan, layout, between, expert_ops.device)
 
     def submit(self, request: GenerationRequest) -> None:

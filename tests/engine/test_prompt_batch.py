@@ -14,6 +14,7 @@ from afserve.engine.prompt_batch import BatchedPrompt, PromptBatch, WaitingPromp
 from afserve.kernels.ops import open_ops
 from bench.phases import FEW, READING, SLOW, Case, OfRows, run
 from tests.engine.test_expert_node import Rig, TimedBank, one_message
+from tests.kernels.packing import pack_experts
 
 SLOTS, TOP_K, HIDDEN, INNER = 6, 3, 96, 64
 CALL, READ, ROW = 10e-6, 150e-6, 4e-6  # seconds
@@ -27,7 +28,7 @@ class Experts(Bank):
         gate_up = torch.randn(SLOTS, 2 * INNER, HIDDEN, generator=draw).to(dtype)
         down = torch.randn(SLOTS, HIDDEN, INNER, generator=draw).to(dtype)
         self.ops = open_ops(backend=backend)
-        self.weights = self.ops.pack_experts(gate_up, down)
+        self.weights = pack_experts(self.ops, gate_up, down)
 
     def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False):
         self.ops.expert_ffn(x_RH, slot_RK, weight_RK, self.weights, out_RH, add)

@@ -10,12 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from afserve.kernels.cache import LayerShape
 from afserve.kernels.layer import GqaLayer, PreparedGqa
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.scaled import quantised_blocks
+from tests.kernels.reference_fp8 import quantised_blocks
 
 VALUES = (torch.nan, torch.inf, -torch.inf)
 RULES = (
@@ -366,16 +367,16 @@ def check_clear_blocks(ops: Ops, dtype: torch.dtype) -> None:
     tokens = torch.arange(6 * 16, device=ops.device)
     batch = replace(paged(ops, 16, SHORT), kv_slot_T=tokens)
     k, v = (noise((96, 2, 32), dtype, seed, ops.device) for seed in (1, 2))
-    cache = ops.empty_kv(6, 2, 16, (32, 32), dtype)
+    opened = ops.open_cache([LayerShape(2, 32, 32), LayerShape(1, 24)], 6, 16, dtype)
+    cache, (latent,) = opened.layers
     ops.write_kv(k, v, *cache, batch.kv_slot_T)
-    ops.clear_blocks(cache, [1, 4])
-    ops.clear_blocks(cache, [])
+    opened.clear_blocks(0, [4, 1])
+    opened.clear_blocks(0, [])
     kept = ops.empty_kv(6, 2, 16, (32, 32), dtype)
     rest = tokens[(tokens // 16 != 1) & (tokens // 16 != 4)]
     ops.write_kv(k[rest], v[rest], *kept, rest)
     for got, wanted in zip(cache, kept, strict=True):
         assert torch.equal(got, wanted) and got.any()
-    latent = ops.empty_cache((6, 16, 24), dtype)
     latent += 1
-    ops.clear_blocks((latent,), (5,))
+    opened.clear_blocks(1, (5,))
     assert not latent[5].any() and latent[:5].all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
 from afserve.kernels.reference import Reference
-from afserve.kernels.scaled import BlockScaled, quantised_blocks, rounded_rows
+from afserve.kernels.scaled import FP8, GROUP, LARGEST, TINY, BlockScaled, blocks_of, spread
 
 
 @dataclass(slots=True)
@@ -71,3 +71,29 @@ class BlockReference(Reference):
             y = F.linear(rounded_rows(activation), down) * weight_RK[row, choice].float()[:, None]
             total.index_add_(0, row, y.to(experts.dtype).float())
         out_RH.copy_(total)
+
+
+def quantised_blocks(weight_OI: Tensor) -> BlockScaled:
+    """The oracle of `triton_quant.quantise_blocks`."""
+    rows, columns = weight_OI.shape
+    down, across = blocks_of(rows, columns)
+    wide = weight_OI.new_zeros((down * GROUP, across * GROUP), dtype=torch.float32)
+    wide[:rows, :columns] = weight_OI
+    largest = wide.abs().view(down, GROUP, across, GROUP).amax((1, 3))
+    scale = largest.clamp(min=TINY) / LARGEST
+    return BlockScaled(_to_fp8(weight_OI.float() / spread(scale, (rows, columns))), scale)
+
+
+def rounded_rows(x_TH: Tensor) -> Tensor:
+    """What rows become through e4m3 with one scale per 128 columns: float32, the oracle of `quantise_groups`."""
+    tokens, columns = x_TH.shape
+    groups = -(-columns // GROUP)
+    wide = x_TH.new_zeros((tokens, groups * GROUP), dtype=torch.float32)
+    wide[:, :columns] = x_TH
+    by_group = wide.view(tokens, groups, GROUP)
+    scale = by_group.abs().amax(2, keepdim=True).clamp(min=TINY) / LARGEST
+    return (_to_fp8(by_group / scale).float() * scale).view(tokens, -1)[:, :columns]
+
+
+def _to_fp8(x: Tensor) -> Tensor:
+    return x.clamp(-LARGEST, LARGEST).to(FP8)

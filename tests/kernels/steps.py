@@ -34,7 +34,7 @@ class NoReadBack(TorchDispatchMode):
 
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
-    "pack_linear", "pack_experts", "pack_heads", "empty_experts", "set_expert", "set_expert_fp8", "prepare_gqa",
+    "pack_linear", "pack_heads", "empty_experts", "set_expert", "set_expert_fp8", "prepare_gqa",
     "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4",
     "set_expert_int4", "prepare_mla", "bind_mla", "borrow_core", "expert_layers",
     "stack_layers", "run_stack",  # on no device
@@ -144,7 +144,6 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.rope(q, angle, angle, batch.position_T, True)
     ops.write_kv(kv, kv, *caches, batch.kv_slot_T)
     ops.write_latent(zeros(tokens, 24), latent, batch.kv_slot_T)
-    ops.clear_blocks((*caches, latent), (3, 5))
     net = DeltaShape(2, 4, 8, 8, 4)
     (states,) = ops.open_cache([StateShape(net.numbers)], 40, 16, dtype).layers[0]
     per_head = zeros(tokens, 4, dtype=torch.float32)
@@ -159,8 +158,11 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
             norm, zeros(8, hidden), None, None, rule, 4, 12, 8, 1e-6, 1e-6, 0.2,
         )
     )  # fmt: skip
-    ops.mla_half(x, ops.bind_mla(latent_layer, latent), ops.bind_batch(batch))
-    half = ops.gqa_half(x, ops.bind_gqa(layer, *caches), ops.bind_batch(batch))
+    bound, bound_latent = ops.bind_gqa(layer, *caches), ops.bind_mla(latent_layer, latent)
+    ops.mla_half(x, bound_latent, ops.bind_batch(batch))
+    half = ops.gqa_half(x, bound, ops.bind_batch(batch))
+    for part in (ops.mla_part(x, bound_latent, batch), ops.gqa_part(x, bound, batch)):
+        half = ops.join_half(x, bound, part)
     expert_TK, weight_TK = ops.route(half.normed_TH, zeros(8, hidden), zeros(8, dtype=torch.float32), rule)
     ops.expert_ffn(x, expert_TK, weight_TK, experts, x, add=True)
     _ = ops.holds_fp8, ops.backend_name, ops.device, ops.threads

@@ -5,8 +5,8 @@ import torch
 
 from afserve.errors import ConfigError
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.scaled import BlockScaled, quantised_blocks, rounded_rows
-from tests.kernels.reference_fp8 import BlockReference
+from afserve.kernels.scaled import BlockScaled
+from tests.kernels.reference_fp8 import BlockReference, quantised_blocks, rounded_rows
 
 ORACLE = Ops(BlockReference(), torch.device("cpu"), 1)
 HIDDEN, INNER = 160, 136  # neither is whole blocks of 128

@@ -7,6 +7,7 @@ from torch import Tensor
 from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops, open_ops
+from tests.kernels.packing import pack_experts
 
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -61,7 +62,7 @@ def test_expert_ffn_is_close_to_float64(
     ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kind: str
 ) -> None:
     up, down = weights(*shape, dtype)
-    packed = ops.pack_experts(up, down)
+    packed = pack_experts(ops, up, down)
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
         slot, weight = routing(rows, shape[0], kind)
@@ -134,7 +135,7 @@ def test_slots_have_both_biases_or_none(ops: Ops) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_int8_experts_compute_with_the_rounded_weights(ops: Ops, dtype: torch.dtype) -> None:
     up, down = weights(3, 100, 40, dtype)
-    packed = ops.pack_experts(up, down, int8=True)
+    packed = pack_experts(ops, up, down, int8=True)
     for rows in (1, 7, 33):
         x = torch.randn(rows, 100, generator=torch.Generator().manual_seed(rows)).to(dtype)
         slot, weight = routing(rows, 3, "spread")
@@ -151,7 +152,7 @@ def test_a_row_does_not_depend_on_the_others_or_on_threads(
 ) -> None:
     ops, threaded = pair
     up, down = weights(4, 96, 64, dtype)
-    alone, shared = ops.pack_experts(up, down, int8), threaded.pack_experts(up, down, int8)
+    alone, shared = pack_experts(ops, up, down, int8), pack_experts(threaded, up, down, int8)
     x = torch.randn(150, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
     slot, weight = routing(150, 4, "spread")
     whole = torch.empty(150, 96)
@@ -195,7 +196,7 @@ def test_rows_times_int8_weights_lose_less_than_bfloat16_would(ops: Ops) -> None
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
 def test_add_starts_from_what_is_there(ops: Ops, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
     up, down = weights(4, 64, 32, dtype)
-    packed = ops.pack_experts(up, down)
+    packed = pack_experts(ops, up, down)
     x = torch.randn(6, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
     slot, weight = routing(6, 4, "spread")
     out = torch.ones(6, 64, dtype=out_dtype)
@@ -206,7 +207,7 @@ def test_add_starts_from_what_is_there(ops: Ops, dtype: torch.dtype, out_dtype: 
 
 def test_strided_rows_and_other_index_types_are_accepted(ops: Ops) -> None:
     up, down = weights(4, 64, 32, torch.bfloat16)
-    packed = ops.pack_experts(up, down)
+    packed = pack_experts(ops, up, down)
     x = torch.randn(6, 200).bfloat16()[:, 50:114]
     slot, weight = routing(6, 4, "spread")
     first, second = torch.empty(6, 64), torch.empty(6, 128)[:, ::2]
@@ -217,7 +218,7 @@ def test_strided_rows_and_other_index_types_are_accepted(ops: Ops) -> None:
 
 def test_a_slot_that_does_not_exist_is_named(ops: Ops) -> None:
     up, down = weights(4, 64, 32, torch.float32)
-    packed = ops.pack_experts(up, down)
+    packed = pack_experts(ops, up, down)
     slot = torch.tensor([[0, 1], [4, 0]], dtype=torch.int32)
     with pytest.raises(IndexError, match=r"slot_RK: slot 4 in row 1, there are 4 slots"):
         ops.expert_ffn(torch.zeros(2, 64), slot, torch.ones(2, 2), packed, torch.empty(2, 64))

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.kernels.cache import LayerShape
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.routing import RouterRule
 from tests.kernels import nonfinite
 from tests.kernels.conftest import ISAS, native, on_their_own
+from tests.kernels.packing import pack_experts
 from tests.kernels.reference_fp8 import BlockReference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -70,7 +72,7 @@ def test_an_expert_loses_its_rows_only(
     ops: Ops, dtype: torch.dtype, value: float, int8: bool, rows: int
 ) -> None:
     """Up to 24 rows of an expert are multiplied while its weights are widened, more of them another way."""
-    nonfinite.check_experts(ops, lambda up, down: ops.pack_experts(up, down, int8), dtype, value, rows)
+    nonfinite.check_experts(ops, lambda up, down: pack_experts(ops, up, down, int8), dtype, value, rows)
 
 
 @with_values
@@ -113,8 +115,8 @@ def test_bad_arguments_are_named(ops: Ops) -> None:
     for bad in (torch.zeros(3), torch.zeros(2).int(), torch.zeros(3, 2).int()[:, 0]):
         with pytest.raises(ValueError, match=r"bad_T: shape .* expected \(3,\) of torch.int32"):
             ops.add_sums(x, x, bad)
-    with pytest.raises(ValueError, match="blocks: 1 to 4, the cache has 4"):
-        ops.clear_blocks((torch.zeros(4, 2),), [1, 4])
+    with pytest.raises(ValueError, match="blocks: 4, the cache has 4"):
+        ops.open_cache([LayerShape(1, 8)], 4, 8, torch.float32).clear_blocks(0, [1, 4])
 
 
 BITS = st.one_of(

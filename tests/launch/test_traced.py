@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from afserve.control.traces import SUFFIX, TraceFiles, read_life
 from afserve.launch.run.traced import write_parts
 from afserve.member import attention_life, expert_life
-from afserve.trace import Trace, backwards, merge
+from afserve.trace import Trace, merge
 from afserve.trace_part import TracePart
+from tests.arrows import backwards
 
 OWN = "the controller's"
 SECONDS = st.floats(-1e5, 1e5)

@@ -23,9 +23,9 @@ from afserve.placement.planner.search import (
     HERE,
     DevicePool,
     GivenLayout,
+    PlanFamily,
     Targets,
     best_batches,
-    exhaustive_batches,
     families,
 )
 from afserve.placement.planner.sensitivity import sensitivity, verdict
@@ -35,6 +35,22 @@ def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: obje
     setting = Setting(load_model(model), load_curves("h200"), fixed_context(4096), routing=Routing(0.4))
     chips = tuple(DevicePool(load_hardware(name), count) for name, count in pools.items())
     return replace(Question(setting, chips, Targets(tpot)), **more)
+
+
+def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> np.ndarray:
+    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
+    limit = family.batch_limit(setting)
+    best = np.zeros_like(limit)
+    for batch in range(1, int(limit.max(initial=0.0)) + 1):
+        stages = family.stages(setting, np.full_like(limit, float(batch)))
+        keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
+        fine = (
+            (stages.tpot <= targets.tpot) & (stages.first_token <= targets.ttft) & keeps_up & (batch <= limit)
+        )
+        if family.prefill is not None:
+            fine &= stages.prefill <= family.left_for_prefill()
+        best = np.where(fine, float(batch), best)
+    return best
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,20 @@ def test_an_abandoned_move_leaves_what_stands_and_never_reuses_its_epoch():
     assert later.placement.epoch > decision.placement.epoch > in_force.epoch
 
 
+def lost(core, traffic, node):
+    """What is decided when a node has died."""
+    nodes = replace(core.nodes, dead=core.nodes.dead | {node})
+    return core.replace_nodes(nodes, core.placement, traffic.now, traffic.stats)
+
+
 def test_a_lost_node_is_answered_at_once_even_during_a_move():
     core, traffic = started(slots=64)
     traffic.flow(domain(1), 5)
-    first = core.rescue_node(2, traffic.now, traffic.stats)
+    first = lost(core, traffic, 2)
     assert first.action is Action.RESCUE
-    assert "node 2 is lost" in first.reason
+    assert "3 nodes are to hold the experts" in first.reason
     assert all(set(layer.slots[2]) == {FREE} for layer in first.placement.layers)
-    second = core.rescue_node(0, traffic.now, traffic.stats)
+    second = lost(core, traffic, 0)
     assert second.placement.epoch > first.placement.epoch
     assert all(set(layer.slots[0]) == set(layer.slots[2]) == {FREE} for layer in second.placement.layers)
 
@@ -123,7 +129,7 @@ def test_a_lost_node_is_answered_at_once_even_during_a_move():
 def test_a_loss_that_nothing_can_hold_is_said_not_raised():
     core, traffic = started(slots=40)
     traffic.flow(domain(1), 5)
-    decision = core.rescue_node(2, traffic.now, traffic.stats)
+    decision = lost(core, traffic, 2)
     assert decision.placement is None
     assert "30 slots cannot hold 32 experts" in decision.reason
     assert all(d.placement is None for d in traffic.flow(domain(2), 5, core))

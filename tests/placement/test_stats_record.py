@@ -13,9 +13,9 @@ from afserve.placement.rebalance.record import MAGIC, decode, encode_header, enc
 from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutingStats, skew
 
 
-def test_router_choices_are_counted_by_layer_and_class():
+def test_rows_are_counted_by_layer_and_class():
     stats = RoutingStats(2, 4, (10.0,))
-    stats.add_choices(1, np.array([[0, 3], [3, 2]]), DECODE)
+    stats.merge([[0, 0, 0, 0], [1, 0, 1, 2]], DECODE)
     stats.merge([[5, 0, 0, 0], [0, 0, 0, 0]], PREFILL)
     stats.advance_windows(0.0)
     assert stats.window_load(0).tolist() == [[5, 0, 0, 0], [1, 0, 1, 2]]

@@ -21,7 +21,7 @@ from afserve.engine.kv.grouped_memory import GroupedMemory
 from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup, check_groups, one_group
 from afserve.errors import ProtocolError, RendezvousError
-from afserve.kernels.cache import LAYOUT, Copied, KeptShape, PagedCache, StateShape
+from afserve.kernels.cache import LAYOUT, Copied, KeptShape, PagedCache
 from afserve.models.decoder import AttentionModel
 
 
@@ -102,7 +102,6 @@ class KvCache:
         self.on_idle: OnIdle | None = None
         self.on_part: OnEvict | None = None
         self.on_forgotten: Callable[[Hash], None] | None = None
-        self._ops = model.ops
         root, caching = root_hash(self.fingerprint.model, self.fingerprint.dtype), config.prefix_caching
         told = {"on_evict": self._evicted, "on_idle": self._idle}
         self.pool: BlockPool
@@ -191,8 +190,8 @@ class KvCache:
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in every layer."""
-        for group, layer in zip(self.group_of, self._memory.layers, strict=True) if blocks else ():
-            self._ops.clear_blocks(layer, self.pool.own_blocks(group, blocks))
+        for layer in range(len(self.group_of)) if blocks else ():
+            self._memory.clear_blocks(layer, blocks)
 
     def _evicted(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_evict is not None:
@@ -213,7 +212,7 @@ class KvCache:
 def layout_of(layers: Iterable[KeptShape]) -> str:
     """E.g. "v1: 24 x 2 heads of 64 + 64, 3 x 1 heads of 576, 9 x a state of 548864"."""
     runs = [(shape, len(list(run))) for shape, run in itertools.groupby(layers)]
-    return f"v{LAYOUT}: {', '.join(f'{count} x {_kept(shape)}' for shape, count in runs)}"
+    return f"v{LAYOUT}: {', '.join(f'{count} x {shape}' for shape, count in runs)}"
 
 
 def grouped_layout(groups: Sequence[KvGroup], layers: Sequence[KeptShape]) -> str:
@@ -225,9 +224,3 @@ def grouped_layout(groups: Sequence[KvGroup], layers: Sequence[KeptShape]) -> st
         )
         found.append(f"{what}, layers {group.layers}: {layout_of(layers[layer] for layer in group.layers)}")
     return "; ".join(found)
-
-
-def _kept(shape: KeptShape) -> str:
-    if isinstance(shape, StateShape):
-        return f"a state of {shape.numbers}"
-    return f"{shape.heads} heads of {shape.key}" + ("" if shape.value is None else f" + {shape.value}")

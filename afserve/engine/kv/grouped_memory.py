@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup
-from afserve.kernels.cache import Copied, KeptShape, LayerCache
+from afserve.kernels.cache import Copied, KeptShape, LayerCache, expect_bytes
 from afserve.kernels.memory_part import MemoryPart
 from afserve.kernels.ops import Ops
 
@@ -71,11 +71,7 @@ class GroupedMemory:
 
     def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
         """As `read`, into memory of the host; it is there when this returns. Raises ValueError."""
-        if tuple(rows_NY.shape) != (len(blocks), self.block_bytes) or rows_NY.dtype is not torch.uint8:
-            raise ValueError(
-                f"rows_NY: shape {tuple(rows_NY.shape)} of {rows_NY.dtype}, expected "
-                f"{(len(blocks), self.block_bytes)} of {torch.uint8}"
-            )
+        expect_bytes("rows_NY", rows_NY, (len(blocks), self.block_bytes))
         rows_NY.copy_(self.read(blocks))
         return None
 
@@ -107,6 +103,11 @@ class GroupedMemory:
         group, at = self._place[layer]
         table = self._table(group, blocks)
         self._caches[group].write_layer(at, table, bytes_NY.reshape(len(table), -1))
+
+    def clear_blocks(self, layer: int, blocks: Sequence[int]) -> None:
+        """Zero what these blocks have of one layer."""
+        group, at = self._place[layer]
+        self._caches[group].clear_blocks(at, self._table(group, blocks))
 
     def _table(self, group: int, blocks: Sequence[int]) -> Sequence[int]:
         return self._pool.own_blocks(group, blocks)

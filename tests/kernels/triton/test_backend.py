@@ -16,6 +16,7 @@ from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels.conftest import on_their_own
+from tests.kernels.packing import pack_experts
 
 EXACT = Ops(Reference(), torch.device("cpu"), 1)
 
@@ -140,12 +141,12 @@ def test_ffn_layer(device, ops, close):
     gate_up, down = torch.randn(experts, 2 * inner, hidden) / 6, torch.randn(experts, hidden, inner) / 5
     gate_up, down = gate_up.bfloat16(), down.bfloat16()
     x_d, norm_d, gate_d = on(device, x, norm, gate)
-    packed = ops.pack_experts(*on(device, gate_up, down))
+    packed = pack_experts(ops, *on(device, gate_up, down))
     normed = ops.rms_norm(x_d, norm_d, 1e-6)
     expert_TK, weight_TK = ops.route(normed, gate_d, None, RouterRule(2, Scoring.SOFTMAX, renormalise=True))
     out = torch.ones_like(x_d)
     ops.expert_ffn(normed, expert_TK, weight_TK, packed, out, add=True)
-    exact = EXACT.pack_experts(gate_up.double(), down.double())
+    exact = pack_experts(EXACT, gate_up.double(), down.double())
     truth = torch.ones(rows, hidden, dtype=torch.float64)
     chosen = expert_TK.cpu(), weight_TK.cpu().double()
     EXACT.expert_ffn(normed.cpu().double(), *chosen, exact, truth, add=True)

@@ -1,0 +1,186 @@
+"""A node on several devices, pretended ones: heads and their keys and values are split over them, and an all-reduce
+joins what they add between attention and router. The tokens are those of one device, and of transformers."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from afserve.config import ModelSource
+from afserve.engine.build import colocated, spec_of
+from afserve.engine.kv.groups import GroupKind, KvGroup
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.errors import ConfigError
+from afserve.models.head_share import HeadShare
+from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
+from tests.engine.pretended_devices import Devices, add_in_order, colocated_on
+from tests.families.tiny import TINY, build
+
+# Heads over key/value heads: 4/2, 4/1 within a window, 4 over a latent, 4 over a latent without a rank of the query,
+# with biases and sinks, with gates beside the heads.
+SPLIT = [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v3", 4), ("v3-yarn-noq", 2),
+         ("v3-tied-half", 4), ("gptoss", 2), ("gptoss", 4), ("qwen3-tied", 4), ("glm4", 2), ("llama4", 4),
+         ("qwen3-next", 2)]  # fmt: skip
+
+
+class CountedJoint:
+    """`add_in_order` that notes the rows it was called with."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.devices: set[int] = set()
+
+    def __call__(self, parts: Sequence[Tensor]) -> Tensor:
+        assert {(part.shape, part.dtype) for part in parts} == {(parts[0].shape, torch.float32)}
+        self.rows.append(len(parts[0]))
+        self.devices.add(len(parts))
+        return add_in_order(parts)
+
+
+@pytest.fixture
+def source_of(tmp_path, tiny_checkpoint):
+    def source(name, dtype="float32"):
+        folder = build(name, tmp_path) if name in TINY and name != "qwen3-next" else tiny_checkpoint(name)
+        return ModelSource(str(folder), name, dtype=dtype)
+
+    return source
+
+
+def fields_of(name):
+    return {"block_size": 16} if name == "llama4" else {}
+
+
+@pytest.mark.parametrize(("name", "devices"), SPLIT)
+def test_the_tokens_are_those_of_one_device(name, devices, source_of):
+    source, asked, joint = source_of(name), requests(prompts()), CountedJoint()
+    node = colocated_on(Devices(devices, joint), source, config(**fields_of(name)))
+    tokens = collect(drive(node, asked))
+    assert tokens == collect(drive(colocated(source, config(**fields_of(name))), asked))
+    assert joint.devices == {devices}
+    spec = spec_of(source)
+    halves = sum(spec.layer(at).attention.kind != "linear" for at in range(spec.layers))
+    assert len(joint.rows) == node.stats().steps * halves, "once in each half of each step"
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v2-groups", 4)]
+)
+@pytest.mark.parametrize("experts", [1, 2])
+def test_with_experts_elsewhere(name, devices, experts, source_of, expected):
+    source = source_of(name)
+    cluster = LocalCluster.build(
+        source, config(micro_batches=2, max_batch_tokens=12), experts=experts, load_half=Devices(devices)
+    )
+    assert collect(cluster.run(requests(prompts()))) == expected(name)
+    again = list(cluster.run(requests(prompts())))
+    assert collect(again) == expected(name)
+    assert sum(event.cached_tokens for event in again) == 16 + 32, "whole blocks of 8, one token left over"
+    cluster.attention[0].check()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("name", "devices"), [("qwen3", 4), ("v3", 2)])
+def test_preemption(name, devices, caching, source_of, expected):
+    tight = config(kv_blocks=15, micro_batches=2, prefix_caching=caching, max_batch_tokens=9)
+    node = colocated_on(Devices(devices), source_of(name), tight)
+    assert collect(drive(node, requests(prompts()))) == expected(name)
+    assert node.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_does_not_depend_on_its_batch(name, dtype, source_of):
+    """To the bit: log-probabilities of a request alone are those among others."""
+    pytest.importorskip("afserve.kernels._native", reason="single rows of PyTorch's products have other bits")
+    source = source_of(name, dtype)
+    params = SamplingParams(max_tokens=20, temperature=0.0, logprobs=3, ignore_eos=True)
+
+    def answers(texts):
+        node = colocated_on(Devices(2), source, config())
+        events = drive(node, [GenerationRequest(i, text, params) for i, text in enumerate(texts)])
+        return [[e.logprobs for e in events if e.handle == i] for i in range(len(texts))]
+
+    texts = prompts((5, 17, 33, 9))
+    assert answers(texts) == [answers([text])[0] for text in texts]
+
+
+def test_parts_are_added_in_the_order_of_devices():
+    generator = torch.Generator().manual_seed(3)
+    parts = [torch.randn((7, 33), generator=generator) * 10.0**at for at in range(4)]
+    kept = [part.clone() for part in parts]
+    wanted = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    assert torch.equal(add_in_order(parts), wanted)
+    assert not torch.equal(add_in_order(parts[::-1]), wanted), "or any order would do"
+    assert all(map(torch.equal, parts, kept))
+    assert torch.equal(add_in_order([part[2:3] for part in parts]), wanted[2:3])
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(
+    ("name", "computing", "reading"),
+    [("qwen3", 2, 1), ("qwen3", 1, 2), ("qwen3-tied", 4, 2), ("qwen3", 4, 4), ("v3", 2, 2)],
+)
+def test_blocks_move_between_nodes_of_several_devices(name, computing, reading, block_size, source_of):
+    """Blocks of a head's keys and values are the same wherever each head is kept once; else nodes have to be alike."""
+    source, settings = source_of(name), config(block_size=block_size)
+    first, second = (colocated_on(Devices(count), source, settings) for count in (computing, reading))
+    (prompt,) = prompts((2 * block_size + 3,))
+    (request,) = requests([prompt])
+    names = second.usable_names(request)
+    wanted = collect(drive(first, [request]))
+    found, there = first.blocks.find(names), second.blocks.reserve(2, copies=False)
+    assert len(found) == len(names) == 2 and first.kv.fingerprint == second.kv.fingerprint
+    payload = bytearray(first.block_bytes * 2)
+    assert second.blocks.fill(there, names, payload) != first.blocks.take(found, names, memoryview(payload))
+    assert second.blocks.fill(there, names, payload) == first.blocks.take(found, names, memoryview(payload))
+    for block, block_name in zip(there, names, strict=True):
+        second.blocks.publish(block, block_name)
+    second.blocks.release(there)
+    events = drive(second, [request])
+    assert collect(events) == wanted and events[0].cached_tokens == 2 * block_size
+    first.kv.clear(found[:1])
+    left = first.kv.read(found).bytes_NY
+    assert not left[0].any() and left[1].any()
+
+
+def test_heads_that_several_devices_keep_are_other_blocks(source_of):
+    source = source_of("qwen3")
+    one, two, four = (colocated_on(Devices(count), source, config()) for count in (1, 2, 4))
+    assert 2 * one.block_bytes == 2 * two.block_bytes == four.block_bytes, "two heads, each of them twice"
+    assert one.kv.fingerprint == two.kv.fingerprint != four.kv.fingerprint
+
+
+def test_groups_of_kv_on_several_devices(source_of):
+    """Two groups, in blocks of other sizes, both split."""
+    source, settings = source_of("mixtral-window"), config(max_batch_tokens=32, prefill_tokens=32)
+    window = KvGroup(GroupKind.WINDOW, (1, 2), 64, 4, window=20)
+    groups = KvGroup(GroupKind.FULL, (0,), settings.kv_blocks, 8), window
+    node = colocated_on(Devices(2), source, settings, groups)
+    for _ in range(2):
+        assert collect(drive(node, requests(prompts()))) == collect(
+            drive(colocated(source, settings), requests(prompts()))
+        )
+    assert node.stats().prefix_hits == 48
+
+
+def test_a_share_is_cut_where_heads_end():
+    rows = torch.arange(8)  # four heads of two
+    assert [HeadShare(i, 2).cut_rows(rows, 4).tolist() for i in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [HeadShare(i, 4).cut_rows(rows, 2).tolist() for i in range(4)] == [[0, 1, 2, 3]] * 2 + [
+        [4, 5, 6, 7]
+    ] * 2
+    assert HeadShare(1, 2).cut_columns(rows[None], 4).tolist() == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "said"),
+    [
+        ("qwen3", 3, "4 heads with 2 of keys and values are no 3 equal shares"),
+        ("olmoe", 2, "all heads together"),
+    ],
+)
+def test_what_is_not_split_is_refused(name, devices, said, source_of):
+    with pytest.raises(ConfigError, match=said):
+        colocated_on(Devices(devices), source_of(name), config())
