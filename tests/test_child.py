@@ -28,6 +28,7 @@ def test_a_module_is_not_taken_from_the_working_directory(beside_a_clone):
     assert output_of([*module("afserve"), "--version"]) == f"afserve {__version__}\n"
 
 
+@pytest.mark.slow
 def test_devices_are_asked_for_beside_a_clone(beside_a_clone):
     assert isinstance(probe_gpus(), Gpus)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bench import overload, phases, split_prompts, tables_phases, tables_start
 
 MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
@@ -37,6 +39,7 @@ def test_a_prompt_on_several_nodes(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_overload(monkeypatch):
     cases = [
         overload.Case(load, admits, warm=1.0, period=overload.BIN, prompt=200)

@@ -97,6 +97,7 @@ def test_a_sequence_goes_on_over_copies_of_its_blocks(name, backend, block_size,
     assert collect(events) == expected(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("here", "there", "tokens"), HAND_OVERS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_sequence_goes_on_in_another_cache(name, here, there, tokens, tiny_checkpoint, expected):

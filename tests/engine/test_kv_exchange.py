@@ -88,6 +88,7 @@ class Pair(World):
         assert not any(list(end.node.blocks.held) for end in self.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty", [0.0, 0.3])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_a_request_that_stayed(name, faulty, tiny_checkpoint, expected, monkeypatch):

@@ -223,6 +223,7 @@ def test_decoding_waits_less_than_with_pieces_of_rows_and_prompts_do_not_pay(nod
     assert ours["prompt_tok_s"] >= of_rows["prompt_tok_s"]
 
 
+@pytest.mark.slow
 def test_prompts_of_several_nodes_share_each_read_of_an_expert_and_decoding_does_not_pay(monkeypatch):
     """Although the rows of one message are enough for a call."""
     flood = Case("reading", FEW, SLOW * 3, period=0.5, **READING)

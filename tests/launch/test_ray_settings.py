@@ -126,6 +126,7 @@ def test_a_token_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         choose_site(RunSettings(token_file=tmp_path / "nowhere" / "token"), RaySettings())
 
 
+@pytest.mark.slow
 def test_a_local_run_never_imports_ray() -> None:
     """Nor does anything but the helper process of a run on Ray."""
     modules = "afserve.doors.llm, afserve.launch.run.up, afserve.launch.sites.ray"

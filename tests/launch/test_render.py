@@ -82,6 +82,7 @@ def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certs", [True, False])
 def test_kubernetes_takes_every_object(file: Path, certs: bool) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="afserve[test] has kubernetes-validate")

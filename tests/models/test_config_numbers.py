@@ -196,6 +196,7 @@ def test_the_configs_are_good(tmp_path):
         load_model(str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
@@ -208,6 +209,7 @@ def test_any_number_is_named_or_planned_for(tmp_path, examples):
     slightly_odd(check, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

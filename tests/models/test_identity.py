@@ -158,6 +158,7 @@ def test_a_role_needs_its_own_shards_only(folder):
         of(folder, ("expert",))
 
 
+@pytest.mark.slow
 def test_one_number_between_samples_is_seen_in_all_bytes_only(folder):
     """Four runs of 16 numbers of 19,200 are in the samples."""
     with ShardFile(folder / SINGLE) as file:

@@ -202,6 +202,7 @@ def told(lesson: Lesson) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_pass_teaches_every_fact_once_and_only_in_the_taught_wordings() -> None:
     feed = iter(Lessons(BPE, TOLD, 254, seed=3))
     asked: list[tuple[str, str]] = []
@@ -243,6 +244,7 @@ def test_what_does_not_fit_into_a_window_is_refused() -> None:
         lessons.conversation([lessons.turn(BPE, "Explain len." * 9, "Return it.")], 20)
 
 
+@pytest.mark.slow
 def test_facts_are_learnt_by_heart_and_recalled_only_when_whole() -> None:
     recipe = replace(
         SHORT,
@@ -282,6 +284,7 @@ def test_first_sentences(doc: str, sentence: str) -> None:
     assert facts.first_sentence(doc) == sentence
 
 
+@pytest.mark.slow
 def test_facts_of_this_interpreter() -> None:
     docs = corpus.documents()
     known = {fact.name: fact.sentence for fact in facts.known(docs)}

@@ -89,6 +89,7 @@ def test_what_cannot_be_is_refused(typed, why):
         parse_found(typed)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_tiers_bring(tmp_path):
     def planned(*more, asked=ASKED):
         result = CliRunner().invoke(plan, [*asked, *more])

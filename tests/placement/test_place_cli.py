@@ -201,6 +201,7 @@ def test_the_file_may_stand_without_its_option(counts, tmp_path):
     assert out == "no routing counts to place by; give a FILE of them, or --counts FILE\n"
 
 
+@pytest.mark.slow
 def test_many_slots_of_one_expert_are_counted_soon(tmp_path):
     path = tmp_path / "counts.json"
     path.write_text('{"counts": [[1, 2]]}')

@@ -143,6 +143,7 @@ ONE_MACHINE = (
 )
 
 
+@pytest.mark.slow
 @settings(DRAWN, max_examples=20)  # each fits a whole engine
 @given(rows=spoiled(calibration()), more=st.sampled_from(["", ONE_MACHINE]))
 @example(rows=calibration(), more=ONE_MACHINE)

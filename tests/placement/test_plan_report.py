@@ -109,6 +109,7 @@ def test_the_page_says_what_the_plan_says(capsys: pytest.CaptureFixture[str], tm
     assert pytest.approx(best["usd_per_mtok"], rel=1e-3) in on_its_curve
 
 
+@pytest.mark.slow
 def test_the_same_question_gives_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     write(capsys, SMALL.split(), tmp_path)
@@ -194,6 +195,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str,
     assert said.err.startswith("error: --report ") and said.err.count("\n") == 1 and words in said.err
 
 
+@pytest.mark.slow
 def test_the_picture_and_what_it_needs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +286,7 @@ def test_what_was_typed_is_told_from_defaults(capsys: pytest.CaptureFixture[str]
     assert values["question"].endswith("--input 'lognormal 800 300' --output 100 --decode-only --mean")
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pool=st.sampled_from(["h20=2@1e-6", "cpu-host=2@1e6", "dgx-spark=3"]),

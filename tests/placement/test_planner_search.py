@@ -80,6 +80,7 @@ def test_bisection_finds_what_enumeration_finds(
     assert tried > 50
 
 
+@pytest.mark.slow
 def test_best_plan_is_the_best_of_all_layouts_and_batches() -> None:
     asked = question("qwen3-30b-a3b", {"l40s": 4, "h20": 3}, 0.04)
     best = answer(asked).plans[0]
@@ -98,6 +99,7 @@ def test_best_plan_is_the_best_of_all_layouts_and_batches() -> None:
     assert best.usd_per_hour / best.tok_s == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ("dollar", "device", "watt", "latency", "speed", "count"))
 def test_each_objective_wins_its_own_race(objective: str) -> None:
     more = {"tokens_per_second": 20000.0} if objective == "count" else {}
@@ -145,6 +147,7 @@ def test_two_pools_of_512_search_every_layout() -> None:
     assert all(plan.tpot <= 0.05 for plan in found.plans)
 
 
+@pytest.mark.slow
 def test_step3_conclusions_with_efficiencies_too() -> None:
     asked = question("step-3", {"h800": 512, "h20": 512}, 0.05)
     step3 = answer(replace(asked, setting=replace(asked.setting, workload=fixed_context(8192)))).best("afd")
@@ -162,6 +165,7 @@ def test_verdicts_give_a_reason() -> None:
     assert "link" in verdict(poor, answer(poor))
 
 
+@pytest.mark.slow
 def test_three_pools_each_of_its_own_hardware() -> None:
     asked = question("deepseek-v3", {"h800": 40, "h20": 32}, prompts=(HERE, APART))
     lengths = from_lengths(Lengths(2000), Lengths(500))

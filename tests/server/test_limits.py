@@ -108,6 +108,7 @@ async def send_all(server, requests):
         await asyncio.gather(*(one(sent) for sent in requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

@@ -205,12 +205,13 @@ def crowd(server, stack, connections, stalled, readers):
         stack.enter_context(connect(server)).sendall(POST % len(ask) + ask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("connections", "stalled", "readers"),
     [(300, 4, 2), pytest.param(5000, 40, 20, marks=pytest.mark.long)],
 )
 def test_a_second_client_is_served_and_memory_is_bounded(
-    frozen_heap, make_backend, run_server, connections, stalled, readers
+    make_backend, run_server, connections, stalled, readers
 ):
     backend = make_backend(eos=False)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
@@ -234,6 +235,7 @@ def test_a_second_client_is_served_and_memory_is_bounded(
         assert server.app.state.service.bodies.held_bytes <= 4 << 23
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_is_cancelled_by_name(make_backend, run_server):
     backend = make_backend(eos=False, reply="x" * 200)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
@@ -254,6 +256,7 @@ def test_a_reader_that_does_not_read_is_cancelled_by_name(make_backend, run_serv
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_whole_answer_that_is_not_read_is_dropped(make_backend, run_server):
     backend = make_backend(eos=False)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)

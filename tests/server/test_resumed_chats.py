@@ -66,6 +66,7 @@ def roomy(make_backend):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_event", [1, 7])
 def test_calls_go_on_behind_any_event_at_any_server(roomy, run_server, per_event):
     with run_server(roomy(reply=CALLS, per_event=per_event)) as one, run_server(roomy(reply=CALLS)) as two:

@@ -219,6 +219,7 @@ def test_a_template_that_cannot_be_compiled(folder_with, tokenizer):
     asyncio.run(start())
 
 
+@pytest.mark.slow
 def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
     folder = folder_with(WHEN_ASKED.replace("%s", NESTED))
 
@@ -292,11 +293,12 @@ def test_one_who_gives_up_leaves_no_answer_to_the_next(folder_with, tokenizer):
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_other_requests_go_on_while_a_template_runs(make_backend, run_server, folder_with, tokenizer):
     backend = make_backend()
     folder = folder_with(WHEN_ASKED.replace("%s", NESTED))
     backend.model = type(backend.model)("tiny", str(folder), 256, 400, 1)
-    with run_server(backend, text_seconds=2) as server, httpx.Client(base_url=server.url) as http:
+    with run_server(backend, text_seconds=1) as server, httpx.Client(base_url=server.url) as http:
         with httpx.Client(base_url=server.url, timeout=60) as bomber:
             import threading
 
