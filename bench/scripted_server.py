@@ -59,25 +59,34 @@ async def _end(server: asyncio.Server) -> None:
 
 async def _client(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     script.connections += 1
-    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-        while head := await _head(reader):
-            script.heads.append(head)
-            length = next(
-                (int(x[15:]) for x in head.lower().split("\r\n") if x.startswith("content-length:")), 0
-            )
-            body = await reader.readexactly(length)
-            if head.startswith("HEAD"):
-                writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
-            elif head.startswith("GET"):
-                _plain(writer, 200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-            else:
-                number = len(script.bodies)
-                script.bodies.append(json.loads(body))
-                await _answer(script, number, writer)
-            await writer.drain()
-            if script.close_after:
-                break
-    writer.close()
+    try:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await _converse(script, reader, writer)
+    except asyncio.CancelledError:
+        writer.transport.abort()
+        raise
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()  # or its loop may end before
+
+
+async def _converse(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while head := await _head(reader):
+        script.heads.append(head)
+        length = next((int(x[15:]) for x in head.lower().split("\r\n") if x.startswith("content-length:")), 0)
+        body = await reader.readexactly(length)
+        if head.startswith("HEAD"):
+            writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
+        elif head.startswith("GET"):
+            _plain(writer, 200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+        else:
+            number = len(script.bodies)
+            script.bodies.append(json.loads(body))
+            await _answer(script, number, writer)
+        await writer.drain()
+        if script.close_after:
+            return
 
 
 async def _head(reader: asyncio.StreamReader) -> str:

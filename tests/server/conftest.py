@@ -1,6 +1,7 @@
 """A tiny real tokenizer, a scripted engine, and the HTTP server on a real socket in a thread."""
 
 import asyncio
+import gc
 import json
 import threading
 from array import array
@@ -322,6 +323,13 @@ def nodes() -> tuple[NodeView, ...]:
         NodeView("attention-0", "attention", "ready", 11, 0.1, 1 << 20, attention),
         NodeView("expert-0", "expert", "ready", 12, 0.2, 2 << 20, ExpertStats(5, 40, 4, 0.5, 0.1)),
     )
+
+
+@pytest.fixture
+def frozen_heap() -> None:
+    """As in the gateway: full collections do not walk what is there from the start."""
+    gc.collect()
+    gc.freeze()
 
 
 class Server:

@@ -84,7 +84,7 @@ class LoopTime:
 
 
 @pytest.fixture
-def loop_time(monkeypatch) -> LoopTime:
+def loop_time(frozen_heap, monkeypatch) -> LoopTime:
     return LoopTime(monkeypatch)
 
 

@@ -211,7 +211,7 @@ def crowd(server, stack, connections, stalled, readers):
     [(300, 4, 2), pytest.param(5000, 40, 20, marks=pytest.mark.long)],
 )
 def test_a_second_client_is_served_and_memory_is_bounded(
-    make_backend, run_server, connections, stalled, readers
+    frozen_heap, make_backend, run_server, connections, stalled, readers
 ):
     backend = make_backend(eos=False)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
