@@ -120,18 +120,17 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
             f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",
             f"one latent, and qk_nope_head_dim + qk_rope_head_dim = {a.nope_dim + a.rope_dim}",
         )
-    if a.window:
-        yield _unsupported(f"sliding_window: {a.window} with latent attention", "all of the context")
-    if a.sinks:
-        yield _unsupported("attention sinks with latent attention", "grouped-query attention")
-    if a.chunk:
-        yield _unsupported(f"attention_chunk_size: {a.chunk} with latent attention", "all of the context")
-    if a.clip is not None or a.scale is not None or a.out_scale != 1.0 or a.temperature is not None:
-        yield _unsupported("clipped or scaled latent attention", "grouped-query attention")
-    if a.gated:
-        yield _unsupported("a gated output of latent attention", "grouped-query attention")
-    if a.qk_norm:
-        yield _unsupported("norms on the heads of latent attention", "norms on its two latents")
+    grouped, scaled = "grouped-query attention", (a.clip, a.scale, a.temperature) != (None, None, None)
+    for asked, what, instead in (
+        (a.window, f"sliding_window: {a.window} with latent attention", "all of the context"),
+        (a.sinks, "attention sinks with latent attention", grouped),
+        (a.chunk, f"attention_chunk_size: {a.chunk} with latent attention", "all of the context"),
+        (scaled or a.out_scale != 1.0, "clipped or scaled latent attention", grouped),
+        (a.gated, "a gated output of latent attention", grouped),
+        (a.qk_norm, "norms on the heads of latent attention", "norms on its two latents"),
+    ):
+        if asked:
+            yield _unsupported(what, instead)
 
 
 def _unsupported(what: str, *instead: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from starlette.requests import Request
 from starlette.types import Scope
 
 from afserve.clock import Clock, WallClock
@@ -66,6 +67,10 @@ def account_of(scope: Scope) -> Account:
     """Of a request that has passed the gate."""
     found = scope.get("state", {}).get(STATE)
     return found if isinstance(found, Account) else Account()
+
+
+def owner_of(request: Request) -> str:
+    return account_of(request.scope).owner
 
 
 class Accounts:

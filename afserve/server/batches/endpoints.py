@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from afserve.clock import WallClock
 from afserve.errors import RequestError, shown
-from afserve.server.access.accounts import account_of
+from afserve.server.access.accounts import owner_of
 from afserve.server.answers.writer import Whole
 from afserve.server.batches.batch import checked
 from afserve.server.batches.files import PURPOSES, FileStore
@@ -130,10 +130,6 @@ def _metadata(fields: Fields) -> Mapping[str, object] | None:
             f"is not at most {MAX_METADATA} pairs of texts of at most {MAX_METADATA_CHARACTERS} characters",
         )
     return given.raw()
-
-
-def owner_of(request: Request) -> str:
-    return account_of(request.scope).owner
 
 
 MOST = 10_000  # of a page, as OpenAI has it for files

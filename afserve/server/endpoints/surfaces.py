@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.clock import Clock, WallClock
 from afserve.errors import CapacityError, NotFoundError, shown
-from afserve.server.access.accounts import account_of
+from afserve.server.access.accounts import account_of, owner_of
 from afserve.server.answers.answer import Keep
 from afserve.server.answers.answering import Watched
 from afserve.server.answers.generation import Task
@@ -224,20 +224,16 @@ class Responses(Spoken):
 
     async def show_response(self, request: Request) -> Response:
         refuse_known(Fields(request.query_params), _WHOLE)
-        stored = await self._store.get_response(_owner(request), request.path_params["response_id"])
+        stored = await self._store.get_response(owner_of(request), request.path_params["response_id"])
         return Whole([stored.body], self._service.settings.write_deadline)
 
     async def delete_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        await self._store.delete_response(_owner(request), response_id)
+        await self._store.delete_response(owner_of(request), response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         refuse_known(Fields(request.query_params), _ALL_ITEMS)
-        stored = await self._store.get_response(_owner(request), request.path_params["response_id"])
+        stored = await self._store.get_response(owner_of(request), request.path_params["response_id"])
         lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
         return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)
-
-
-def _owner(request: Request) -> str:
-    return account_of(request.scope).owner

@@ -33,6 +33,7 @@ from afserve.errors import (
     shown,
 )
 from afserve.server.bodies.prepared import ContextLengthError
+from afserve.server.http.access_log import REQUEST_ID, named
 
 log = logging.getLogger("afserve.server")
 MOST_NAMED = 3
@@ -169,7 +170,7 @@ async def on_afserve_error(request: Request, error: Exception) -> Response:
     if error.status >= 500:
         # A prober asks /ready until it is: that is not news.
         level = logging.DEBUG if request.url.path == "/ready" else logging.WARNING
-        log.log(level, "%s: %s", _route(request), error.message, extra=_id(request))
+        log.log(level, "%s: %s", named(request.scope), error.message, extra=_id(request))
     return refusal(error, request.url.path)
 
 
@@ -207,14 +208,10 @@ def _closest_routes(path: str, routes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))[:MOST_NAMED]
 
 
-def _route(request: Request) -> str:
-    return f"{request.method} {getattr(request.scope.get('route'), 'path', 'none')}"
-
-
 def _id(request: Request) -> dict[str, str]:
-    return {"request_id": request.scope.get("state", {}).get("request_id", "")}
+    return {REQUEST_ID: request.scope.get("state", {}).get(REQUEST_ID, "")}
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    log.error("%s: a bug, see below", _route(request), extra=_id(request))
+    log.error("%s: a bug, see below", named(request.scope), extra=_id(request))
     return json_response(body_for(request.url.path, None), 500, {"connection": "close"})

@@ -9,6 +9,7 @@ from afserve import __version__
 from afserve.server.replies.choice import TextPiece
 
 DONE = b"data: [DONE]\n\n"
+text_of = encode_basestring  # as `encode` does it, without what it does for other values
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -66,11 +67,6 @@ def _fingerprint(model: str) -> str:
 
 def encode(value: object) -> str:
     return _ENCODER.encode(value)
-
-
-def text_of(text: str) -> str:
-    """As `encode` does it, without what it does for other values."""
-    return encode_basestring(text)
 
 
 def inner(text: str) -> str:
