@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -351,7 +351,7 @@ def test_copies_and_news_of_the_cache_cost_no_step(caplog):
     copier._buddies[0].offered = None  # type: ignore[assignment]  # planted
     copier.settled(5, 1)
     assert copier._buddies[0].offer != 5 or len(told(caplog)) == 2
-    teller = PrefixTeller(HeldPrefixes(), SimpleNamespace(lives=broken), clock)
+    teller = PrefixTeller(HeldPrefixes(), cast(Any, SimpleNamespace(lives=broken)), clock)
     clock.advance(5.0)
     teller.look()
     assert len(told(caplog)) >= 2

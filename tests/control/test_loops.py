@@ -2,6 +2,7 @@
 
 from collections import deque
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -108,7 +109,7 @@ class ScriptedGateways:
 
 class ScriptedExperts(ExpertPeers):
     def __init__(self):
-        super().__init__(SimpleNamespace(), Peers(()), GRACE, print, print, FakeClock())
+        super().__init__(cast(Any, SimpleNamespace()), Peers(()), GRACE, print, print, FakeClock())
 
     def look(self):
         pass
@@ -488,7 +489,9 @@ class ScriptedExpert(ScriptedBank):
 def test_expert_serves_until_told_to_stop(lost, polls, waits):
     """What a wait has found is computed before the loop looks at commands."""
     node, stream = ScriptedExpert(lost), ScriptedStream([], [], [], [Drain()], [Shutdown()])
-    ExpertLoop(node, node.filler, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
+    ExpertLoop(
+        cast(Any, node), node.filler, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream
+    ).run()
     assert (node.polls, node.waits) == (polls, waits)
     assert stream.sent == [Drained()]
 
@@ -539,7 +542,7 @@ def test_an_expert_node_that_cannot_read_says_so_and_goes_on():
     experts = ScriptedBank()
     idle: list[list[ToNode]] = [[] for _ in range(4)]
     stream = ScriptedStream([FillSlots(wider)], *idle, [FillSlots(wider.with_epoch(2))], *idle, [Shutdown()])
-    loop = ExpertLoop(experts, experts.filler, before, 0, stream)
+    loop = ExpertLoop(cast(Any, experts), experts.filler, before, 0, stream)
     while len(stream.script) > 6:
         loop.turn()
     assert stream.sent == [Unfilled(1, ((0, 2),), "model.safetensors: cannot be read: Input/output error")]

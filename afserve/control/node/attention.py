@@ -1,4 +1,4 @@
-"""An attention node as a process: requests come from the gateways, events go back, one message per step and gateway.
+"""The loop of an attention node: requests come from the gateways, events go back, one message per step and gateway.
 
 It blocks where there is nothing to do: on its inbox, and what moves KV blocks, while idle, on the link while replies
 are in flight. A request's id tells whose it is. The node keeps a request until its gateway has acknowledged the end of
@@ -6,29 +6,21 @@ it, or has been away too long.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from afserve.clock import AwakeClock, Clock, MonotonicClock
-from afserve.comm.kv.reach import address_of, listen_at
+from afserve.clock import Clock, MonotonicClock
 from afserve.comm.kv.source import KvSource
 from afserve.control.copies import keepers_of
-from afserve.control.node.beginning import freeze_heap, identify, meet, spans_of
-from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.gateways import FromGateway, GatewayStreams
-from afserve.control.node.heartbeat import HeartbeatThread
-from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.peers import ExpertPeers, Reached
-from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.recording import Recorder
-from afserve.control.node.report import Report, Reporter, silent
+from afserve.control.node.report import Report, silent
 from afserve.control.node.stream import ControlStream
-from afserve.control.node.tracing import sent
 from afserve.control.wire import values
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.request_values import (
     Acknowledge,
-    Attend,
     Cancel,
     Refused,
     Resume,
@@ -36,17 +28,16 @@ from afserve.control.wire.request_values import (
     ToAttention,
     Tokens,
 )
-from afserve.credentials import Credentials
-from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest, TokenEvent
-from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
-from afserve.member import AttentionPhase, Role, attention_node
-from afserve.placement.placement import Placement
-from afserve.trace import Slice, Trace
+from afserve.member import attention_node
+
+if TYPE_CHECKING:
+    from afserve.engine.attention_node import AttentionNode
+    from afserve.engine.kv.moving.moves import KvMoves
 
 _DIALLING = 0.05  # of an idle node that has a gateway to call again
-_IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
+IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
 _TOGETHER = 0.004  # tokens of steps shorter than this go out together: a message costs a tenth of such a step
 _MOVING = 0.005  # while KV blocks come or go
 _ROUND = 0.004  # between two looks of a busy node at what is not its step: a tenth of a step's Python calls
@@ -57,103 +48,17 @@ class Moved:
     """In the node's inbox: there is something for `KvMoves.turn`."""
 
 
-class AttentionEngine(Protocol):
-    """What this loop needs of `engine.attention_node.AttentionNode`."""
-
-    stalled: bool
-    trace: Trace | None
-
-    def drawn_open(self) -> list[Slice]: ...
-
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def under_way(self) -> bool: ...
-    @property
-    def held(self) -> bool: ...
-    def submit(self, request: GenerationRequest) -> None: ...
-    def cancel(self, handle: int) -> None: ...
-    def step(self) -> list[TokenEvent]: ...
-    def wait(self, timeout: float) -> None: ...
-    def adopt(self, placement: Placement) -> None: ...
-    def in_phase(self, phase: AttentionPhase) -> None: ...
-    @property
-    def settled(self) -> bool: ...
-
-
-def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat: HeartbeatThread) -> None:
-    from afserve.control.node.wiring import build_attention, kv_place
-    from afserve.engine.kv.moving.open import open_kv
-
-    progress, tell, listener = (
-        stream.progress("attention weights"),
-        identify(stream),
-        listen_at(stream.own_address()),
-    )
-    credentials = Credentials(stream.token, stream.certificates, assigned.life.generation)
-    rendezvous = meet(stream, address_of(listener, stream.certificates))
-    node, first, close = build_attention(assigned, progress, rendezvous, tell, credentials)
-    place = kv_place(stream, assigned, credentials, lambda: stream.deliver(Moved()))
-    kv = open_kv(node, listener, place)
-    nodes = assigned.deployment.count(Role.ATTENTION)
-
-    def stats() -> AttentionStats:
-        return node.stats(kv.stats(), kv.tiers())
-
-    drawn = stats if node.trace is None else DrawnCounts(stats, node.trace)
-    report = Reporter(heartbeat, stream, drawn, node.take_routed, attention=nodes)
-    freeze_heap()
-    spans = spans_of(assigned)
-    journal = Journal(str(assigned.node), None if spans is None else spans.put)
-    kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE), journal)
-
-    def attend(gateway: int) -> Attend:
-        return Attend(assigned.life, kept.held(gateway))
-
-    gateways = GatewayStreams(
-        attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
-    )
-    if node.unread and assigned.node.index == 0:  # the others have read the same
-        stream.send(values.Noted(node.unread, warning=True))
-    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
-    try:
-        silence = assigned.deployment.silence
-        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
-        node.in_phase(assigned.deployment.phase(assigned.node.index))
-        tell_prefixes = PrefixTeller(node.prefixes, gateways).look
-        loop = AttentionLoop(
-            node,
-            stream,
-            gateways,
-            experts,
-            kept,
-            kv,
-            report,
-            index=assigned.node.index,
-            look=tell_prefixes,
-            copies=assigned.deployment.engine.kv_copies,
-        )
-        with node.stepping(), sent(node.trace, stream.send, assigned.deployment):
-            loop.run()
-    finally:
-        gateways.close()
-        kv.close()
-        close()
-        if spans is not None:
-            spans.close()
-
-
 class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the controller's stream ends."""
 
     def __init__(
         self,
-        node: AttentionEngine,
+        node: "AttentionNode[Any]",
         stream: ControlStream,
         gateways: GatewayStreams,
         experts: ExpertPeers,
         kept: KeptRequests,
-        kv: KvMoves,
+        kv: "KvMoves",
         report: Report = silent,
         clock: Clock | None = None,
         index: int = 0,
@@ -247,7 +152,7 @@ class AttentionLoop:
             return 0.0
         if self._kv.busy or self._recorder.active:
             return _MOVING
-        return _DIALLING if self._gateways.waiting else _IDLE
+        return _DIALLING if self._gateways.waiting else IDLE
 
     def _step(self) -> None:
         """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts."""

@@ -3,9 +3,8 @@
 Slots of a coming placement are filled by a thread of the engine's; this loop only starts it and reports its end.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from afserve.control.node.beginning import freeze_heap, identify, spans_of
 from afserve.control.node.heartbeat import HeartbeatThread
@@ -18,27 +17,15 @@ from afserve.control.wire import values
 from afserve.credentials import Credentials
 from afserve.engine.filler import Filler
 from afserve.errors import PeerLost, ProtocolError
-from afserve.member import AttentionPhase, expert_node
+from afserve.member import expert_node
 from afserve.placement.migrate import SlotUse
 from afserve.placement.placement import Placement
-from afserve.trace import Slice, Trace
+
+if TYPE_CHECKING:
+    from afserve.engine.expert_node import ExpertNode
 
 _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a command is seen
 _PARKED_BUSY = 0.005  # while slots are filled, or it records
-
-
-class ExpertEngine(Protocol):
-    """What this loop needs of `engine.expert_node.ExpertNode`."""
-
-    trace: Trace | None
-
-    def drawn_open(self) -> list[Slice]: ...
-
-    def poll(self) -> int: ...
-    def wait(self, timeout: float) -> object: ...
-    def accept(self, epoch: int) -> None: ...
-    def retire(self, epoch: int) -> None: ...
-    def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None: ...
 
 
 def serve_expert(stream: ControlStream, assigned: values.Assigned, heartbeat: HeartbeatThread) -> None:
@@ -72,7 +59,7 @@ class ExpertLoop:
 
     def __init__(
         self,
-        node: ExpertEngine,
+        node: "ExpertNode",
         filler: Filler,
         placement: Placement,
         index: int,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.transport import Dialled
@@ -17,16 +17,8 @@ from afserve.errors import AfserveError
 
 _AGAIN_SECONDS = 0.25  # between two attempts to reach one
 
-
-class ExpertSide(Protocol):
-    """What this needs of `engine.attention_node.AttentionNode`."""
-
-    @property
-    def present(self) -> frozenset[int]: ...
-    def lose(self, expert: int, why: str) -> None: ...
-    def dial(self, expert: int, address: str, timeout: float) -> Dialled: ...
-    def attach(self, dialled: Dialled) -> None: ...
-    def owing(self) -> dict[int, float]: ...
+if TYPE_CHECKING:
+    from afserve.engine.attention_node import AttentionNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class ExpertPeers:
 
     def __init__(
         self,
-        node: ExpertSide,
+        node: "AttentionNode[Any]",
         first: Peers,
         silence: float,
         deliver: Callable[[Reached], None],

@@ -4,10 +4,10 @@ A gateway that begins, or has lost its stream, knows what to route by within a s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
+from afserve.control.node.gateways import GatewayStreams
 from afserve.control.wire.request_values import Prefixes
 from afserve.engine.kv.prefix_keys import HeldPrefixes
 
@@ -15,15 +15,8 @@ SECONDS = 1.0  # between two messages with what changed
 MOST_KEYS = 1 << 13  # of one message: 64 KiB
 
 
-class Streams(Protocol):
-    """What this needs of `gateways.GatewayStreams`."""
-
-    def lives(self) -> Mapping[int, int]: ...
-    def send(self, gateway: int, value: Prefixes) -> None: ...
-
-
 class PrefixTeller:
-    def __init__(self, held: HeldPrefixes, streams: Streams, clock: Clock | None = None) -> None:
+    def __init__(self, held: HeldPrefixes, streams: GatewayStreams, clock: Clock | None = None) -> None:
         self._held, self._streams, self._clock = held, streams, clock or MonotonicClock()
         self._told: Mapping[int, int] = {}  # by gateway, the life of the stream that was told everything
         self._said = self._clock.now()

@@ -91,7 +91,7 @@ def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
 
 
 def default_roles() -> Mapping[Role, Serve]:
-    from afserve.control.node.attention import serve_attention
+    from afserve.control.node.attention_process import serve_attention
     from afserve.control.node.expert import serve_expert
 
     return {Role.ATTENTION: serve_attention, Role.EXPERT: serve_expert}

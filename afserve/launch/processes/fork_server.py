@@ -124,7 +124,7 @@ def _roles(order: Order, listening: int | None) -> "Mapping[Role, Serve]":
 def preload() -> None:
     """Without the collector, which takes a sixth of the time; frozen, so that children share the pages."""
     gc.disable()
-    import afserve.control.node.attention
+    import afserve.control.node.attention_process
     import afserve.control.node.expert
     import afserve.control.node.wiring  # noqa: F401
 
