@@ -5,6 +5,8 @@
 #else
 #pragma GCC target("avx2,fma,f16c")
 #endif
+#include <cpuid.h>
+
 #define VECTOR_BYTES 32
 #define GEMM_ROWS 3
 #define GEMM_VECTORS 4
@@ -12,12 +14,26 @@
 #include "compact_avx2.h"
 #include "words_avx2.h"
 
+void gemm_int8_words_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);  // words_avxvnni.cpp
+void gemm_int4_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
+
+namespace {
+
+// Leaf 7, sub-leaf 1, EAX: bit 4 AVX-VNNI.
+bool has_avx_vnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
+}  // namespace
+
 const Isa* avx2_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("avx2", loops_of<bf16, gemm_avx2>(), loops_of<float, gemm_vector<float>>());
     made.compact = pack_avx2, made.expand = expand_avx2, made.compact_few_rows = compact_avx2;
     made.to_bytes = row_to_words<true>, made.gemm_bytes = gemm_int8_words;
     made.to_words = row_to_words<false>, made.gemm_words = gemm_int4_words;
+    if (has_avx_vnni()) made.gemm_bytes = gemm_int8_words_vnni, made.gemm_words = gemm_int4_words_vnni;
     return made;
   }();
   return &isa;

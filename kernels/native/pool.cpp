@@ -48,13 +48,15 @@ void Pool::start() {
 void Pool::share(int n, Call call, const void* task, bool within) {
   if (workers_.empty() && threads_ > 1) start();
   uint64_t round = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_ = round << 32 | CLOSED;
-  count_ = n;
-  done_ = 0;
-  call_ = call;
-  task_ = task;
-  within_ = within;
-  ticket_ = round << 32;
+  // In this order: who sees a field of this round finds the round before closed when it takes a task.
+  constexpr auto release = std::memory_order_release;
+  ticket_.store(round << 32 | CLOSED, release);
+  count_.store(n, release);
+  done_.store(0, release);
+  call_.store(call, release);
+  task_.store(task, release);
+  within_.store(within, release);
+  ticket_ = round << 32;  // in one order with `sleepers_`: who falls asleep sees this, or is seen
   if (sleepers_ || dozing_) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();

@@ -1,6 +1,7 @@
-// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for AVX2: VPMADDWD multiplies pairs of 16 bits.
-// A row's numbers lie at data + 2 r * stride of a ByteRows. Sums of a block are exact and are added in float in ascending
-// order of blocks, so a row's bits depend on no batch.
+// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for AVX2: VPMADDWD multiplies pairs of 16 bits,
+// and VPDPWSSD adds them too where the including file has AVX-VNNI (HAS_VNNI). A row's numbers lie at data + 2 r * stride of
+// a ByteRows. Sums of a block are exact and are added in float in ascending order of blocks, so a row's bits depend on no
+// batch, nor on which of the two instructions there is.
 #pragma once
 #include <math.h>
 
@@ -13,6 +14,7 @@ namespace {
 constexpr int WORD_MOST = 32767;
 constexpr float WORD_LEAST_ROW = 1e-30f;  // the largest number of a row below which it counts as zeros: 1 / x must be a float
 constexpr int WORD_ROWS = 5;              // their sums are 10 of the 16 registers
+constexpr int CODE_OFFSET = 8;            // what a number of int4 is below its code
 constexpr int WORD_AHEAD = 2048;          // bytes that are asked for early
 constexpr int WORD_CHUNK = 8192;          // bytes of weights that several groups of rows take in turn
 
@@ -38,6 +40,21 @@ INLINE __m256i numbers_of(__m128i eight, float inverse) {
   return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(wide), _mm256_set1_ps(inverse)));
 }
 
+INLINE size_t words_of_inputs(int inputs) { return size_t(int8_blocks(inputs)) * INT8_INPUTS; }
+
+// What sums of a row's blocks begin with: codes of int4 lie plus CODE_OFFSET. Behind the row's numbers.
+INLINE void put_offsets(int16_t* row, int size) {
+  int32_t* offset = reinterpret_cast<int32_t*>(row + words_of_inputs(size));
+  for (int b = 0; b * BLOCK < size; b++) {
+    const __m256i *words = (const __m256i*)(row + b * BLOCK), ones = _mm256_set1_epi16(1);
+    __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(_mm256_loadu_si256(words), ones),
+                                    _mm256_madd_epi16(_mm256_loadu_si256(words + 1), ones));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    offset[b] = -CODE_OFFSET * _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+  }
+}
+
 // `swapped`: of every four numbers the second and the third change places, which int8 weights ask for.
 template <bool SWAPPED>
 void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
@@ -56,6 +73,7 @@ void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
     if (SWAPPED) words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256((__m256i*)(out + i), words);
   }
+  if (!SWAPPED) put_offsets(out, size);
 }
 
 INLINE __m256i word_pair(const int16_t* x) {
@@ -65,6 +83,9 @@ INLINE __m256i word_pair(const int16_t* x) {
 }
 
 INLINE __m256i plus_products(__m256i total, __m256i a, __m256i b) {
+#ifdef HAS_VNNI
+  return _mm256_dpwssd_avx_epi32(total, a, b);
+#endif
   return _mm256_add_epi32(total, _mm256_madd_epi16(a, b));
 }
 
@@ -115,47 +136,94 @@ INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-// Code j of sixteen words as whole numbers; in two's complement, if not of e2m1.
+// Numbers of the four codes of sixteen words: plus CODE_OFFSET, if not of e2m1.
 template <bool E2M1>
-INLINE __m256i numbers_of_codes(__m256i codes, int j) {
-  if (!E2M1) return _mm256_srai_epi16(j < 3 ? _mm256_slli_epi16(codes, 12 - 4 * j) : codes, 12);
-  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE));
-  __m256i index = _mm256_and_si256(_mm256_srli_epi16(codes, 4 * j), _mm256_set1_epi16(15));
-  return _mm256_srai_epi16(_mm256_slli_epi16(_mm256_shuffle_epi8(numbers, index), 8), 8);
+INLINE void numbers_of_codes(__m256i codes, __m256i (&number)[4]) {
+  if (!E2M1) {
+    const __m256i lowest = _mm256_set1_epi16(15);
+    for (int j = 0; j < 3; j++) number[j] = _mm256_and_si256(j ? _mm256_srli_epi16(codes, 4 * j) : codes, lowest);
+    number[3] = _mm256_srli_epi16(codes, 12);
+    return;
+  }
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE)), low = _mm256_set1_epi8(15);
+  for (int i = 0; i < 2; i++) {  // bytes of codes i and 2 + i
+    __m256i bytes = _mm256_shuffle_epi8(table, _mm256_and_si256(i ? _mm256_srli_epi16(codes, 4) : codes, low));
+    number[i] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+    number[2 + i] = _mm256_srai_epi16(bytes, 8);
+  }
 }
 
-template <bool E2M1>
-INLINE __m256i codes_at(const char* at) {
-  __m256i codes = _mm256_loadu_si256((const __m256i*)at);
-  return E2M1 ? codes : _mm256_xor_si256(codes, _mm256_set1_epi16(int16_t(0x8888)));
-}
-
-// sum[R][64] += the products of one group times its scales. Word w of a line has four codes: inputs w % 2, 2 + w % 2, ..
-// of column w / 2. Returns where the next group begins.
+// The products of a line's words with R rows.
 template <int R, bool E2M1>
-NOINLINE const char* int4_words(const int16_t* a, size_t stride, const char* at, int blocks, bool wide, float* sum,
-                                bool add, const WordsAhead& ahead) {
+INLINE void add_line(const char* at, const int16_t* a, size_t stride, __m256i (&total)[R][2]) {
+  __m256i number[2][4];
+  for (int v = 0; v < 2; v++) numbers_of_codes<E2M1>(_mm256_loadu_si256((const __m256i*)(at + v * 32)), number[v]);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++)
+    for (int r = 0; r < R; r++) {
+      __m256i x = word_pair(a + r * stride + j * 2);
+      for (int v = 0; v < 2; v++) total[r][v] = plus_products(total[r][v], number[v][j], x);
+    }
+}
+
+// One row's: codes 1 and 2 are multiplied where they stand, 4 and 8 bits up, and have sums of their own.
+struct OneRow {
+  __m256i plain[2], up4[2], up8[2];
+
+  INLINE explicit OneRow(int32_t offset) {
+    for (int v = 0; v < 2; v++) plain[v] = _mm256_set1_epi32(offset), up4[v] = up8[v] = _mm256_setzero_si256();
+  }
+  INLINE void add_line(const char* at, const int16_t* a) {
+    __m256i x[4];
+    for (int j = 0; j < 4; j++) x[j] = word_pair(a + j * 2);
+    for (int v = 0; v < 2; v++) {
+      __m256i codes = _mm256_loadu_si256((const __m256i*)(at + v * 32));
+      plain[v] = plus_products(plain[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x000f)), x[0]);
+      up4[v] = plus_products(up4[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x00f0)), x[1]);
+      up8[v] = plus_products(up8[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x0f00)), x[2]);
+      plain[v] = plus_products(plain[v], _mm256_srli_epi16(codes, 12), x[3]);
+    }
+  }
+  INLINE __m256i sum(int v) const {
+    __m256i up = _mm256_add_epi32(up4[v], _mm256_srai_epi32(up8[v], 4));
+    return _mm256_add_epi32(plain[v], _mm256_srai_epi32(up, 4));
+  }
+};
+
+// The sums of one tile of a block: words of its lines have four codes, inputs w % 2, 2 + w % 2, .. of column w / 2. `offset`:
+// of each row, `stride` / 2 apart, what its sums begin with.
+template <int R, bool E2M1>
+INLINE void int4_tile(const int16_t* a, size_t stride, const int32_t* offset, const char* at, const char* early,
+                      __m256i (&total)[R][2]) {
+  if constexpr (R == 1 && !E2M1) {
+    OneRow row(*offset);
+#pragma GCC unroll 1  // GCC keeps nothing in registers where it unrolls all lines
+    for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
+      _mm_prefetch(early, _MM_HINT_T0);
+      row.add_line(at, a + line * 8);
+    }
+    for (int v = 0; v < 2; v++) total[0][v] = row.sum(v);
+    return;
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < 2; v++) total[r][v] = E2M1 ? _mm256_setzero_si256() : _mm256_set1_epi32(offset[r * (stride / 2)]);
+#pragma GCC unroll 1
+  for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
+    _mm_prefetch(early, _MM_HINT_T0);
+    add_line<R, E2M1>(at, a + line * 8, stride, total);
+  }
+}
+
+// sum[R][64] += the products of one group times its scales. Returns where the next group begins.
+template <int R, bool E2M1>
+NOINLINE const char* int4_words(const int16_t* a, size_t stride, const int32_t* offset, const char* at, int blocks, bool wide,
+                                float* sum, bool add, const WordsAhead& ahead) {
   const char* scales = at;
   at += PANEL * (wide ? 4 : 2);
-  for (int b = 0; b < blocks; b++, a += BLOCK, add = true) {
-    for (int t = 0; t < 4; t++) {
-      const char* early = ahead.of(at);
+  for (int b = 0; b < blocks; b++, a += BLOCK, offset++, add = true) {
+    for (int t = 0; t < 4; t++, at += INT4_TILE) {
       __m256i total[R][2];
-      for (int r = 0; r < R; r++) total[r][0] = total[r][1] = _mm256_setzero_si256();
-      for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
-        _mm_prefetch(early, _MM_HINT_T0);
-        __m256i codes[2];
-        for (int v = 0; v < 2; v++) codes[v] = codes_at<E2M1>(at + v * 32);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-          __m256i w[2];
-          for (int v = 0; v < 2; v++) w[v] = numbers_of_codes<E2M1>(codes[v], j);
-          for (int r = 0; r < R; r++) {
-            __m256i x = word_pair(a + r * stride + line * 8 + j * 2);
-            for (int v = 0; v < 2; v++) total[r][v] = plus_products(total[r][v], w[v], x);
-          }
-        }
-      }
+      int4_tile<R, E2M1>(a, stride, offset, at, ahead.of(at), total);
       for (int v = 0; v < 2; v++) {
         __m256 scale = int4_scale(scales, wide, t * 16 + v * 8);
         for (int r = 0; r < R; r++) {
@@ -211,15 +279,19 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
 void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
   const char *at = panel.data, *then = at;
   Groups groups{panel.group * BLOCK, panel.wide};
+  const size_t numbers = words_of_inputs(panel.blocks * BLOCK);
   auto& words = panel.e2m1 ? int4_words_of<true> : int4_words_of<false>;
   WordsAhead ahead{at + groups.panel_bytes(panel.blocks), next.data};
   for (int b = 0; b < panel.blocks; b += panel.group, at = then) {
     int n = panel.blocks - b < panel.group ? panel.blocks - b : panel.group;
     in_word_groups(rows, [&](int r, int some) {
-      then = words[some](words_of(a, r) + b * BLOCK, a.stride, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
+      const int16_t* row = words_of(a, r);
+      const int32_t* offset = reinterpret_cast<const int32_t*>(row + numbers) + b;
+      then = words[some](row + b * BLOCK, a.stride, offset, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
     });
   }
-  for (int r = 0; r < rows; r++) scale_row(sum + r * PANEL, a.scale[r], PANEL);
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < PANEL; c += LANES) store(sum + r * PANEL + c, load(sum + r * PANEL + c) * a.scale[r]);
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// Products of words (words_avx2.h) for processors with AVX2 and AVX-VNNI: the same sums, with half of the instructions.
+#if defined(__x86_64__)
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avxvnni")
+#endif
+#define VECTOR_BYTES 32
+#define HAS_VNNI
+#include "isa.h"
+#include "words_avx2.h"
+
+void gemm_int8_words_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
+  gemm_int8_words(a, rows, panel, sum, next);
+}
+
+void gemm_int4_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
+  gemm_int4_words(a, rows, panel, sum, next);
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif
