@@ -30,16 +30,16 @@ from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
 from afserve.tokens.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.alone]
 SECONDS = 90.0
 BASE = {"stream": True, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
 ASKED = [
-    {"prompt": "import os\n", "max_tokens": 240},
-    {"prompt": "def add(x, y):\n", "max_tokens": 200, "temperature": 0.9, "seed": 7, "top_p": 0.9},
-    {"prompt": "class Tree:\n", "max_tokens": 200, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
-    {"prompt": "for i in", "max_tokens": 160, "logprobs": 2, "presence_penalty": 0.5},
-    {"prompt": "x = [", "max_tokens": 200, "temperature": 1.1, "seed": 3, "stop": ["never to be seen"]},
-    {"prompt": "import sys\n" * 20, "max_tokens": 200, "n": 2, "temperature": 0.7, "seed": 11},
+    {"prompt": "import os\n", "max_tokens": 500},
+    {"prompt": "def add(x, y):\n", "max_tokens": 400, "temperature": 0.9, "seed": 7, "top_p": 0.9},
+    {"prompt": "class Tree:\n", "max_tokens": 400, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
+    {"prompt": "for i in", "max_tokens": 300, "logprobs": 2, "presence_penalty": 0.5},
+    {"prompt": "x = [", "max_tokens": 400, "temperature": 1.1, "seed": 3, "stop": ["never to be seen"]},
+    {"prompt": "import sys\n" * 20, "max_tokens": 400, "n": 2, "temperature": 0.7, "seed": 11},
 ]
 
 
