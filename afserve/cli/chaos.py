@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from afserve.cli.connection import key_of, model_option
-from afserve.cli.options import Within
+from afserve.cli.options import Within, group_options, option
 from afserve.cli.status import clock_time
 from afserve.control.wire.change_values import FaultKind
 from afserve.doors.client import DEFAULT_URL, Client
@@ -68,53 +68,49 @@ class FaultPlan:
     kinds: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ChaosFlags:
+    """Which faults, how often and how long; and which server."""
+
+    every: float = option(
+        default="5s", show_default=True, type=Lasting(0.1, 86_400), help="Between two faults."
+    )
+    total: float | None = option(
+        "--for", type=Lasting(0, 864_000), help="Stop after so long; Ctrl-C if not given."
+    )
+    roles: tuple[str, ...] = option(
+        default="expert,attention", show_default=True, type=OneOf(*map(str, Role)), help="Whose nodes."
+    )
+    kinds: tuple[str, ...] = option(
+        default=",".join(FaultKind),
+        show_default=True,
+        type=OneOf(*map(str, FaultKind)),
+        help="What is done to them.",
+    )
+    longest: float = option(
+        default="5s", show_default=True, type=Lasting(_LEAST_SECONDS, 3600), help="Of a stop."
+    )
+    seed: int = option(type=int, default=0, show_default=True, help="The same seed draws the same faults.")
+    admin_key_file: str | None = option(
+        type=click.Path(dir_okay=False), help="File whose first line is the admin key."
+    )
+    url: str = option(default=DEFAULT_URL, show_default=True, help="Where the server is.")
+
+
 @click.command()
-@click.option(
-    "--every", default="5s", show_default=True, type=Lasting(0.1, 86_400), help="Between two faults."
-)
-@click.option("--for", "total", type=Lasting(0, 864_000), help="Stop after so long; Ctrl-C if not given.")
-@click.option(
-    "--roles",
-    default="expert,attention",
-    show_default=True,
-    type=OneOf(*map(str, Role)),
-    help="Whose nodes.",
-)
-@click.option(
-    "--kinds",
-    default=",".join(FaultKind),
-    show_default=True,
-    type=OneOf(*map(str, FaultKind)),
-    help="What is done to them.",
-)
-@click.option(
-    "--longest", default="5s", show_default=True, type=Lasting(_LEAST_SECONDS, 3600), help="Of a stop."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same faults.")
-@click.option(
-    "--admin-key-file", type=click.Path(dir_okay=False), help="File whose first line is the admin key."
-)
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")
+@group_options(ChaosFlags)
 @model_option
-def chaos(
-    every: float,
-    total: float | None,
-    roles: tuple[str, ...],
-    kinds: tuple[str, ...],
-    longest: float,
-    seed: int,
-    admin_key_file: str | None,
-    url: str,
-    model: str | None,
-) -> None:
+def chaos(flags: ChaosFlags, model: str | None) -> None:
     """Break nodes of a running server on purpose: `afserve chaos --every 5s --for 60s --admin-key-file admin.key`.
 
     Every few seconds one node is killed, stopped or made slow, and what the server says of it is printed. Clients
     should notice nothing but a pause.
     """
-    key = key_of(admin_key_file)
-    with Client(url, api_key=key, timeout=_ANSWER_SECONDS, retries=0, model=model) as client:
-        ChaosRun(client, FaultPlan(every, longest, roles, kinds), random.Random(seed)).run(total)
+    key = key_of(flags.admin_key_file)
+    with Client(flags.url, api_key=key, timeout=_ANSWER_SECONDS, retries=0, model=model) as client:
+        ChaosRun(
+            client, FaultPlan(flags.every, flags.longest, flags.roles, flags.kinds), random.Random(flags.seed)
+        ).run(flags.total)
 
 
 class ChaosRun:

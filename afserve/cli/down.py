@@ -5,7 +5,8 @@ import time
 
 import click
 
-from afserve.cli.connection import admin_options, connect
+from afserve.cli.connection import AdminFlags, connect
+from afserve.cli.options import group_options
 from afserve.doors.client import Client
 from afserve.errors import CapacityError, DeadlineError, PeerError
 
@@ -13,19 +14,19 @@ _LOOK_SECONDS = 0.2
 
 
 @click.command()
-@admin_options
-def down(url: str, admin_key_file: str | None, no_wait: bool, timeout: float, as_json: bool) -> None:
+@group_options(AdminFlags)
+def down(admin: AdminFlags) -> None:
     """End a running server and its nodes. Running requests have as long as `--drain-seconds` of `afserve up` says."""
-    with connect(url, admin_key_file) as client:
+    with connect(admin.url, admin.admin_key_file) as client:
         going = client.down()["going"]
         assert isinstance(going, list)
-        if not as_json:
+        if not admin.as_json:
             click.echo(f"ending: {', '.join(going)}")
-        if not no_wait:
-            _wait(client, timeout)
-    if as_json:
-        click.echo(json.dumps({"going": going, "done": not no_wait}))
-    elif not no_wait:
+        if not admin.no_wait:
+            _wait(client, admin.timeout)
+    if admin.as_json:
+        click.echo(json.dumps({"going": going, "done": not admin.no_wait}))
+    elif not admin.no_wait:
         click.echo("it has ended")
 
 

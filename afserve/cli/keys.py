@@ -1,11 +1,24 @@
 """`afserve keys`: make, list and revoke the API keys of a server; `server/access/key_file` does it."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
+from afserve.cli.options import group_options, option
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key, read_key_file, revoke_key
 
+_HEADINGS = (
+    "NAME",
+    "ROLE",
+    "REQUESTS/MIN",
+    "TOKENS/MIN",
+    "CONCURRENT",
+    "PRIORITY",
+    "SHARE",
+    "CREATED",
+    "REVOKED",
+)
 _FILE = click.option(
     "--file",
     "file",
@@ -23,6 +36,25 @@ def keys() -> None:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class LimitFlags:
+    """What a key may use."""
+
+    requests_per_minute: int | None = option(type=int, metavar="N", help="Requests that it may begin.")
+    tokens_per_minute: int | None = option(
+        type=int, metavar="N", help="Prompt and generated tokens that it may use."
+    )
+    concurrent: int | None = option(type=int, metavar="N", help="Requests that are answered at once.")
+    priority: int | None = option(
+        type=int, metavar="N", help="The lowest number, the earliest turn, that it gets."
+    )
+    share: int | None = option(
+        type=int,
+        metavar="N",
+        help="Its share of the tokens beside other keys' requests that wait; 1 without this, 2 is twice as many.",
+    )
+
+
 @keys.command()
 @click.argument("name")
 @_FILE
@@ -33,54 +65,22 @@ def keys() -> None:
     show_default=True,
     help="What it opens: the API, everything, or /metrics alone.",
 )
-@click.option("--requests-per-minute", type=int, metavar="N", help="Requests that it may begin.")
-@click.option(
-    "--tokens-per-minute", type=int, metavar="N", help="Prompt and generated tokens that it may use."
-)
-@click.option("--concurrent", type=int, metavar="N", help="Requests that are answered at once.")
-@click.option("--priority", type=int, metavar="N", help="The lowest number, the earliest turn, that it gets.")
-@click.option(
-    "--share",
-    type=int,
-    metavar="N",
-    help="Its share of the tokens beside other keys' requests that wait; 1 without this, 2 is twice as many.",
-)
-def new(
-    name: str,
-    file: Path,
-    role: str,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    concurrent: int | None,
-    priority: int | None,
-    share: int | None,
-) -> None:
+@group_options(LimitFlags)
+def new(limits: LimitFlags, name: str, file: Path, role: str) -> None:
     """Make a key for NAME and print it. It is shown this once; the file has its hash."""
-    limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrent, priority, share)
-    click.echo(add_key(file, name, KeyRole(role), limits))
+    click.echo(add_key(file, name, KeyRole(role), KeyLimits(**asdict(limits))))
 
 
 @keys.command("list")
 @_FILE
 def list_(file: Path) -> None:
     """The keys of a file, by name. No key can be shown again."""
-    head = (
-        "NAME",
-        "ROLE",
-        "REQUESTS/MIN",
-        "TOKENS/MIN",
-        "CONCURRENT",
-        "PRIORITY",
-        "SHARE",
-        "CREATED",
-        "REVOKED",
-    )
-    rows = [head]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for key in read_key_file(file):
         of = key.limits
         numbers = (of.requests_per_minute, of.tokens_per_minute, of.concurrent, of.priority, of.share or 1)
         shown = ("-" if number is None else f"{number:,}" for number in numbers)
-        rows.append((key.name, key.role, *shown, key.created or "-", key.revoked or "-"))  # type: ignore[arg-type]
+        rows.append((key.name, key.role, *shown, key.created or "-", key.revoked or "-"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,6 +1,7 @@
 """Option types that several commands share, and options that travel in groups."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -70,10 +71,10 @@ def option(*names: str, default: Any = None, **attributes: Any) -> Any:
     return dataclasses.field(metadata={_OPTION: (names, attributes)})
 
 
-def group_options(*groups: type) -> Callable[[Command], Command]:
+def declare_options(*groups: type) -> Callable[[Command], Command]:
     """An option for each field of the groups, in their order."""
 
-    def with_options(command: Command) -> Command:
+    def declared(command: Command) -> Command:
         for group in reversed(groups):
             for field in reversed(dataclasses.fields(group)):
                 names, attributes = field.metadata[_OPTION]
@@ -81,9 +82,22 @@ def group_options(*groups: type) -> Callable[[Command], Command]:
                 click.option(*spelled, field.name, **attributes)(command)
         return command
 
-    return with_options
+    return declared
 
 
 def gather_group(group: type[Group], flags: dict[str, Any]) -> Group:
     """Takes a group's values out of what click read."""
     return group(**{field.name: flags.pop(field.name) for field in dataclasses.fields(group)})  # type: ignore[arg-type]
+
+
+def group_options(*groups: type) -> Callable[[Command], Command]:
+    """As `declare_options`; and the command is called with an instance of each group in place of its fields."""
+
+    def grouped(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_groups(*others: object, **flags: Any) -> Any:
+            return command(*others, *[gather_group(group, flags) for group in groups], **flags)
+
+        return declare_options(*groups)(with_groups)  # type: ignore[return-value]
+
+    return grouped

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from afserve.cli.connection import admin_options, connect, model_option
+from afserve.cli.connection import AdminFlags, connect, model_option
+from afserve.cli.options import group_options
 from afserve.doors.client import Client
 from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
 
@@ -30,9 +31,10 @@ _NUMBER = "N, or +N or -N: how many more or fewer."
 @click.option(
     "--phase", metavar="NODE=PHASE", help="Put one attention node into a phase: prefill, decode or both."
 )
-@admin_options
+@group_options(AdminFlags)
 @model_option
 def scale(
+    admin: AdminFlags,
     attention: str | None,
     prefill: str | None,
     decode: str | None,
@@ -40,11 +42,6 @@ def scale(
     gateways: str | None,
     role: str | None,
     phase: str | None,
-    url: str,
-    admin_key_file: str | None,
-    no_wait: bool,
-    timeout: float,
-    as_json: bool,
     model: str | None,
 ) -> None:
     """Change how many nodes a running server has: `afserve scale --attention +1 --experts 3`.
@@ -67,14 +64,14 @@ def scale(
             "scale: say how many, such as --attention +1 or --experts 3, or one --role, such as expert-2=attention, or "
             "one --phase, such as attention-1=decode"
         )
-    with connect(url, admin_key_file, model) as client:
+    with connect(admin.url, admin.admin_key_file, model) as client:
         if role:
             answer = client.change_role(*_named("role", role, "expert-2=attention"))
         elif phase:
             answer = client.change_phase(*_named("phase", phase, "attention-1=decode"))
         else:
             answer = client.scale(**counts)
-        _follow(client, answer, no_wait, timeout, as_json)
+        _follow(client, answer, admin)
 
 
 def _named(what: str, text: str, example: str) -> tuple[str, str]:
@@ -86,38 +83,30 @@ def _named(what: str, text: str, example: str) -> tuple[str, str]:
 
 @click.command()
 @click.argument("node")
-@admin_options
+@group_options(AdminFlags)
 @model_option
 def drain(
+    admin: AdminFlags,
     node: str,
-    url: str,
-    admin_key_file: str | None,
-    no_wait: bool,
-    timeout: float,
-    as_json: bool,
     model: str | None,
 ) -> None:
     """Let one node of a running server go: `afserve drain expert-1`.
 
     It takes nothing new and goes once nothing needs it; its role has one node less from then on.
     """
-    with connect(url, admin_key_file, model) as client:
-        _follow(client, client.drain(node), no_wait, timeout, as_json)
+    with connect(admin.url, admin.admin_key_file, model) as client:
+        _follow(client, client.drain(node), admin)
 
 
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All nodes.")
-@admin_options
+@group_options(AdminFlags)
 @model_option
 def restart(
+    admin: AdminFlags,
     nodes: tuple[str, ...],
     every: bool,
-    url: str,
-    admin_key_file: str | None,
-    no_wait: bool,
-    timeout: float,
-    as_json: bool,
     model: str | None,
 ) -> None:
     """Give nodes of a running server new processes, one after another: `afserve restart expert-1` or `--all`.
@@ -127,26 +116,24 @@ def restart(
     """
     if bool(nodes) == every:
         raise ConfigError("restart: name the nodes, or give --all")
-    with connect(url, admin_key_file, model) as client:
+    with connect(admin.url, admin.admin_key_file, model) as client:
         before = _pids(client.status())
-        _follow(client, client.restart(*nodes), no_wait, timeout, as_json, before)
+        _follow(client, client.restart(*nodes), admin, before)
 
 
-def _follow(
-    client: Client, answer: Fields, no_wait: bool, timeout: float, as_json: bool, before: Pids | None = None
-) -> None:
+def _follow(client: Client, answer: Fields, admin: AdminFlags, before: Pids | None = None) -> None:
     """Says what has begun, and with each node that has come or gone how far it is; as JSON what the server answered."""
-    say: Callable[[str], object] = _silent if as_json else click.echo
+    say: Callable[[str], object] = _silent if admin.as_json else click.echo
     for note in answer["notes"]:
         say(note)
     counts = ", ".join(f"{count} {pool}" for pool, count in answer["counts"].items() if count)
-    if not no_wait:
+    if not admin.no_wait:
         done = _coming(answer["coming"], before or {})
         done |= {name: _is_gone(name) for name in answer["going"] if name not in done}
-        _wait(client, done, timeout, say)
-    say(f"begun; wanted: {counts}" if no_wait else f"done: {counts}")
-    if as_json:
-        click.echo(json.dumps({**answer, "done": not no_wait}))
+        _wait(client, done, admin.timeout, say)
+    say(f"begun; wanted: {counts}" if admin.no_wait else f"done: {counts}")
+    if admin.as_json:
+        click.echo(json.dumps({**answer, "done": not admin.no_wait}))
 
 
 def _silent(line: str) -> None:

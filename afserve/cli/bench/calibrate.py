@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -20,9 +19,11 @@ from typing import TYPE_CHECKING
 import click
 
 from afserve.cli.bench.machine_speed import changed, core_seconds, stolen
+from afserve.cli.bench.report import measured_here
 from afserve.cli.options import Within, output_file
 from afserve.config import THREADS
 from afserve.errors import ConfigError, shown
+from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
     from afserve.cli.bench.ours import Turn
@@ -90,8 +91,9 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     begin = time.perf_counter()
     _check_out(out)
     lines, before = [], core_seconds()
+    known = {"model": Path(model).name, "threads": threads}
     for row in rows(model, threads, SMALL if quick else Grid(), begun=_tell_of_others):
-        lines.append(json.dumps(row | origin(model, threads)))
+        lines.append(json.dumps(row | known | measured_here(this_machine().cores)))
         if as_json:
             click.echo(lines[-1])
         if row["part"] == "changed":
@@ -117,21 +119,6 @@ def _check_out(out: Path) -> None:
 def _tell_of_others() -> None:
     if (busy := os.getloadavg()[0]) >= 1:
         click.echo(f"others are at work here (load {busy:.1f}): stage times will be too long", err=True)
-
-
-def origin(model: str, threads: int) -> Row:
-    """What every row carries."""
-    from afserve.cli.bench.report import commit, processor
-    from afserve.launch.plan.machine import this_machine
-
-    return {
-        "model": Path(model).name,
-        "threads": threads,
-        "machine": f"{processor()}, {this_machine().cores} cores",
-        "load": round(os.getloadavg()[0], 1),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-    }
 
 
 def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambda: None) -> Iterator[Row]:
@@ -164,7 +151,6 @@ def deployments(model: str, grid: Grid) -> Iterator[Row]:
     in no stage's own time. Half of the rounds each time."""
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, in_turns
-    from afserve.launch.plan.machine import this_machine
 
     cores = this_machine().cores
     crowds = [(1, cores, 2), (cores, 1, 2)] if 1 < cores <= _CROWDED else []

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -13,7 +13,7 @@ import click
 from afserve.child import module
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.report import BenchRow, record, table
-from afserve.cli.options import output_file
+from afserve.cli.options import group_options, option, output_file
 from afserve.errors import ConfigError, shown
 
 ENGINES = ("afd", "colocated", "transformers")
@@ -27,63 +27,57 @@ def numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int
     return tuple(int(part) for part in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeFlags:
+    """What is measured, on which shapes, and where rows go."""
+
+    model: str = option(
+        default="nano", show_default=True, help="As for `afserve up`; transformers needs a folder."
+    )
+    batch: tuple[int, ...] = option(
+        default="1,8,32,64", show_default=True, callback=numbers, help="Sequences at a time."
+    )
+    prompt_len: int = option(
+        default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
+    )
+    output_len: int = option(
+        default=64, show_default=True, type=click.IntRange(2), help="Tokens generated for each."
+    )
+    repeats: int = option(
+        default=3, show_default=True, type=click.IntRange(1), help="Runs of each batch; medians are shown."
+    )
+    engine: tuple[str, ...] = option(
+        multiple=True, type=click.Choice(ENGINES), help="What to measure; all of them if not given."
+    )
+    colocated: bool = option(is_flag=True, help="Of afserve only the colocated mode.")
+    attention: int | None = option(type=click.IntRange(1), help="Attention nodes.")
+    experts: int | None = option(type=click.IntRange(1), help="Expert nodes.")
+    micro_batches: str = option(default="auto", show_default=True, help="In flight per attention node.")
+    threads: int | None = option(
+        type=click.IntRange(1), help="Compute threads per node, and of transformers."
+    )
+    as_json: bool = option("--json", is_flag=True, help="One JSON row per line.")
+    out: Path | None = option(type=output_file, help="Append the JSON rows to this file.")
+
+
 @click.command()
-@click.option(
-    "--model", default="nano", show_default=True, help="As for `afserve up`; transformers needs a folder."
-)
-@click.option(
-    "--batch", default="1,8,32,64", show_default=True, callback=numbers, help="Sequences at a time."
-)
-@click.option(
-    "--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
-)
-@click.option(
-    "--output-len", default=64, show_default=True, type=click.IntRange(2), help="Tokens generated for each."
-)
-@click.option(
-    "--repeats",
-    default=3,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Runs of each batch; medians are shown.",
-)
-@click.option(
-    "--engine", multiple=True, type=click.Choice(ENGINES), help="What to measure; all of them if not given."
-)
-@click.option("--colocated", is_flag=True, help="Of afserve only the colocated mode.")
-@click.option("--attention", type=click.IntRange(1), help="Attention nodes.")
-@click.option("--experts", type=click.IntRange(1), help="Expert nodes.")
-@click.option("--micro-batches", default="auto", show_default=True, help="In flight per attention node.")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads per node, and of transformers.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
-@click.option("--out", type=output_file, help="Append the JSON rows to this file.")
-def decode(
-    model: str,
-    batch: tuple[int, ...],
-    prompt_len: int,
-    output_len: int,
-    repeats: int,
-    engine: tuple[str, ...],
-    colocated: bool,
-    attention: int | None,
-    experts: int | None,
-    micro_batches: str,
-    threads: int | None,
-    as_json: bool,
-    out: Path | None,
-) -> None:
+@group_options(DecodeFlags)
+def decode(flags: DecodeFlags) -> None:
     """Generated tokens per second in the steady state, time to first token and per token, start-up, memory."""
     from afserve.cli.bench.ours import Shape, measure
 
-    case = Case(model, batch, prompt_len, output_len, repeats, threads)
-    chosen = engine or tuple(name for name in ENGINES if not (colocated and name == "afd"))
-    shapes = {"afd": Shape(False, attention, experts, micro_batches), "colocated": Shape(True, attention)}
+    case = Case(flags.model, flags.batch, flags.prompt_len, flags.output_len, flags.repeats, flags.threads)
+    chosen = flags.engine or tuple(name for name in ENGINES if not (flags.colocated and name == "afd"))
+    shapes = {
+        "afd": Shape(False, flags.attention, flags.experts, flags.micro_batches),
+        "colocated": Shape(True, flags.attention),
+    }
     rows = []
     for name in chosen:
         for row in _peer(case) if name == "transformers" else measure(case, shapes[name]):
             rows.append(row)
-            _emit(row, case, as_json, out)
-    if not as_json:
+            _emit(row, case, flags.as_json, flags.out)
+    if not flags.as_json:
         from rich.console import Console
 
         Console().print(table(rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Timeline, figures, spread
+from afserve.cli.bench.figures import Timeline, figures
 from afserve.cli.bench.report import BenchRow
 from afserve.control.frontend import Frontend
 from afserve.doors.llm import LLM
@@ -31,20 +31,20 @@ class Shape:
     prefill: int = 0
     share_cores: bool | None = None
 
-    @property
-    def nodes(self) -> dict[str, Any]:
-        """As keywords of LLM."""
-        experts = None if self.colocated else self.experts
-        if not self.prefill:
-            found: dict[str, Any] = {"attention": self.attention, "experts": experts}
-        else:
-            found = {
-                "prefill": self.prefill,
-                "decode": self.attention,
-                "experts": experts,
-                "straight_tokens": 0,
-            }
-        return found | {"share_cores": self.share_cores}
+    def llm(self, case: Case) -> LLM:
+        """Not started."""
+        nodes: dict[str, Any] = {"attention": self.attention}
+        if self.prefill:
+            nodes = {"prefill": self.prefill, "decode": self.attention, "straight_tokens": 0}
+        return LLM(
+            case.model,
+            **nodes,
+            experts=None if self.colocated else self.experts,
+            share_cores=self.share_cores,
+            micro_batches=self.micro_batches,
+            colocated=self.colocated,
+            threads=case.threads,
+        )
 
 
 def _peaks(llm: LLM) -> dict[str, float | None]:
@@ -55,29 +55,18 @@ def _peaks(llm: LLM) -> dict[str, float | None]:
 
 def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
     """One row per batch size, all on one start."""
-    llm = LLM(
-        case.model,
-        **shape.nodes,
-        micro_batches=shape.micro_batches,
-        colocated=shape.colocated,
-        threads=case.threads,
-    )
+    llm = shape.llm(case)
     begin = time.perf_counter()
     with llm:
         ready = time.perf_counter() - begin
         _batch(llm, case, _WARM_UP, seed=-1)
         for batch in case.batches:
             runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
-            rate, low, high = spread([run.tokens_per_second for run in runs])
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
-            yield BenchRow(
+            yield BenchRow.of(
+                batch,
+                runs,
                 engine="colocated" if shape.colocated else "afd",
-                batch=batch,
-                tokens_per_second=rate,
-                low=low,
-                high=high,
-                ttft=spread([one.ttft for one in runs])[0],
-                tpot=spread([one.tpot for one in runs])[0],
                 start_to_ready=ready,
                 peak_mib=_peaks(llm),
                 nodes=f"{deployment.count(Role.ATTENTION)}x{deployment.count(Role.EXPERT)}",
@@ -99,13 +88,7 @@ class Turn:
 def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
     """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
     it was given."""
-    with LLM(
-        case.model,
-        **shape.nodes,
-        micro_batches=shape.micro_batches,
-        colocated=shape.colocated,
-        threads=case.threads,
-    ) as llm:
+    with shape.llm(case) as llm:
         _batch(llm, case, _WARM_UP, seed=-1)
         for seed in range(case.repeats):
             for batch in case.batches:

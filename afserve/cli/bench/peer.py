@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Timeline, figures, spread
+from afserve.cli.bench.figures import Timeline, figures
 from afserve.cli.bench.ours import peak_mib
 from afserve.cli.bench.report import BenchRow
 
@@ -55,15 +55,10 @@ def main(case: Case) -> None:
             for seed in range(case.repeats):
                 ids = torch.tensor(prompts(vocabulary, size, case.prompt_len, seed))
                 runs.append(figures(batch(model, ids, case.output_len)))
-            rate, low, high = spread([run.tokens_per_second for run in runs])
-            row = BenchRow(
+            row = BenchRow.of(
+                size,
+                runs,
                 engine=f"transformers {transformers.__version__}",
-                batch=size,
-                tokens_per_second=rate,
-                low=low,
-                high=high,
-                ttft=spread([run.ttft for run in runs])[0],
-                tpot=spread([run.tpot for run in runs])[0],
                 start_to_ready=ready,
                 peak_mib={"process": peak_mib()},
                 threads=torch.get_num_threads(),

@@ -1,18 +1,19 @@
 """`afserve bench pipeline`: stage times, bubbles, hidden transfers and hold times of a running ping-pong pipeline."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from afserve.cli.bench.decode import numbers
-from afserve.cli.options import output_file
+from afserve.cli.bench.report import measured_here
+from afserve.cli.options import group_options, option, output_file
 from afserve.errors import ConfigError
+from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
     from afserve.cli.bench.pipeline_node import Setup
@@ -32,75 +33,67 @@ _COLUMNS = {  # key of a row: heading
     "messages_per_call": "merged",
     "hold_us_per_call": "hold us",
 }
-_LEGEND = (
-    "A, F: computing of a layer on an attention node, of a call on an expert node; away: from dispatch to answer;\n"
-    "idle: share of time with nothing to compute; hidden: share of the away time in which A computed.\n"
-    "colocated: with as many threads as all nodes together"
-)
 _SHARES = ("attention_bubble", "expert_bubble", "hidden")
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineFlags:
+    """The pipelines that are run, and where rows go."""
+
+    model: str = option(default="nano", show_default=True, help="As for `afserve up`.")
+    attention: int = option(default=1, show_default=True, type=click.IntRange(1, 16), help="Attention nodes.")
+    experts: int = option(default=1, show_default=True, type=click.IntRange(1, 16), help="Expert nodes.")
+    micro_batches: tuple[int, ...] = option(
+        default="1,2,3", show_default=True, callback=numbers, help="In flight, one row for each."
+    )
+    batch: tuple[int, ...] = option(
+        default="8,32", show_default=True, callback=numbers, help="Sequences of each attention node."
+    )
+    prompt_len: int = option(
+        default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
+    )
+    output_len: int = option(
+        default=64, show_default=True, type=click.IntRange(16), help="Tokens generated for each."
+    )
+    threads: int = option(
+        default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
+    )
+    share_cores: bool = option(
+        "--share-cores/--no-share-cores",
+        default=False,
+        show_default=True,
+        help="With one node of one thread on each side: the one that waits lends its core.",
+    )
+    as_json: bool = option("--json", is_flag=True, help="One JSON row per line.")
+    out: Path | None = option(type=output_file, help="Append the JSON rows to this file.")
+
+
 @click.command()
-@click.option("--model", default="nano", show_default=True, help="As for `afserve up`.")
-@click.option(
-    "--attention", default=1, show_default=True, type=click.IntRange(1, 16), help="Attention nodes."
-)
-@click.option("--experts", default=1, show_default=True, type=click.IntRange(1, 16), help="Expert nodes.")
-@click.option(
-    "--micro-batches",
-    default="1,2,3",
-    show_default=True,
-    callback=numbers,
-    help="In flight, one row for each.",
-)
-@click.option(
-    "--batch", default="8,32", show_default=True, callback=numbers, help="Sequences of each attention node."
-)
-@click.option(
-    "--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
-)
-@click.option(
-    "--output-len", default=64, show_default=True, type=click.IntRange(16), help="Tokens generated for each."
-)
-@click.option(
-    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
-)
-@click.option(
-    "--share-cores/--no-share-cores",
-    default=False,
-    show_default=True,
-    help="With one node of one thread on each side: the one that waits lends its core.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
-@click.option("--out", type=output_file, help="Append the JSON rows to this file.")
-def pipeline(
-    model: str,
-    attention: int,
-    experts: int,
-    micro_batches: tuple[int, ...],
-    batch: tuple[int, ...],
-    prompt_len: int,
-    output_len: int,
-    threads: int,
-    share_cores: bool,
-    as_json: bool,
-    out: Path | None,
-) -> None:
+@group_options(PipelineFlags)
+def pipeline(flags: PipelineFlags) -> None:
     """Where the time of steady decoding goes: stages, bubbles, transfers that are hidden, holds."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         for setup in setups(
-            model, Path(scratch), attention, experts, batch, prompt_len, output_len, threads, share_cores
+            flags.model,
+            Path(scratch),
+            flags.attention,
+            flags.experts,
+            flags.batch,
+            flags.prompt_len,
+            flags.output_len,
+            flags.threads,
+            flags.share_cores,
         ):
-            for row in rows(setup, micro_batches):
+            for row in rows(setup, flags.micro_batches):
                 found.append(row)
                 line = json.dumps(row | origin(setup))
-                if as_json:
+                if flags.as_json:
                     click.echo(line)
-                if out is not None:
-                    with out.open("a", encoding="utf-8") as file:
+                if flags.out is not None:
+                    with flags.out.open("a", encoding="utf-8") as file:
                         file.write(line + "\n")
-    if not as_json:
+    if not flags.as_json:
         from rich.console import Console
 
         Console().print(table(found))
@@ -135,8 +128,6 @@ def setups(
 
 def rows(setup: "Setup", micro_batches: Sequence[int]) -> Iterator[Row]:
     """The colocated baseline, then one row for each number of micro-batches."""
-    from dataclasses import replace
-
     from afserve.cli.bench.pipeline_run import disaggregated, together
 
     yield {"batch": setup.batch, **together(setup)}
@@ -146,18 +137,12 @@ def rows(setup: "Setup", micro_batches: Sequence[int]) -> Iterator[Row]:
 
 def origin(setup: "Setup") -> Row:
     """What every row carries."""
-    from afserve.cli.bench.report import commit, processor
-    from afserve.launch.plan.machine import this_machine
-
     return {
         "bench": "pipeline",
         "model": setup.source.name,
         "nodes": f"{setup.attention}x{setup.experts}",
         "threads": setup.threads,
-        "machine": f"{processor()}, {this_machine().cores} cores",
-        "load": round(os.getloadavg()[0], 1),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        **measured_here(this_machine().cores),
     }
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import afserve
 from afserve.cli.bench.case import Case
+from afserve.cli.bench.figures import BatchFigures, spread
 from afserve.launch.plan.machine import this_machine
 
 
@@ -30,6 +32,12 @@ class BenchRow:
     micro_batches: str = ""
     threads: int | None = None
 
+    @classmethod
+    def of(cls, batch: int, runs: Sequence[BatchFigures], **others: Any) -> "BenchRow":
+        rate, low, high = spread([run.tokens_per_second for run in runs])
+        ttft, tpot = (spread(times)[0] for times in ([run.ttft for run in runs], [run.tpot for run in runs]))
+        return cls(batch=batch, tokens_per_second=rate, low=low, high=high, ttft=ttft, tpot=tpot, **others)
+
 
 def record(row: BenchRow, case: Case) -> dict[str, object]:
     """The row as it goes into a results file."""
@@ -43,7 +51,14 @@ def record(row: BenchRow, case: Case) -> dict[str, object]:
         "output_len": case.output_len,
         "repeats": case.repeats,
         **values,
-        "machine": f"{processor()}, {this_machine().cores} cores",
+        **measured_here(this_machine().cores),
+    }
+
+
+def measured_here(cores: int | None) -> dict[str, object]:
+    """Where and when a row was measured, and what else ran: as every row carries it."""
+    return {
+        "machine": f"{processor()}, {cores} cores",
         "load": round(os.getloadavg()[0], 1),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),

@@ -18,14 +18,14 @@ from afserve.cli.load.connection import ConnectionPool, Server
 from afserve.cli.load.figures import LoadFigures, figures, read_slo
 from afserve.cli.load.loops import LoadPlan, Ran, Watch, run
 from afserve.cli.load.picture import draw
-from afserve.cli.options import gather_group, group_options
+from afserve.cli.options import group_options
 from afserve.errors import ConfigError, PeerLost
 
 
 @click.command()
 @group_options(Loop, LoadOptions, ReportOptions)
 @server_options
-def serve(url: str, api_key_file: str | None, **flags: object) -> None:
+def serve(loop: Loop, load: LoadOptions, report: ReportOptions, url: str, api_key_file: str | None) -> None:
     """Load on a running server, and what its clients see: TTFT, time between tokens, goodput.
 
     Closed loop: --concurrency streams, the next request when one ends. Open loop: --rate requests per second, or the
@@ -40,11 +40,6 @@ def serve(url: str, api_key_file: str | None, **flags: object) -> None:
       afserve bench serve --rate 4 --arrivals bursts --slo ttft=500ms,tpot=50ms --plot load.png
       afserve bench serve --url http://127.0.0.1:8080 --trace conversation.jsonl --rate 2 --json
     """
-    loop, load, report = (
-        gather_group(Loop, flags),
-        gather_group(LoadOptions, flags),
-        gather_group(ReportOptions, flags),
-    )
     loop.check()
     slo = read_slo(report.slo)
     form = load.form(load.model or _model(url, api_key_file))

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from afserve.cli.bench.report import commit, processor
+from afserve.cli.bench.report import measured_here
 from afserve.cli.bench.serve_options import LoadOptions, Loop
 from afserve.cli.load.asks import Form
 from afserve.cli.load.figures import LoadFigures
@@ -26,10 +25,7 @@ def record(url: str, form: Form, turn: Loop, load: LoadOptions, found: LoadFigur
         "output_len": load.output_len,
         "seed": load.seed,
         **found.row(),
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "load": round(os.getloadavg()[0], 1),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        **measured_here(os.cpu_count()),
     }
 
 

@@ -7,7 +7,8 @@ import click
 from afserve.cli.chat.conversation import Conversation
 from afserve.cli.chat.history import line_editing
 from afserve.cli.chat.markdown import MarkdownText, PlainText
-from afserve.cli.connection import connect, model_option, sampling, sampling_options, server_options
+from afserve.cli.connection import SamplingFlags, connect, model_option, server_options
+from afserve.cli.options import group_options
 from afserve.doors.client import Client
 from afserve.errors import AfserveError
 
@@ -25,19 +26,16 @@ HELP = """\
 @click.option("--max-tokens", type=int, help="At most this many tokens per answer. [default: what fits]")
 @click.option("--plain", is_flag=True, help="Show answers as they come, without rendering Markdown.")
 @click.option("--no-history", is_flag=True, help="Neither read nor keep what is typed.")
-@sampling_options
+@group_options(SamplingFlags)
 @server_options
 @model_option
 def chat(
+    sampling: SamplingFlags,
     message: str | None,
     system: str | None,
     max_tokens: int | None,
     plain: bool,
     no_history: bool,
-    temperature: float,
-    top_p: float,
-    seed: int | None,
-    stop: tuple[str, ...],
     url: str,
     api_key_file: str | None,
     model: str | None,
@@ -49,7 +47,7 @@ def chat(
     $XDG_STATE_HOME/afserve for the arrow keys.
     """
     with connect(url, api_key_file, model) as client:
-        params = sampling(max_tokens or 1, temperature, top_p, seed, stop)
+        params = sampling.params(max_tokens or 1)
         show = PlainText if plain or not sys.stdout.isatty() else MarkdownText
         talk = Conversation(client, system, params, unlimited=max_tokens is None, show=show)
         if message is None and not sys.stdin.isatty():

@@ -5,24 +5,22 @@ import sys
 
 import click
 
-from afserve.cli.connection import connect, model_option, sampling, sampling_options, server_options
+from afserve.cli.connection import SamplingFlags, connect, model_option, server_options
+from afserve.cli.options import group_options
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="At most this many new tokens.")
-@sampling_options
+@group_options(SamplingFlags)
 @click.option("--echo", is_flag=True, help="Print the prompt first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON, at its end.")
 @server_options
 @model_option
 def complete(
+    sampling: SamplingFlags,
     prompt: str | None,
     max_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int | None,
-    stop: tuple[str, ...],
     echo: bool,
     as_json: bool,
     url: str,
@@ -39,7 +37,7 @@ def complete(
     if prompt is None:
         prompt = _standard_input()
     with connect(url, api_key_file, model) as client:
-        params = sampling(max_tokens, temperature, top_p, seed, stop)
+        params = sampling.params(max_tokens)
         if as_json:
             click.echo(json.dumps(dict(client.complete(prompt, params).body), ensure_ascii=False))
             return

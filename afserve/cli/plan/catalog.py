@@ -19,6 +19,8 @@ from afserve.placement.planner.perf.fields import nearest
 from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.shape_reader import shape_from_config
+from afserve.placement.rebalance.record import MAGIC, decode
+from afserve.placement.rebalance.record import read_counts as scenarios_of
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 
@@ -116,9 +118,6 @@ def read_lines(path: Path, option: str) -> list[str]:
 def read_counts(path: Path) -> tuple[float, ...]:
     """Any file that `afserve place` takes: the mean share of the hottest expert, of the second, and so on, over the
     layers of all scenarios in it."""
-    from afserve.placement.rebalance.record import MAGIC, decode
-    from afserve.placement.rebalance.record import read_counts as scenarios_of
-
     try:
         data = path.read_bytes()
         text = "" if data.startswith(MAGIC) else data.decode()

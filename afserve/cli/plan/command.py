@@ -3,23 +3,39 @@ file."""
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from afserve.cli.options import Within, output_file
+from afserve.cli.options import Within, group_options, option, output_file
 from afserve.cli.plan.asked import typed_flags
+from afserve.cli.plan.chart import pareto_png
+from afserve.cli.plan.goodput import (
+    PlannedGoodput,
+    check_goodput,
+    goodputs,
+    phases_of,
+    played_lines,
+    played_values,
+)
 from afserve.cli.plan.layout import on_one_machine
 from afserve.cli.plan.options import asked_question, question_flags
+from afserve.cli.plan.printed import as_table
+from afserve.cli.plan.report import report_of, values
+from afserve.cli.plan.report_page import chart_html, report_html
+from afserve.cli.plan.report_png import write_png
+from afserve.cli.plan.values import as_values
 from afserve.config import THREADS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from afserve.cli.plan.goodput import PlannedGoodput
-    from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.question import Question, RankedPlans
+from afserve.errors import ConfigError, DoesNotFitError, shown
+from afserve.placement.planner.cluster_file import cluster_toml, obstacle, on_cpu, phases_toml
+from afserve.placement.planner.infeasible import describe, explain
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.question import Question, RankedPlans, answer, pareto
+from afserve.placement.planner.scale import on_more_devices
+from afserve.placement.planner.sensitivity import sensitivity, verdict
 
 
 def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
@@ -31,50 +47,50 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
         context.exit()
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerFlags:
+    """What is answered beside the plan, and where it is written."""
+
+    top: int = option(
+        default=3, type=Within(1, 50, whole=True), help="Plans to show beside the baseline.  [default: 3]"
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
+    charts: tuple[Path, ...] = option(
+        "--chart",
+        multiple=True,
+        type=output_file,
+        metavar="FILE",
+        help="Pareto chart: .png, .html. Repeatable.",
+    )
+    reports: tuple[Path, ...] = option(
+        "--report",
+        multiple=True,
+        type=output_file,
+        metavar="FILE",
+        help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the "
+        "verdict and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. "
+        "Repeatable.",
+    )
+    cluster: Path | None = option(
+        type=output_file,
+        metavar="FILE",
+        help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
+    )
+    goodput: bool = option(
+        is_flag=True,
+        help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
+        "--trace, --ttft, --tpot and one --pool.",
+    )
+    cores: int | None = option(
+        type=Within(THREADS.low, THREADS.high, whole=True),
+        help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a "
+        "calibration as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
+    )
+
+
 @click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")
 @question_flags
-@click.option(
-    "--top",
-    default=3,
-    type=Within(1, 50, whole=True),
-    help="Plans to show beside the baseline.  [default: 3]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
-@click.option(
-    "--chart",
-    "charts",
-    multiple=True,
-    type=output_file,
-    metavar="FILE",
-    help="Pareto chart: .png, .html. Repeatable.",
-)
-@click.option(
-    "--report",
-    "reports",
-    multiple=True,
-    type=output_file,
-    metavar="FILE",
-    help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the verdict "
-    "and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. Repeatable.",
-)
-@click.option(
-    "--cluster",
-    type=output_file,
-    metavar="FILE",
-    help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
-)
-@click.option(
-    "--goodput",
-    is_flag=True,
-    help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
-    "--trace, --ttft, --tpot and one --pool.",
-)
-@click.option(
-    "--cores",
-    type=Within(THREADS.low, THREADS.high, whole=True),
-    help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a calibration "
-    "as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
-)
+@group_options(AnswerFlags)
 @click.option(
     "--compare",
     nargs=2,
@@ -85,36 +101,18 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     callback=_compare,
     help="Put two answers of --json side by side, and plan nothing.",
 )
-def plan(
-    top: int,
-    as_json: bool,
-    charts: tuple[Path, ...],
-    reports: tuple[Path, ...],
-    cluster: Path | None,
-    goodput: bool,
-    cores: int | None,
-    **flags: Any,
-) -> None:
+def plan(asked: AnswerFlags, **flags: Any) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
     and whether to disaggregate at all.
 
     \b
     afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
     """
-    from afserve.cli.plan.goodput import check_goodput, goodputs, played_lines, played_values
-    from afserve.cli.plan.printed import as_table
-    from afserve.cli.plan.values import as_values
-    from afserve.errors import DoesNotFitError
-    from afserve.placement.planner.infeasible import explain
-    from afserve.placement.planner.question import answer
-    from afserve.placement.planner.scale import on_more_devices
-    from afserve.placement.planner.sensitivity import sensitivity, verdict
-
-    _check_endings("chart", charts, (".png", ".html"))
-    _check_endings("report", reports, (".html", ".json", ".png"))
+    _check_endings("chart", asked.charts, (".png", ".html"))
+    _check_endings("report", asked.reports, (".html", ".json", ".png"))
     model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
-    question = on_one_machine(asked_question(flags), cores)
-    if goodput:
+    question = on_one_machine(asked_question(flags), asked.cores)
+    if asked.goodput:
         check_goodput(question, typed)
     found = answer(question)
     best = found.best()
@@ -122,24 +120,24 @@ def plan(
         raise DoesNotFitError(explain(question))
     words, changes = verdict(question, found), sensitivity(question, best)
     words = " ".join(filter(None, (words, on_more_devices(question, found))))
-    if reports:
-        _write_reports(reports, question, found, words, changes, typed_flags(click.get_current_context()))
-    played = goodputs(question) if goodput else ()
-    if as_json:
+    if asked.reports:
+        _write_reports(
+            asked.reports, question, found, words, changes, typed_flags(click.get_current_context())
+        )
+    played = goodputs(question) if asked.goodput else ()
+    if asked.as_json:
         values = as_values(question, found, words, changes) | played_values(played)
         click.echo(json.dumps(values, indent=2))
     else:
-        click.echo(as_table(question, found, words, changes, top) + played_lines(played))
-    if cluster is not None and not (played and _write_phases(cluster, question, played, model)):
-        _write_cluster(cluster, question, found.plans, model)
-    if charts:
-        _draw(charts, question)
+        click.echo(as_table(question, found, words, changes, asked.top) + played_lines(played))
+    if asked.cluster is not None and not (played and _write_phases(asked.cluster, question, played, model)):
+        _write_cluster(asked.cluster, question, found.plans, model)
+    if asked.charts:
+        _draw(asked.charts, question)
 
 
 def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
     """Before anything is planned: what is written."""
-    from afserve.errors import ConfigError, shown
-
     for path in paths:
         if path.suffix not in endings:
             wanted = " or ".join(endings)
@@ -148,17 +146,13 @@ def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...
 
 def _write_reports(
     paths: tuple[Path, ...],
-    question: "Question",
-    found: "RankedPlans",
+    question: Question,
+    found: RankedPlans,
     verdict: str,
     changes: dict[str, float | None],
     typed: dict[str, str],
 ) -> None:
     """All from one evaluation: pages and JSON say the same."""
-    from afserve.cli.plan.report import report_of, values
-    from afserve.cli.plan.report_page import report_html
-    from afserve.cli.plan.report_png import write_png
-
     report = report_of(question, found, verdict, changes, typed)
     for path in paths:
         if path.suffix == ".html":
@@ -170,11 +164,8 @@ def _write_reports(
         click.echo(f"wrote {path}", err=True)
 
 
-def _write_phases(path: Path, question: "Question", played: "Sequence[PlannedGoodput]", model: str) -> bool:
+def _write_phases(path: Path, question: Question, played: Sequence[PlannedGoodput], model: str) -> bool:
     """The best played layout that `afserve up` can start, where there is one. Says when another one is better."""
-    from afserve.cli.plan.goodput import phases_of
-    from afserve.placement.planner.cluster_file import phases_toml
-
     found = next(((one, phases) for one in played if (phases := phases_of(one, question))), None)
     if found is None:
         click.echo(
@@ -200,11 +191,8 @@ def _checkpoint(model: str) -> str:
     return str(folder.resolve()) if (folder / "config.json").is_file() else ""
 
 
-def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:
+def _write_cluster(path: Path, question: Question, plans: Sequence[Plan], model: str) -> None:
     """The best plan that `afserve up` can start; where there is none, the best one. Says when that is not the same."""
-    from afserve.placement.planner.cluster_file import cluster_toml, obstacle
-    from afserve.placement.planner.infeasible import describe
-
     best = plans[0]
     chosen = next((plan for plan in plans if not obstacle(plan)), best)
     here = _on_one_machine(chosen, question)
@@ -229,10 +217,8 @@ def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", mo
         )
 
 
-def _on_one_machine(plan: "Plan", question: "Question") -> bool:
+def _on_one_machine(plan: Plan, question: Question) -> bool:
     """Whether one host has all the devices. CPU hosts' nodes are processes: any machine can try those."""
-    from afserve.placement.planner.cluster_file import on_cpu
-
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     kinds = set(plan.devices_used)
     if all(on_cpu(kind) for kind in kinds):
@@ -240,11 +226,7 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
     return len(kinds) == 1 and plan.devices <= chips[plan.attention.hardware].devices
 
 
-def _draw(charts: tuple[Path, ...], question: "Question") -> None:
-    from afserve.cli.plan.chart import pareto_png
-    from afserve.cli.plan.report_page import chart_html
-    from afserve.placement.planner.question import pareto
-
+def _draw(charts: tuple[Path, ...], question: Question) -> None:
     curves: dict[str, list[Plan]] = {}
     for share, found in pareto(question):
         curves = found
@@ -259,8 +241,6 @@ def _draw(charts: tuple[Path, ...], question: "Question") -> None:
 
 
 def _write(path: Path, option: str, text: str) -> None:
-    from afserve.errors import ConfigError
-
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

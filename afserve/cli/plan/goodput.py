@@ -6,17 +6,30 @@ all of them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from afserve.cli.plan.layout import LayoutFlags
+from afserve.config import EngineSettings
+from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
 from afserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.cluster_file import Phases
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.simulate.search_phases import BestLayout
+from afserve.placement.planner.cluster_file import Phases, on_cpu
+from afserve.placement.planner.question import Question
+from afserve.placement.planner.simulate.phase_stages import Pieces, pieces_on_gpu
+from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
+from afserve.placement.planner.simulate.search_phases import (
+    HOSTED,
+    KINDS,
+    MIXED,
+    SHARED,
+    TWO_COPIES,
+    BestLayout,
+    PhasePool,
+    PlayedLoad,
+    described,
+    search,
+    split_of,
+)
 
 REQUESTS = 1000  # of the trace that are played, the first ones
 _MOST_RUNNING = 1 << 16  # requests that a node decodes at once
@@ -28,14 +41,14 @@ class PlannedGoodput:
     """Requests per second inside both targets, of the best layout of a kind; none where the model does not fit."""
 
     kind: str
-    found: "BestLayout | None"
+    found: BestLayout | None
 
     @property
     def rate(self) -> float:
         return self.found.rate if self.found else 0.0
 
 
-def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
+def check_goodput(question: Question, flags: Mapping[str, object]) -> None:
     """Raises ConfigError naming what the simulation lacks or would not play. `flags`: as they were typed."""
     setting = question.setting
     if given := [field.name for field in fields(LayoutFlags) if flags.get(field.name)]:
@@ -61,15 +74,8 @@ def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
         raise ConfigError("--goodput: draft tokens are not played; leave out --mtp", param="mtp")
 
 
-def goodputs(question: "Question") -> tuple[PlannedGoodput, ...]:
+def goodputs(question: Question) -> tuple[PlannedGoodput, ...]:
     """Of each kind of layout, on all devices of the pool, most first."""
-    from afserve.config import EngineSettings
-    from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
-    from afserve.placement.planner.cluster_file import on_cpu
-    from afserve.placement.planner.simulate.phase_stages import Pieces, pieces_on_gpu
-    from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
-    from afserve.placement.planner.simulate.search_phases import KINDS, PhasePool, PlayedLoad, search
-
     work, offered = question.setting.workload, question.pools[0]
     together = zip(work.arrival[:REQUESTS], work.prompt[:REQUESTS], work.answer[:REQUESTS], strict=True)
     asked = [SimulatedRequest(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
@@ -90,8 +96,6 @@ def played_lines(found: tuple[PlannedGoodput, ...]) -> str:
     """A line for each, best first, and which pays; nothing where nothing was played."""
     if not found:
         return ""
-    from afserve.placement.planner.simulate.search_phases import described
-
     lines = [
         "\n",
         f"goodput of the first {REQUESTS} requests of the trace, simulated, 90 % inside both targets:",
@@ -103,11 +107,8 @@ def played_lines(found: tuple[PlannedGoodput, ...]) -> str:
     return "\n".join([*lines, which_pays(found), how]).rstrip()
 
 
-def phases_of(one: PlannedGoodput, question: "Question") -> "Phases | None":
+def phases_of(one: PlannedGoodput, question: Question) -> Phases | None:
     """The nodes that `afserve up` starts for this layout; None where it starts no such layout."""
-    from afserve.placement.planner.cluster_file import Phases
-    from afserve.placement.planner.simulate.search_phases import SHARED, split_of
-
     if one.found is None or not one.rate or one.kind != SHARED:
         return None
     split, decodes = split_of(one.found.layout), one.found.layout.decodes[0]
@@ -121,8 +122,6 @@ def phases_of(one: PlannedGoodput, question: "Question") -> "Phases | None":
 
 def how_to_start(best: PlannedGoodput) -> str:
     """What of the best layout `afserve up` starts, and what --cluster writes."""
-    from afserve.placement.planner.simulate.search_phases import HOSTED, MIXED, SHARED, TWO_COPIES
-
     ways = {
         SHARED: "Start it with `afserve up --prefill P --decode D --experts N`, where a rank is one device",
         HOSTED: "Start it with `afserve up --prefill P --decode D --experts N` where N is P + D; on GPUs nothing lets "
@@ -151,8 +150,6 @@ def played_values(found: tuple[PlannedGoodput, ...]) -> dict[str, object]:
     """The `goodput` of --json, where any was played."""
     if not found:
         return {}
-    from afserve.placement.planner.simulate.search_phases import described
-
     layouts = [
         {
             "kind": one.kind,

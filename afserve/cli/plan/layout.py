@@ -3,18 +3,18 @@ flight. How they become engines, a `GivenLayout` and the fields of a `Setting`."
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from afserve.cli.options import Within, option
+from afserve.cli.plan.catalog import load_engine
 from afserve.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.perf.engine import Engine
-    from afserve.placement.planner.perf.setting import Setting
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.search import DevicePool, GivenLayout
+from afserve.placement.planner.cluster_file import on_cpu
+from afserve.placement.planner.one_machine import OneMachine
+from afserve.placement.planner.perf.engine import PLAIN, Engine
+from afserve.placement.planner.perf.setting import PrefillSetting, Setting
+from afserve.placement.planner.question import Question
+from afserve.placement.planner.search import DevicePool, GivenLayout
 
 _DEVICES = Within(1, 1 << 20, whole=True)
 COLOCATED = ("vllm", "sglang", "tensorrt-llm", "deepseek")
@@ -62,9 +62,7 @@ class LayoutFlags:
     )
 
 
-def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayout":
-    from afserve.placement.planner.search import GivenLayout
-
+def layout_of(flags: LayoutFlags, pools: tuple[DevicePool, ...]) -> GivenLayout:
     if flags.kind == "afd" and flags.devices:
         raise ConfigError("--devices is of colocated plans and --kind afd has none; drop one")
     if flags.kind == "colocated" and (flags.attention_devices or flags.expert_devices):
@@ -94,10 +92,8 @@ def layout_of(flags: LayoutFlags, pools: "tuple[DevicePool, ...]") -> "GivenLayo
     )
 
 
-def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "Setting":
+def with_requests(setting: Setting, flags: LayoutFlags, ttft: str | None) -> Setting:
     """The setting with its requests in flight and its prefill instances."""
-    from afserve.placement.planner.perf.setting import PrefillSetting
-
     prefill = None
     if flags.prefill_devices or flags.prefill_workers:
         if not setting.workload.decode_only or not flags.concurrency or setting.workload.mean_answer <= 1:
@@ -130,10 +126,8 @@ def calibration_of(flags: LayoutFlags, curves: str | None) -> str | None:
     return found[0] if found else None
 
 
-def check_calibrated(option: str, curves: str, pools: "tuple[DevicePool, ...]") -> None:
+def check_calibrated(option: str, curves: str, pools: tuple[DevicePool, ...]) -> None:
     """Stage times of one machine say nothing of other hardware."""
-    from afserve.placement.planner.cluster_file import on_cpu
-
     other = next((pool.chip.name for pool in pools if not on_cpu(pool.chip.name)), None)
     if Path(curves).suffix == ".jsonl" and other:
         raise ConfigError(
@@ -142,12 +136,10 @@ def check_calibrated(option: str, curves: str, pools: "tuple[DevicePool, ...]") 
         )
 
 
-def on_one_machine(question: "Question", cores: int | None) -> "Question":
+def on_one_machine(question: Question, cores: int | None) -> Question:
     """With all nodes of AFD on so many cores of one machine. Raises ConfigError naming what that needs."""
     if cores is None:
         return question
-    from afserve.placement.planner.one_machine import OneMachine
-
     layout, setting = question.layout, question.setting
     lacks = {
         "--engine FILE.jsonl: only a calibration says how its processes slow each other down": not (
@@ -174,13 +166,9 @@ def on_one_machine(question: "Question", cores: int | None) -> "Question":
 
 
 def engines_of(
-    flags: LayoutFlags, pools: "tuple[DevicePool, ...]", curves: str, setting: "Setting"
-) -> "tuple[tuple[str, Engine], ...]":
+    flags: LayoutFlags, pools: tuple[DevicePool, ...], curves: str, setting: Setting
+) -> tuple[tuple[str, Engine], ...]:
     """(kind, engine) of both kinds. Kernel curves of the user's own, and CPU hosts, are planned as afserve."""
-    from afserve.cli.plan.catalog import load_engine
-    from afserve.placement.planner.cluster_file import on_cpu
-    from afserve.placement.planner.perf.engine import PLAIN
-
     if any(name.endswith(".jsonl") for name in flags.engines):
         own = replace(PLAIN, about=f"afserve as it was calibrated in {flags.engines[0]}")
         return ("colocated", own), ("afd", own)
@@ -209,17 +197,13 @@ def engines_of(
     return tuple(found.items())
 
 
-def _other(engine: "Engine", kind: str) -> "Engine":
+def _other(engine: Engine, kind: str) -> Engine:
     """The engine of the other kind that this one is compared with."""
-    from afserve.cli.plan.catalog import load_engine
-
     return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD)[0])
 
 
-def _nearest(kind: str, pools: "tuple[DevicePool, ...]", setting: "Setting") -> "Engine":
+def _nearest(kind: str, pools: tuple[DevicePool, ...], setting: Setting) -> Engine:
     """The engine of that kind with the measured row most like the question, on any of the pools."""
-    from afserve.cli.plan.catalog import load_engine
-
     layouts = ("dp", "tp", "tp ep") if kind == "colocated" else ("afd",)
     asked = [setting.like(pool.chip, layout) for pool in pools for layout in layouts]
     loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]

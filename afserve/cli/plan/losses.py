@@ -3,17 +3,26 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from afserve.cli.options import Within, option
 from afserve.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.simulate.losses import DeviceLoss, Outage, PlanRole, RecoveryTimes
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.question import Question
+from afserve.placement.planner.simulate.endured import MOST, endured, expected
+from afserve.placement.planner.simulate.losses import (
+    NOTICE,
+    RELOAD,
+    RESTART,
+    DeviceLoss,
+    Outage,
+    PlanRole,
+    RecoveryTimes,
+    again_second,
+    computed_again,
+)
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST, _YEARS = 1e9, 1e12  # seconds
@@ -80,10 +89,8 @@ def time_of(text: str, option: str, *, most: float = _LONGEST, least: float = 0.
     return value
 
 
-def recovery_of(flags: LossFlags) -> "RecoveryTimes":
+def recovery_of(flags: LossFlags) -> RecoveryTimes:
     """Raises ConfigError where nothing is lost, but something is said of it."""
-    from afserve.placement.planner.simulate.losses import NOTICE, RELOAD, RESTART, RecoveryTimes
-
     said = {
         "--days": flags.days is not None,
         "--notice": flags.notice is not None,
@@ -108,10 +115,8 @@ def recovery_of(flags: LossFlags) -> "RecoveryTimes":
     )
 
 
-def typed_losses(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> "list[DeviceLoss]":
+def typed_losses(flags: LossFlags, roles: tuple[PlanRole, ...]) -> list[DeviceLoss]:
     """Raises ConfigError naming the flag where the plan has no such role."""
-    from afserve.placement.planner.simulate.losses import DeviceLoss
-
     if len(flags.lose) > _MOST:
         raise ConfigError(f"--lose: {len(flags.lose)} times, and {_MOST} is the most")
     names, found = [role.name for role in roles], []
@@ -126,10 +131,8 @@ def typed_losses(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> "list[Devic
     return found
 
 
-def span_of(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> tuple[float, float]:
+def span_of(flags: LossFlags, roles: tuple[PlanRole, ...]) -> tuple[float, float]:
     """(seconds between losses of one device, days). Raises ConfigError where that means too many to draw."""
-    from afserve.placement.planner.simulate.endured import MOST, expected
-
     mtbf = time_of(flags.mtbf or "", "mtbf", most=_YEARS, least=1.0)
     days = _DRAWN / expected(roles, mtbf, 1.0) if flags.days is None else flags.days
     losses = expected(roles, mtbf, days)
@@ -141,17 +144,14 @@ def span_of(flags: LossFlags, roles: "tuple[PlanRole, ...]") -> tuple[float, flo
 
 
 def long_run(
-    question: "Question",
-    plan: "Plan",
-    roles: "tuple[PlanRole, ...]",
+    question: Question,
+    plan: Plan,
+    roles: tuple[PlanRole, ...],
     flags: LossFlags,
-    recovery: "RecoveryTimes",
+    recovery: RecoveryTimes,
     seed: int,
 ) -> dict[str, Any]:
     """What losses cost over the days, for JSON."""
-    from afserve.placement.planner.simulate.endured import endured
-    from afserve.placement.planner.simulate.losses import again_second, computed_again
-
     mtbf, days = span_of(flags, roles)
     context = question.setting.workload.context_mean
     rank = plan.batch * plan.micro_batches * computed_again(context, recovery)
@@ -169,7 +169,7 @@ def long_run(
     }
 
 
-def said_of(outages: "Sequence[Outage]") -> list[dict[str, Any]]:
+def said_of(outages: Sequence[Outage]) -> list[dict[str, Any]]:
     """Each loss, for JSON."""
     return [
         {

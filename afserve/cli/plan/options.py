@@ -6,11 +6,12 @@ The flags travel in groups, one per thing that the question names: model, hardwa
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from afserve.cli.options import Within, gather_group, group_options, option
+from afserve.cli.options import Within, declare_options, gather_group, option
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_counts, read_lines
 from afserve.cli.plan.layout import (
     LayoutFlags,
     calibration_of,
@@ -21,13 +22,14 @@ from afserve.cli.plan.layout import (
     with_requests,
 )
 from afserve.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.perf.found import Found
-    from afserve.placement.planner.perf.setting import Setting
-    from afserve.placement.planner.perf.workload import Workload
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.search import DevicePool, GivenLayout
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
+from afserve.placement.planner.perf.found import Found, parse_found
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.trace_reader import read_trace
+from afserve.placement.planner.perf.workload import Workload, fixed_context, from_lengths, parse_lengths
+from afserve.placement.planner.question import KINDS, Question
+from afserve.placement.planner.search import ANY, APART, HERE, DevicePool, GivenLayout, Targets
 
 LONGEST = 100_000_000  # tokens of a request
 _COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
@@ -142,19 +144,13 @@ class GoalFlags:
 
 
 GROUPS = (ModelFlags, HardwareFlags, LayoutFlags, RequestFlags, RoutingFlags, GoalFlags)
-question_flags = group_options(*GROUPS)
+question_flags = declare_options(*GROUPS)
 
 
-def asked_question(flags: dict[str, Any]) -> "Question":
+def asked_question(flags: dict[str, Any]) -> Question:
     """Takes the flags above out of what click read. Raises ConfigError or NotFoundError naming the flag."""
-    return build_question(
-        gather_group(ModelFlags, flags),
-        gather_group(HardwareFlags, flags),
-        gather_group(RequestFlags, flags),
-        gather_group(RoutingFlags, flags),
-        gather_group(GoalFlags, flags),
-        gather_group(LayoutFlags, flags),
-    )
+    groups: tuple[Any, ...] = tuple(gather_group(group, flags) for group in GROUPS)
+    return build_question(*groups)
 
 
 def seconds(text: str | None, option: str) -> float:
@@ -176,19 +172,12 @@ def seconds(text: str | None, option: str) -> float:
 def build_question(
     model: ModelFlags,
     hardware: HardwareFlags,
+    layout: LayoutFlags,
     requests: RequestFlags,
     routing: RoutingFlags,
     goal: GoalFlags,
-    layout: LayoutFlags,
-) -> "Question":
+) -> Question:
     """Raises ConfigError or NotFoundError naming the flag."""
-    from afserve.cli.plan.catalog import load_curves, load_model, read_counts
-    from afserve.placement.planner.perf.attention import Precision
-    from afserve.placement.planner.perf.experts import Routing
-    from afserve.placement.planner.perf.setting import Setting
-    from afserve.placement.planner.question import KINDS, Question
-    from afserve.placement.planner.search import Targets
-
     if goal.objective == "count" and goal.rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(requests)
@@ -233,9 +222,7 @@ def build_question(
     )
 
 
-def _readers(asked: str | None, setting: "Setting", layout: "GivenLayout") -> tuple[str, ...]:
-    from afserve.placement.planner.search import ANY, APART, HERE
-
+def _readers(asked: str | None, setting: Setting, layout: GivenLayout) -> tuple[str, ...]:
     if setting.workload.decode_only and asked is not None:
         raise ConfigError("--prompts: a decode-only workload has no prompts; give --input and --output")
     if setting.concurrency and asked in ("apart", "either"):
@@ -248,9 +235,7 @@ def _readers(asked: str | None, setting: "Setting", layout: "GivenLayout") -> tu
     return {"here": (HERE,), "apart": (APART,), "either": (HERE, APART)}[asked]
 
 
-def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Found":
-    from afserve.placement.planner.perf.found import parse_found
-
+def _found(requests: RequestFlags, layout: LayoutFlags, work: Workload) -> Found:
     found = parse_found(requests.found)
     if found.tiers and (work.decode_only or layout.concurrency):
         why = "--concurrency" if layout.concurrency else "a decode-only workload"
@@ -260,7 +245,7 @@ def _found(requests: RequestFlags, layout: LayoutFlags, work: "Workload") -> "Fo
     return found
 
 
-def _pools(hardware: HardwareFlags) -> "tuple[DevicePool, ...]":
+def _pools(hardware: HardwareFlags) -> tuple[DevicePool, ...]:
     offered = tuple(_pool(text, hardware.network, hardware.link) for text in hardware.pools)
     names = [pool.chip.name for pool in offered]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -271,17 +256,13 @@ def _pools(hardware: HardwareFlags) -> "tuple[DevicePool, ...]":
     return offered
 
 
-def _ttft(text: str | None, work: "Workload") -> float:
+def _ttft(text: str | None, work: Workload) -> float:
     if text is not None and work.decode_only:
         raise ConfigError("--ttft: a decode-only workload has no prompts; give --input and --output")
     return seconds(text, "ttft")
 
 
-def _workload(requests: RequestFlags) -> "Workload":
-    from afserve.cli.plan.catalog import read_lines
-    from afserve.placement.planner.perf.trace_reader import read_trace
-    from afserve.placement.planner.perf.workload import fixed_context, from_lengths, parse_lengths
-
+def _workload(requests: RequestFlags) -> Workload:
     context, prompt, answer, trace = requests.context, requests.prompt, requests.answer, requests.trace
     given = [
         name
@@ -303,10 +284,7 @@ def _workload(requests: RequestFlags) -> "Workload":
     return fixed_context(4096 if context is None else context)
 
 
-def _pool(text: str, network: float | None, link: float | None) -> "DevicePool":
-    from afserve.cli.plan.catalog import load_hardware
-    from afserve.placement.planner.search import DevicePool
-
+def _pool(text: str, network: float | None, link: float | None) -> DevicePool:
     found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
     if not found:
         raise ConfigError(f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0")

@@ -2,24 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from afserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from afserve.placement.optimizer.outcome import Balanced
-    from afserve.placement.optimizer.problem import Floats, Problem
-    from afserve.placement.placement import Placement
+from afserve.placement.optimizer.outcome import Balanced
+from afserve.placement.optimizer.problem import Floats, Problem
+from afserve.placement.optimizer.split import node_load
+from afserve.placement.placement import Placement
+from afserve.placement.rebalance.copies import copies_in_words
 
 _SHOWN = 40  # layers in the table; --json has all
 
 
-def print_table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: Path | None) -> None:
-    import numpy as np
+def print_table(found: Balanced, problem: Problem, chosen: Sequence[str], plot: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from afserve.placement.rebalance.copies import copies_in_words
 
     proof, console = found.certificate, Console()
     table = Table(
@@ -48,15 +46,13 @@ def print_table(found: "Balanced", problem: "Problem", chosen: Sequence[str], pl
         console.print(f"heat map in {plot}")
 
 
-def plot_loads(target: Path, found: "Balanced", problem: "Problem") -> None:
+def plot_loads(target: Path, found: Balanced, problem: Problem) -> None:
     """Node loads over the mean per layer: before (experts in order) or as it stands, and planned."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--plot needs matplotlib: pip install 'afserve[plot]'") from error
-    from afserve.placement.placement import Placement
-
     layers, experts = problem.load_CLE.shape[1:]
     before = problem.current or Placement.contiguous(layers=layers, experts=experts, nodes=len(problem.nodes))
     name = "now" if problem.current else "experts in order"
@@ -78,10 +74,7 @@ def plot_loads(target: Path, found: "Balanced", problem: "Problem") -> None:
         raise ConfigError(f"cannot write the heat map {target}: {error}") from error
 
 
-def _heat(placement: "Placement", problem: "Problem") -> "Floats":
-    import numpy as np
-
-    from afserve.placement.optimizer.split import node_load
+def _heat(placement: Placement, problem: Problem) -> Floats:
 
     mean_LE = np.tensordot(problem.weights, problem.load_CLE, 1)
     level_LN = node_load(placement.slot_array(), placement.share_array(), mean_LE) / problem.nodes.pace()

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from afserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.simulate.layers import Played, Script
-    from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests
-    from afserve.placement.planner.simulate.struck import Losing, Struck
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.question import Question
+from afserve.placement.planner.simulate.layer_stages import StageTable
+from afserve.placement.planner.simulate.layers import Played, Script, Simulation
+from afserve.placement.planner.simulate.losses import reading_pace
+from afserve.placement.planner.simulate.ranks import arrivals_for, rank_of, reading_pool
+from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests, read_first, together
+from afserve.placement.planner.simulate.struck import Losing, Struck
 
 SHOWN_RANKS = 8
 _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
@@ -21,12 +23,7 @@ LONGEST = 1e8  # ranks of all passes, or requests of all steps: a quarter of a m
 _EACH = 256  # ranks that take as long as a pass by itself, or requests as a step
 
 
-def play_layers(
-    question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
-) -> "Played":
-    from afserve.placement.planner.simulate.layer_stages import StageTable
-    from afserve.placement.planner.simulate.layers import Script, Simulation
-
+def play_layers(question: Question, plan: Plan, steps: int, jitter: float, stall: float, seed: int) -> Played:
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     stages = StageTable(
         question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
@@ -47,7 +44,7 @@ def play_layers(
     return simulation.result
 
 
-def _check_passes(script: "Script") -> None:
+def _check_passes(script: Script) -> None:
     one = script.micro_batches * script.layers * (_EACH + script.ranks)
     if (script.steps + script.warm) * one <= LONGEST:
         return
@@ -68,16 +65,13 @@ class PlayedRequests:
 
     def __init__(
         self,
-        question: "Question",
-        plan: "Plan",
-        played: "Played | None",
+        question: Question,
+        plan: Plan,
+        played: Played | None,
         requests: int | None,
         load: float,
         seed: int,
     ) -> None:
-        import numpy as np
-
-        from afserve.placement.planner.simulate.ranks import arrivals_for, rank_of, reading_pool
 
         rng = np.random.default_rng(seed)
         self._plan, self._seed = plan, seed
@@ -101,8 +95,6 @@ class PlayedRequests:
 
     def _check_steps(self, load: float) -> None:
         """A rank whose requests come slower than it could serve them holds fewer at a time, and takes more steps."""
-        import numpy as np
-
         rank, plan = self._rank, self._plan
         held = np.arange(1, rank.slots + 1)
         enough = held >= load * plan.tok_s / plan.ranks / rank.tokens_per_step * rank.step[1:]
@@ -116,12 +108,8 @@ class PlayedRequests:
                 f"and at most {most:,} are played, in half a minute; give fewer --requests or shorter answers"
             )
 
-    def play(self, struck: "Struck") -> "tuple[ServedRequests, Losing]":
+    def play(self, struck: Struck) -> tuple[ServedRequests, Losing]:
         """(all ranks together, the ranks)."""
-        from afserve.placement.planner.simulate.losses import reading_pace
-        from afserve.placement.planner.simulate.requests import read_first, together
-        from afserve.placement.planner.simulate.struck import Losing
-
         sent, plan = self._sent, self._plan
         if self._pool is not None:
             workers = max(round(self._pool.workers * len(sent) / plan.ranks), 1)
@@ -136,11 +124,11 @@ class PlayedRequests:
         return served, losing
 
 
-def _requests(sent: "Arrivals") -> int:
+def _requests(sent: Arrivals) -> int:
     return len(sent.seconds)
 
 
-def _tokens(sent: "Arrivals") -> float:
+def _tokens(sent: Arrivals) -> float:
     return float(sent.answer.sum())
 
 

@@ -1,12 +1,14 @@
 """`afserve simulate`: play the best plan event by event, layers first, then requests."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
-from afserve.cli.options import Within, gather_group, group_options, output_file
+from afserve.cli.options import Within, group_options, option, output_file
 from afserve.cli.plan.losses import (
     LossFlags,
     long_run,
@@ -17,59 +19,52 @@ from afserve.cli.plan.losses import (
 )
 from afserve.cli.plan.options import asked_question, question_flags
 from afserve.cli.plan.play import MOST_REQUESTS, PlayedRequests, play_layers
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.question import Question
-    from afserve.placement.planner.simulate.layers import Played
-    from afserve.placement.planner.simulate.requests import ServedRequests
-    from afserve.placement.planner.simulate.struck import Struck
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.placement.planner.infeasible import describe, explain
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.question import Question, answer
+from afserve.placement.planner.simulate.layers import Played, perfetto_json
+from afserve.placement.planner.simulate.losses import again_second, outages, roles_of
+from afserve.placement.planner.simulate.requests import ServedRequests, goodput, percentile
+from afserve.placement.planner.simulate.struck import Struck
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
 _MOST_RANKS = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class PlayFlags:
+    """What is played, and how unevenly."""
+
+    steps: int = option(
+        default=16, type=Within(2, 10000, whole=True), help="Decode steps per micro-batch.  [default: 16]"
+    )
+    requests: int | None = option(
+        type=Within(1, MOST_REQUESTS, whole=True),
+        help="Requests to play, over 8 ranks at most.  [default: four for every request that fits, 200000 at most]",
+    )
+    load: float = option(
+        default=0.8,
+        type=Within(0.001, 10),
+        help="Arrival rate as a share of what the plan can serve.  [default: 0.8]",
+    )
+    jitter: float = option(
+        default=0.02, type=Within(0, 1), help="Mean random lengthening of every stage.  [default: 0.02]"
+    )
+    stall: float = option(
+        default=0.0, type=Within(0, 1), help="Chance that a stage takes five times as long.  [default: 0]"
+    )
+
+
 @click.command("simulate", short_help="Play a plan event by event.")
 @question_flags
-@click.option(
-    "--steps",
-    default=16,
-    type=Within(2, 10000, whole=True),
-    help="Decode steps per micro-batch.  [default: 16]",
-)
-@click.option(
-    "--requests",
-    type=Within(1, MOST_REQUESTS, whole=True),
-    help="Requests to play, over 8 ranks at most.  [default: four for every request that fits, 200000 at most]",
-)
-@click.option(
-    "--load",
-    default=0.8,
-    type=Within(0.001, 10),
-    help="Arrival rate as a share of what the plan can serve.  [default: 0.8]",
-)
-@click.option(
-    "--jitter",
-    default=0.02,
-    type=Within(0, 1),
-    help="Mean random lengthening of every stage.  [default: 0.02]",
-)
-@click.option(
-    "--stall",
-    default=0.0,
-    type=Within(0, 1),
-    help="Chance that a stage takes five times as long.  [default: 0]",
-)
-@group_options(LossFlags)
+@group_options(PlayFlags, LossFlags)
 @click.option("--seed", default=0, type=_SEED, help="Random seed.")
 @click.option("--timeline", type=output_file, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
-    steps: int,
-    requests: int | None,
-    load: float,
-    jitter: float,
-    stall: float,
+    asked: PlayFlags,
+    losses: LossFlags,
     seed: int,
     timeline: Path | None,
     as_json: bool,
@@ -80,13 +75,6 @@ def simulate(
     \b
     afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
     """
-    from afserve.errors import DoesNotFitError
-    from afserve.placement.planner.infeasible import explain
-    from afserve.placement.planner.question import answer
-    from afserve.placement.planner.simulate.losses import again_second, outages, roles_of
-    from afserve.placement.planner.simulate.struck import Struck
-
-    losses = gather_group(LossFlags, flags)
     recovery = recovery_of(losses)
     question = asked_question(flags)
     best = answer(question).best()
@@ -97,10 +85,14 @@ def simulate(
     roles = roles_of(question, best, recovery) if losses.asked else ()
     happened = outages(roles, typed_losses(losses, roles))
     endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None
-    calm = play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
-    played = play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
-    requested = PlayedRequests(question, best, played, requests, load, seed)
-    values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], load)
+    calm = play_layers(question, best, asked.steps, 0.0, 0.0, seed) if best.kind == "afd" else None
+    played = (
+        play_layers(question, best, asked.steps, asked.jitter, asked.stall, seed)
+        if calm and (asked.jitter or asked.stall)
+        else calm
+    )
+    requested = PlayedRequests(question, best, played, asked.requests, asked.load, seed)
+    values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], asked.load)
     if happened:
         struck = Struck(happened, recovery, again_second(question, best))
         values |= _with_losses(question, values, requested, struck)
@@ -112,15 +104,12 @@ def simulate(
 
 
 def _values(
-    question: "Question",
-    plan: "Plan",
-    runs: "tuple[Played | None, Played | None]",
-    served: "ServedRequests",
+    question: Question,
+    plan: Plan,
+    runs: tuple[Played | None, Played | None],
+    served: ServedRequests,
     load: float,
 ) -> dict[str, Any]:
-    import numpy as np
-
-    from afserve.placement.planner.infeasible import describe
 
     values: dict[str, Any] = {
         "plan": describe(plan),
@@ -144,9 +133,7 @@ def _values(
     return values
 
 
-def _of_requests(question: "Question", served: "ServedRequests") -> dict[str, Any]:
-    from afserve.placement.planner.simulate.requests import goodput, percentile
-
+def _of_requests(question: Question, served: ServedRequests) -> dict[str, Any]:
     def percentiles(seconds: list[float]) -> dict[str, float]:
         return {f"p{p}": round(percentile(seconds, served.weight, p / 100) * 1e3, 3) for p in (50, 90, 99)}
 
@@ -161,13 +148,10 @@ def _of_requests(question: "Question", served: "ServedRequests") -> dict[str, An
 
 
 def _with_losses(
-    question: "Question", calm: dict[str, Any], requested: PlayedRequests, struck: "Struck"
+    question: Question, calm: dict[str, Any], requested: PlayedRequests, struck: Struck
 ) -> dict[str, Any]:
     """The values of requests with losses; the `calm` ones are kept as `undisturbed`. Raises ConfigError where a device
     is lost when nothing is played any more."""
-    from afserve.errors import ConfigError
-    from afserve.placement.planner.simulate.requests import percentile
-
     last, ends = struck.outages[-1].at, requested.ends
     if last >= ends:
         raise ConfigError(
@@ -191,7 +175,7 @@ def _with_losses(
     }
 
 
-def _text(plan: "Plan", values: dict[str, Any]) -> str:
+def _text(plan: Plan, values: dict[str, Any]) -> str:
     batches = (
         f"{plan.micro_batches} micro-batches of {plan.batch}"
         if plan.micro_batches > 1
@@ -222,9 +206,7 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
     return "\n".join(lines + loss_text(values))
 
 
-def _check_size(plan: "Plan") -> None:
-    from afserve.errors import ConfigError
-
+def _check_size(plan: Plan) -> None:
     if plan.ranks > _MOST_RANKS:
         raise ConfigError(
             f"--pool: the plan has {plan.ranks:,} attention ranks, and {_MOST_RANKS:,} is the most that are played; "
@@ -232,18 +214,13 @@ def _check_size(plan: "Plan") -> None:
         )
 
 
-def _check_timeline(path: Path | None, plan: "Plan") -> None:
+def _check_timeline(path: Path | None, plan: Plan) -> None:
     """Before anything is played."""
-    from afserve.errors import ConfigError
-
     if path is not None and plan.kind != "afd":
         raise ConfigError("--timeline: the best plan is colocated and has no ping-pong; add --kind afd")
 
 
-def _write_timeline(path: Path, played: "Played") -> None:
-    from afserve.errors import ConfigError
-    from afserve.placement.planner.simulate.layers import perfetto_json
-
+def _write_timeline(path: Path, played: Played) -> None:
     try:
         path.write_text(perfetto_json(played.spans), encoding="utf-8")
     except OSError as error:
