@@ -1,6 +1,5 @@
 """`afserve render k8s|kuberay|slurm`: files for a site's own scheduler, from a cluster file or a plan."""
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,7 +93,7 @@ def kuberay(
     **asked: Any,
 ) -> None:
     """A RayJob for KubeRay, whose head runs `afserve up --ray`."""
-    from afserve.launch.render.kuberay import ray_manifests
+    from afserve.launch.render.kubernetes import ray_manifests
 
     layout = _layout(cluster, cpus, memory, insecure_nodes, extra)
     _write_yaml(ray_manifests(layout, _kubernetes(asked)), out)
@@ -138,7 +137,7 @@ def _layout(cluster: Path, cpus: int, memory: int, insecure: bool, extra: tuple[
 
 
 def _kubernetes(asked: Mapping[str, Any], **more: int) -> Any:
-    from afserve.launch.render.objects import KubernetesSettings
+    from afserve.launch.render.kubernetes import KubernetesSettings
 
     selectors = {
         role: dict(_label(flag, text) for text in asked[flag[2:].replace("-", "_")])
@@ -163,8 +162,6 @@ def _label(flag: str, text: str) -> tuple[str, str]:
 
 def _write_yaml(files: Mapping[str, list[dict[str, Any]]], out: Path | None) -> None:
     """With a folder, one file each; else all objects that Kubernetes takes, in one stream."""
-    if importlib.util.find_spec("yaml") is None:
-        raise ConfigError("render: PyYAML is not installed here; type: pip install 'afserve[render]'")
     import yaml
 
     if out is None:

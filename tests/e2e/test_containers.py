@@ -15,9 +15,8 @@ import httpx
 import pytest
 
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.render.kubernetes import manifests
+from afserve.launch.render.kubernetes import RUN, KubernetesSettings, manifests
 from afserve.launch.render.layout import Sizes, layout_of
-from afserve.launch.render.objects import RUN, KubernetesSettings
 from tests.e2e.conftest import DEADLINE
 from tests.launch.test_render import pods
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.launch.render.objects import USER
+from afserve.launch.render.kubernetes import USER
 from afserve.launch.sites.container import command, make_key
 
 ROOT = Path(__file__).resolve().parents[2]

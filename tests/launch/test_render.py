@@ -16,10 +16,8 @@ from afserve.cli.render import render
 from afserve.cli.up import asked_of, up
 from afserve.errors import ConfigError
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.render.kuberay import entrypoint, ray_manifests
-from afserve.launch.render.kubernetes import manifests
+from afserve.launch.render.kubernetes import RUN, KubernetesSettings, entrypoint, manifests, ray_manifests
 from afserve.launch.render.layout import ClusterLayout, Sizes, layout_of
-from afserve.launch.render.objects import RUN, KubernetesSettings
 from afserve.launch.render.slurm import SlurmSettings, script
 from afserve.member import Role
 

@@ -4,17 +4,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from afserve.cli.options import Within, group_options, option, output_file
-from afserve.cli.plan.placed import plot_loads, print_table
 from afserve.errors import ConfigError, shown
-from afserve.placement.optimizer.balance import balance
-from afserve.placement.optimizer.problem import Floats, MovePrice, Nodes, Problem, scenarios
-from afserve.placement.placement import Placement
 from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
-from afserve.placement.rebalance.record import MAGIC, decode, read_counts
+
+if TYPE_CHECKING:
+    from afserve.placement.optimizer.problem import Floats, Nodes
+    from afserve.placement.placement import Placement
 
 _COUNT, _SLOTS = Within(1, MOST_NODES, whole=True), Within(1, MOST_SLOTS, whole=True)
 _EXPERTS = Within(0, MOST_SLOTS, whole=True)
@@ -101,6 +101,10 @@ def place(flags: PlaceFlags, more: tuple[Path, ...]) -> None:
     Prints how close each layer is to a proved lower bound. With several scenarios the placement is made for all of
     them and for what they do not show; with --current it moves as few experts as it must.
     """
+    from afserve.cli.plan.placed import plot_loads, print_table
+    from afserve.placement.optimizer.balance import balance
+    from afserve.placement.optimizer.problem import MovePrice, Problem, scenarios
+
     extra = [name for name in flags.names if os.path.isfile(name)]
     counts = (*flags.files, *more, *map(Path, extra))
     if not counts:
@@ -136,8 +140,10 @@ def place(flags: PlaceFlags, more: tuple[Path, ...]) -> None:
         print_table(found, problem, chosen, flags.plot)
 
 
-def _read(files: Sequence[Path]) -> dict[str, Floats]:
+def _read(files: Sequence[Path]) -> "dict[str, Floats]":
     """Scenarios of all files by name; names that occur twice get their file's name in front."""
+    from afserve.placement.rebalance.record import MAGIC, decode, read_counts
+
     named: dict[str, Floats] = {}
     for file in files:
         data = _bytes(file, "counts")
@@ -171,14 +177,16 @@ def _text(data: bytes) -> str:
         raise ConfigError("it is neither JSON text nor a routing recording") from error
 
 
-def _placement(file: Path) -> Placement:
+def _placement(file: Path) -> "Placement":
+    from afserve.placement.placement import Placement
+
     try:
         return Placement.from_json(_text(_bytes(file, "placement")))
     except ConfigError as error:
         raise ConfigError(f"{file}: {error.message}") from error
 
 
-def _choose(named: dict[str, Floats], wanted: Sequence[str]) -> tuple[list[str], tuple[float, ...]]:
+def _choose(named: "dict[str, Floats]", wanted: Sequence[str]) -> tuple[list[str], tuple[float, ...]]:
     if not wanted:
         return list(named), ()
     chosen, weights = [], []
@@ -193,8 +201,10 @@ def _choose(named: dict[str, Floats], wanted: Sequence[str]) -> tuple[list[str],
     return chosen, tuple(weights)
 
 
-def _nodes(flags: PlaceFlags, shape: tuple[int, ...]) -> Nodes:
+def _nodes(flags: PlaceFlags, shape: tuple[int, ...]) -> "Nodes":
     """Without --slots and --memory every node has one slot more than it must have."""
+    from afserve.placement.optimizer.problem import Nodes
+
     layers, experts = shape
     count, memory = flags.nodes, flags.memory
     if flags.slots is not None and memory is not None:
@@ -223,7 +233,7 @@ def _number(flag: str, text: str, within: Within) -> float:
     return value
 
 
-def _hottest(load_CLE: Floats, count: int) -> frozenset[tuple[int, int]]:
+def _hottest(load_CLE: "Floats", count: int) -> frozenset[tuple[int, int]]:
     if not 0 <= count <= load_CLE.shape[2]:
         raise ConfigError(f"--protect {count}: a layer has {load_CLE.shape[2]} experts")
     order = (-load_CLE.mean(0)).argsort(1, kind="stable")[:, :count]

@@ -1,162 +1,108 @@
-"""A run as Kubernetes objects: plain values, which `render` writes as YAML. No operator, no gang, nothing but pods.
+"""A run as objects of Kubernetes or of KubeRay, which the templates beside this file say: plain values, from YAML.
 
-The controller's pod knows who is there; attention and expert nodes are pods of StatefulSets, which join it and may
-come, go and come back in any order; gateways serve HTTP. Secrets are named here and never written.
+Needs PyYAML, of `afserve[render]`.
 """
 
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from afserve.errors import ConfigError
 from afserve.launch.render.layout import HTTP_PORT, NODES_PORT, ClusterLayout, NodePool
-from afserve.launch.render.objects import (
-    CERTIFICATES,
-    KEYS,
-    RUN,
-    KubernetesSettings,
-    Object,
-    an_object,
-    budget,
-    container,
-    joining,
-    policy,
-    port,
-    probe,
-    service,
-    spread,
-    template,
-    trust,
-    who,
-)
 from afserve.member import Role
 
+Object = dict[str, Any]
+USER = 10001
+RUN, CERTS = "/run/afserve", "/run/afserve-certs"
+_ADDRESS = ["--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
+_KEYS = ["--api-key-file", f"{RUN}/api.key", "--admin-key-file", f"{RUN}/admin.key"]
+_TOKEN = ["--token-file", f"{RUN}/token"]
 _DRAIN = 30  # seconds that answers have when a gateway goes
 _GONE = 5  # until nobody sends a gateway new connections
 _PER_GATEWAY = 64  # running sequences, on the average
 
 
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """`claim` is a PersistentVolumeClaim with checkpoints, mounted at /models; empty where the model is in the image.
+
+    `selectors` are the node labels of each role's hosts.
+    """
+
+    image: str = "afserve:latest"
+    namespace: str = "afserve"
+    claim: str = ""
+    gateways: int = 2
+    most_gateways: int = 8
+    selectors: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+
+    def selector(self, pool: NodePool) -> dict[str, str]:
+        """By default a label with the hardware's name, for people to put on their hosts."""
+        return dict(self.selectors.get(pool.role) or {"afserve.dev/hardware": pool.hardware})
+
+
 def manifests(layout: ClusterLayout, asked: KubernetesSettings) -> dict[str, list[Object]]:
-    """Objects by the file that they belong in."""
-    pools = {f"{pool.role}.yaml": _pool(layout, asked, pool) for pool in layout.pools}
-    files = {
-        "namespace.yaml": [_namespace(asked)],
-        "controller.yaml": _controller(layout, asked),
-        **pools,
-        "gateway.yaml": _gateways(layout, asked),
-        "network.yaml": _network(asked, [pool.role for pool in layout.pools]),
-    }
-    return {**files, "kustomization.yaml": [_kustomization(layout, asked, list(files))]}
+    """Objects by the file that they belong in. Raises ConfigError where PyYAML is not installed."""
+    trust = _trust(layout)
+    up = layout.up(f"$(POD_IP):{NODES_PORT}", *_TOKEN, *trust)
+    join = ["--join", f"controller:{NODES_PORT}", *_TOKEN, *trust]
+    return _objects(
+        "kubernetes.yaml.jinja",
+        layout,
+        asked,
+        controller=[*up, "--node-memory", str(layout.sizes.memory), *_ADDRESS, *_KEYS],
+        joining=join,
+        gateway=["node", "--role", "gateway", *join, *_ADDRESS, "--drain-seconds", str(_DRAIN), *_KEYS],
+        gone=_GONE,
+        drain=_DRAIN,
+        per_gateway=_PER_GATEWAY,
+    )
 
 
-def _namespace(asked: KubernetesSettings) -> Object:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": asked.namespace, "labels": labels}}
+def ray_manifests(layout: ClusterLayout, asked: KubernetesSettings) -> dict[str, list[Object]]:
+    """As `manifests`; KubeRay writes the command of Ray's own containers, so ours have none."""
+    return _objects(
+        "kuberay.yaml.jinja", layout, asked, entrypoint=" ".join(["afserve", *entrypoint(layout)])
+    )
 
 
-def _controller(layout: ClusterLayout, asked: KubernetesSettings) -> list[Object]:
-    words = layout.up(f"$(POD_IP):{NODES_PORT}", "--token-file", f"{RUN}/token", *trust(layout))
-    words += ["--node-memory", str(layout.sizes.memory), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
-    words += ["--api-key-file", f"{RUN}/api.key", "--admin-key-file", f"{RUN}/admin.key"]
-    box = container(layout, asked, "controller", words, {"cpu": "2", "memory": "4Gi"})
-    box["ports"] = [
-        {"name": "nodes", "containerPort": NODES_PORT},
-        {"name": "http", "containerPort": HTTP_PORT},
-    ]
-    box["livenessProbe"] = probe("/health", 30)
-    box["readinessProbe"] = probe("/health", 6)
-    box["startupProbe"] = probe("/health", 60)
-    spec = {"replicas": 1, "strategy": {"type": "Recreate"}, **template(layout, asked, "controller", box)}
-    ports = [port("nodes", NODES_PORT, NODES_PORT), port("http", HTTP_PORT, HTTP_PORT)]
-    return [
-        an_object("apps/v1", "Deployment", asked, "controller", spec),
-        service(asked, "controller", "controller", ports, early=True),
-    ]
+def entrypoint(layout: ClusterLayout) -> list[str]:
+    """The arguments of `afserve` on the head: the nodes go where their role's resource is."""
+    words = ["up", "--ray", "auto", *layout.counts(), *_trust(layout)]
+    for pool in layout.pools:
+        gpu = "" if pool.on_cpu else ",GPU=1"
+        resources = f"CPU={layout.sizes.cpus}{gpu},afserve_{pool.role}=1"
+        words += ["--ray-attention" if pool.role == "attention" else "--ray-experts", resources]
+    return [*words, *_ADDRESS, *_KEYS, *layout.extra]
 
 
-def _pool(layout: ClusterLayout, asked: KubernetesSettings, pool: NodePool) -> list[Object]:
-    name = str(pool.role)
-    words = ["node", "--role", name, *joining(layout)]
-    sizes: dict[str, Any] = {"cpu": str(layout.sizes.cpus), "memory": f"{layout.sizes.memory}Gi"}
-    box = container(layout, asked, name, words, sizes, gpus=0 if pool.on_cpu else 1)
-    pods = template(layout, asked, name, box)
-    pods["template"]["spec"]["nodeSelector"] = asked.selector(pool)
-    pods["template"]["spec"]["topologySpreadConstraints"] = [spread(asked, name)]
-    spec = {"replicas": pool.nodes, "serviceName": name, "podManagementPolicy": "Parallel", **pods}
-    return [
-        an_object("apps/v1", "StatefulSet", asked, name, spec),
-        service(asked, name, name, [], headless=True),
-        budget(asked, name),
-    ]
+def _trust(layout: ClusterLayout) -> list[str]:
+    return ["--certs", CERTS] if layout.certs else ["--insecure-nodes"]
 
 
-def _gateways(layout: ClusterLayout, asked: KubernetesSettings) -> list[Object]:
-    words = ["node", "--role", "gateway", *joining(layout), "--host", "0.0.0.0", "--port", str(HTTP_PORT)]  # noqa: S104
-    words += ["--drain-seconds", str(_DRAIN), "--api-key-file", f"{RUN}/api.key"]
-    words += ["--admin-key-file", f"{RUN}/admin.key"]
-    box = container(layout, asked, "gateway", words, {"cpu": "1", "memory": "2Gi"})
-    box["ports"] = [{"name": "http", "containerPort": HTTP_PORT}]
-    box["livenessProbe"] = probe("/health", 6)
-    box["readinessProbe"] = probe("/ready", 2)
-    box["startupProbe"] = probe("/health", 120)
-    box["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(_GONE)]}}}
-    pods = template(layout, asked, "gateway", box)
-    pods["template"]["spec"]["terminationGracePeriodSeconds"] = _GONE + _DRAIN + 10
-    spec = {"replicas": asked.gateways, **pods}
-    scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gateway"}
-    metric = {
-        "type": "Object",
-        "object": {
-            "describedObject": {"apiVersion": "v1", "kind": "Service", "name": "afserve"},
-            "metric": {"name": "afserve_num_requests_running"},
-            "target": {"type": "AverageValue", "averageValue": str(_PER_GATEWAY)},
-        },
-    }
-    limits = {"minReplicas": asked.gateways, "maxReplicas": max(asked.gateways, asked.most_gateways)}
-    return [
-        an_object("apps/v1", "Deployment", asked, "gateway", spec),
-        service(asked, "afserve", "gateway", [port("http", 80, HTTP_PORT)]),
-        an_object(
-            "autoscaling/v2",
-            "HorizontalPodAutoscaler",
-            asked,
-            "gateway",
-            {"scaleTargetRef": scaled, **limits, "metrics": [metric]},
-        ),
-        budget(asked, "gateway"),
-    ]
+def _objects(
+    template: str, layout: ClusterLayout, asked: KubernetesSettings, **more: object
+) -> dict[str, list[Object]]:
+    if importlib.util.find_spec("yaml") is None:
+        raise ConfigError("render: PyYAML is not installed here; type: pip install 'afserve[render]'")
+    import yaml
 
-
-def _network(asked: KubernetesSettings, roles: list[Role]) -> list[Object]:
-    """Nobody reaches anybody but: nodes and gateways the controller, attention nodes gateways and experts, all HTTP."""
-    inside = [*map(str, roles), "gateway"]
-    nodes = {"from": [who(name) for name in inside], "ports": [{"port": NODES_PORT}, {"port": HTTP_PORT}]}
-    streams = {"from": [who("attention")]}
-    return [
-        an_object(
-            "networking.k8s.io/v1",
-            "NetworkPolicy",
-            asked,
-            "closed",
-            {"podSelector": {}, "policyTypes": ["Ingress"]},
-        ),
-        policy(asked, "controller", [nodes, streams]),
-        policy(asked, "gateway", [{"ports": [{"port": HTTP_PORT}]}, streams]),
-        *([policy(asked, "expert", [streams])] if Role.EXPERT in roles else []),
-    ]
-
-
-def _kustomization(layout: ClusterLayout, asked: KubernetesSettings, files: list[str]) -> Object:
-    """A base. Keys and certificates come from files beside it that people make and keep out of any repository."""
-    keys = [f"secrets/{name}" for name in ("token", "api.key", "admin.key")]
-    secrets = [{"name": KEYS, "files": keys}]
-    if layout.certs:
-        for name in ("controller", *(str(pool.role) for pool in layout.pools), "gateway"):
-            folder = f"secrets/{name}"
-            pems = [f"{folder}/authority.pem", f"{folder}/node.pem"]
-            secrets.append({"name": f"{CERTIFICATES}-{name}", "files": pems})
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": asked.namespace,
-        "resources": files,
-        "secretGenerator": secrets,
-        "generatorOptions": {"disableNameSuffixHash": True},
-    }
+    pages = Environment(  # noqa: S701  YAML, whose values the filter quotes
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters["yaml"] = lambda value: yaml.safe_dump(
+        [value], default_flow_style=True, sort_keys=False, width=float("inf")
+    )[1:-2]
+    ports = {"http": HTTP_PORT, "nodes": NODES_PORT}
+    text = pages.get_template(template).render(
+        layout=layout, asked=asked, run=RUN, certs=CERTS, user=USER, **ports, **more
+    )
+    found: dict[str, list[Object]] = yaml.safe_load(text)
+    return found
