@@ -13,36 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
-from afserve.placement.placement_text import FREE, SHARE_TOLERANCE, read_placement
+from afserve.placement.placement_text import FREE, SHARE_TOLERANCE, LayerPlacement, read_placement
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Tables = tuple[Ints, Floats]
 
 __all__ = ["FREE", "Diff", "Fill", "LayerPlacement", "Placement"]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPlacement:
-    """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it.
-
-    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not
-    known).
-    """
-
-    slots: tuple[tuple[int, ...], ...]
-    share: tuple[tuple[float, ...], ...]
-    max_load: float = field(default=0.0, compare=False)
-    lower_bound: float = field(default=0.0, compare=False)
-
-    def replicas(self, expert: int) -> tuple[tuple[int, int, float], ...]:
-        """(node, slot, share) of each replica of `expert`, in node order."""
-        return tuple(
-            (node, slot, self.share[node][slot])
-            for node, row in enumerate(self.slots)
-            for slot, held in enumerate(row)
-            if held == expert
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,9 +193,7 @@ class Placement:
     @classmethod
     def from_json(cls, text: str) -> "Placement":
         """Raises ConfigError, naming the place in the file, on anything that is not a valid placement."""
-        found = read_placement(text)
-        layers = tuple(LayerPlacement(y.slots, y.share, y.max_load, y.lower_bound) for y in found.layers)
-        return cls(found.epoch, found.nodes, found.experts, layers)
+        return cls(*read_placement(text))
 
 
 def _even(layers: Sequence[LayerPlacement]) -> Tables | None:

@@ -5,7 +5,7 @@ fit together is checked by `placement.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from afserve.errors import ConfigError, shown
@@ -27,27 +27,33 @@ _SHARE = "a share in [0, 1]"
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNumbers:
-    """One layer as the file has it."""
+class LayerPlacement:
+    """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it.
+
+    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not
+    known).
+    """
 
     slots: tuple[tuple[int, ...], ...]
     share: tuple[tuple[float, ...], ...]
-    max_load: float
-    lower_bound: float
+    max_load: float = field(default=0.0, compare=False)
+    lower_bound: float = field(default=0.0, compare=False)
+
+    def replicas(self, expert: int) -> tuple[tuple[int, int, float], ...]:
+        """(node, slot, share) of each replica of `expert`, in node order."""
+        return tuple(
+            (node, slot, self.share[node][slot])
+            for node, row in enumerate(self.slots)
+            for slot, held in enumerate(row)
+            if held == expert
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementNumbers:
-    """All of a file, each number in its range."""
+def read_placement(text: str) -> tuple[int, int, int, tuple[LayerPlacement, ...]]:
+    """(epoch, nodes, experts, layers).
 
-    epoch: int
-    nodes: int
-    experts: int
-    layers: tuple[LayerNumbers, ...]
-
-
-def read_placement(text: str) -> PlacementNumbers:
-    """Raises ConfigError on the first thing that is missing, of a wrong type, out of range or too much."""
+    Raises ConfigError on the first thing that is missing, of a wrong type, out of range or too much.
+    """
     if len(text) > MOST_CHARACTERS:
         raise _refusal("the file", f"has {len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
     # Brackets stand for lists and objects; whatever has more of them than a placement may is not parsed at all.
@@ -65,17 +71,19 @@ def read_placement(text: str) -> PlacementNumbers:
         raise _refusal("layers", f"have more than {MOST_SLOTS:,} slots together")
     highest = max((max(row, default=FREE) for layer in layers for row in layer.slots), default=FREE)
     experts = whole("experts", raw.get("experts", highest + 1), 1, MOST_EXPERTS)
-    return PlacementNumbers(whole("epoch", raw.get("epoch", 0), 0, MOST_EPOCH), nodes, experts, layers)
+    return whole("epoch", raw.get("epoch", 0), 0, MOST_EPOCH), nodes, experts, layers
 
 
-def read_layer(where: str, entry: object) -> LayerNumbers:
+def read_layer(where: str, entry: object) -> LayerPlacement:
     if not isinstance(entry, dict):
         raise _refusal(where, f"{shown(entry)} is not an object with slots and share")
     slots = _rows(f"{where}.slots", _present(entry, "slots", where), _is_slot, _SLOT)
     share = _rows(f"{where}.share", _present(entry, "share", where), _is_share, _SHARE)
     load = _rows_expected(f"{where}.max_load", entry.get("max_load", 0.0))
     bound = _rows_expected(f"{where}.lower_bound", entry.get("lower_bound", 0.0))
-    return LayerNumbers(tuple(map(tuple, slots)), tuple(tuple(map(float, row)) for row in share), load, bound)
+    return LayerPlacement(
+        tuple(map(tuple, slots)), tuple(tuple(map(float, row)) for row in share), load, bound
+    )
 
 
 def _rows(where: str, value: object, fits: Callable[[Any], bool], what: str) -> list[list[Any]]:

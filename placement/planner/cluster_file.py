@@ -5,6 +5,7 @@ with this machine's own address where the plan can run on one.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
@@ -12,6 +13,8 @@ from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
 
 HERE = "127.0.0.1"
+_HERE = "All on this machine; write other addresses to spread it over hosts."
+_ELSEWHERE = "Replace the addresses; one [[host]] is one machine"
 
 
 def obstacle(plan: Plan) -> str:
@@ -44,34 +47,24 @@ def cluster_toml(
     """
     afd = plan.kind == "afd"
     reading = plan.prefill.devices if plan.prefill else 0
-    lines = [
-        f"# {plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
-        "# All on this machine; write other addresses to spread it over hosts."
-        if here
-        else "# Replace the addresses; one [[host]] is one machine.",
-        *([f"# Start it with --expert-copies {copies}, as it was planned."] if afd and copies > 1 else []),
-        *(
-            [
-                f"# Start it with --ttft {ttft:g}: {plan.prompt_parts} prefill nodes read a prompt together then."
-            ]
-            if plan.prompt_parts > 1
-            else []
-        ),
-        "",
-        f"micro_batches = {plan.micro_batches}",
-        "",
-        "[model]",
-        f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
-        "",
-        "[attention]",
-        f"nodes = {plan.ranks + reading}",
-        f"tensor_parallel = {plan.attention.tensor_parallel}",
-        f"batch = {plan.batch * plan.micro_batches}",
-        *([f"prefill = {reading}"] if reading else []),
-        "",
-        "[experts]",
-        f"nodes = {plan.experts.devices if afd else 0}",
+    notes = [
+        f"{plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
+        _HERE if here else f"{_ELSEWHERE}.",
     ]
+    if afd and copies > 1:
+        notes.append(f"Start it with --expert-copies {copies}, as it was planned.")
+    if plan.prompt_parts > 1:
+        notes.append(
+            f"Start it with --ttft {ttft:g}: {plan.prompt_parts} prefill nodes read a prompt together then."
+        )
+    attention = {
+        "nodes": plan.ranks + reading,
+        "tensor_parallel": plan.attention.tensor_parallel,
+        "batch": plan.batch * plan.micro_batches,
+    } | ({"prefill": reading} if reading else {})
+    lines = _head(
+        notes, plan.micro_batches, model, path, attention, {"nodes": plan.experts.devices if afd else 0}
+    )
     if plan.prefill is not None and here:
         both = replace(plan.attention, devices=plan.attention.devices + reading)
         lines += _hosts("attention", both, here)
@@ -103,32 +96,47 @@ def phases_toml(phases: Phases, chip: Hardware, model: str, *, path: str = "", r
     many devices."""
     nodes = phases.prefill + phases.decode
     here = nodes + phases.experts <= chip.devices
-    lines = [
-        f"# prefill and decode over one pool of experts: {rate:.2f} requests/s inside both targets, simulated",
-        f"# Prefill nodes had up to {MAX_MICRO_BATCHES} micro-batches there; here all have those of decode nodes.",
-        "# All on this machine; write other addresses to spread it over hosts."
-        if here
-        else "# Replace the addresses; one [[host]] is one machine. The first attention devices are prefill nodes.",
+    notes = [
+        f"prefill and decode over one pool of experts: {rate:.2f} requests/s inside both targets, simulated",
+        f"Prefill nodes had up to {MAX_MICRO_BATCHES} micro-batches there; here all have those of decode nodes.",
+        _HERE if here else f"{_ELSEWHERE}. The first attention devices are prefill nodes.",
+    ]
+    attention = {
+        "nodes": nodes,
+        "tensor_parallel": 1,
+        "batch": phases.batch,
+        "prefill": phases.prefill,
+        "prefill_tokens": phases.chunk,
+    }
+    experts = {"nodes": phases.experts, "prompt_share": phases.share}
+    lines = _head(notes, phases.micro_batches, model, path, attention, experts)
+    for role, devices in (("attention", nodes), ("experts", phases.experts)):
+        lines += _hosts(role, Side(chip.name, devices, -(-devices // chip.devices), 1), here)
+    return "\n".join(lines) + "\n"
+
+
+def _head(
+    notes: Iterable[str],
+    micro_batches: int,
+    model: str,
+    path: str,
+    attention: Mapping[str, int],
+    experts: Mapping[str, float],
+) -> list[str]:
+    return [
+        *(f"# {note}" for note in notes),
         "",
-        f"micro_batches = {phases.micro_batches}",
+        f"micro_batches = {micro_batches}",
         "",
         "[model]",
         f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
         "",
         "[attention]",
-        f"nodes = {nodes}",
-        "tensor_parallel = 1",
-        f"batch = {phases.batch}",
-        f"prefill = {phases.prefill}",
-        f"prefill_tokens = {phases.chunk}",
+        *(f"{name} = {value}" for name, value in attention.items()),
         "",
         "[experts]",
-        f"nodes = {phases.experts}",
-        f"prompt_share = {phases.share}",
+        *(f"{name} = {value}" for name, value in experts.items()),
     ]
-    for role, devices in (("attention", nodes), ("experts", phases.experts)):
-        lines += _hosts(role, Side(chip.name, devices, -(-devices // chip.devices), 1), here)
-    return "\n".join(lines) + "\n"
 
 
 def _hosts(role: str, side: Side, here: bool, name: str = "") -> list[str]:

@@ -24,6 +24,18 @@ class Conditions:
     experts: Hardware
     prefill: Hardware | None = None
 
+    def scaled(
+        self, fields: tuple[str, ...], factor: float, sides: tuple[str, ...] = ("attention", "experts")
+    ) -> "Conditions":
+        """With `factor` times these figures of the devices of these sides."""
+
+        def more(side: str, chip: Hardware) -> Hardware:
+            figures = {field: getattr(chip, field) * factor for field in fields}
+            return replace(chip, **figures) if side in sides else chip
+
+        attention, experts = more("attention", self.attention), more("experts", self.experts)
+        return replace(self, attention=attention, experts=experts)
+
 
 def conditions_of(question: Question, plan: Plan) -> Conditions:
     """What `plan` was found with."""

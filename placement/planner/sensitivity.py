@@ -10,21 +10,21 @@ from statistics import NormalDist
 import numpy as np
 
 from afserve.placement.planner.infeasible import describe, why_none
-from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans
-from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
+from afserve.placement.planner.same_layout import conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
 _MOST_DOUBLINGS = 20  # of devices that a row can have been measured on
 _CLOSE = 0.1  # of a probability to one half: nobody knows which is better
+_ATTENTION, _EXPERTS = ("attention",), ("experts",)
 _RESOURCES = {
-    "attention bandwidth": ("attention", ("bandwidth",)),
-    "attention compute": ("attention", ("flops_bf16", "flops_fp8", "flops_fp4")),
-    "attention memory": ("attention", ("memory",)),
-    "expert bandwidth": ("experts", ("bandwidth",)),
-    "expert compute": ("experts", ("flops_bf16", "flops_fp8", "flops_fp4")),
-    "link": ("both", ("link", "network", "reduce")),
+    "attention bandwidth": (_ATTENTION, ("bandwidth",)),
+    "attention compute": (_ATTENTION, ("flops_bf16", "flops_fp8", "flops_fp4")),
+    "attention memory": (_ATTENTION, ("memory",)),
+    "expert bandwidth": (_EXPERTS, ("bandwidth",)),
+    "expert compute": (_EXPERTS, ("flops_bf16", "flops_fp8", "flops_fp4")),
+    "link": ((*_ATTENTION, *_EXPERTS), ("link", "network", "reduce")),
 }
 
 
@@ -34,11 +34,11 @@ def sensitivity(question: Question, plan: Plan) -> dict[str, float | None]:
     targets, base = targets_of(question, plan), conditions_of(question, plan)
     before = tokens_per_second(question, plan, targets, base)
     changes: dict[str, float | None] = {}
-    for name, (side, fields) in _RESOURCES.items():
-        if plan.kind == "colocated" and side == "experts":
+    for name, (sides, fields) in _RESOURCES.items():
+        if plan.kind == "colocated" and sides == _EXPERTS:
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        given = _with_more(base, side, fields, MORE)
+        given = base.scaled(fields, MORE, sides)
         changes[label] = _change(before, tokens_per_second(question, plan, targets, given))
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * MORE)
@@ -48,19 +48,6 @@ def sensitivity(question: Question, plan: Plan) -> dict[str, float | None]:
 
 def _change(before: float | None, after: float | None) -> float | None:
     return after / before - 1 if before and after else None
-
-
-def _with_more(given: Conditions, side: str, fields: tuple[str, ...], factor: float) -> Conditions:
-    attention, experts = given.attention, given.experts
-    if side in ("attention", "both"):
-        attention = _scaled(attention, fields, factor)
-    if side in ("experts", "both"):
-        experts = _scaled(experts, fields, factor)
-    return replace(given, attention=attention, experts=experts)
-
-
-def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:
-    return replace(chip, **{field: getattr(chip, field) * factor for field in fields})
 
 
 def verdict(question: Question, found: RankedPlans) -> str:

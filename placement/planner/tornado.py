@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.placement.planner.perf.curve import Curve, CurveSet
-from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.workload import LONGEST, Workload, fixed_context, from_samples
 from afserve.placement.planner.plan import WITHIN_80, Plan
 from afserve.placement.planner.question import Question
@@ -80,40 +79,28 @@ def tornado(question: Question, plan: Plan) -> tuple[Swing, ...]:
 
 def assumptions(given: Conditions) -> Iterator[Assumption]:
     """Those that this question has: no skew where experts were counted, no acceptance without drafts."""
-    yield _times(
-        given,
-        "link and network bandwidth",
-        0.5,
-        2.0,
-        _with_links,
-        "half under contention; twice: one generation on",
-    )
-    yield _times(
-        given,
-        "memory bandwidth",
-        0.8,
-        1.25,
-        _with_memory,
-        "a fifth less, and as much more, than the data sheets",
-    )
-    yield _times(
-        given,
-        "exchange latency",
-        0.5,
-        2.0,
-        _with_latency,
-        "half and twice the latency of links, send and receive",
-    )
     sigma = max(given.setting.curves.spread_on(chip.name) for chip in (given.attention, given.experts))
     factor = math.exp(WITHIN_80 * sigma)
-    yield _times(
-        given,
-        "kernel efficiency",
-        1 / factor,
-        factor,
-        _with_kernels,
-        f"80 % of the kernels' spread here, +-{sigma:.0%}",
-    )
+    spread = f"80 % of the kernels' spread here, +-{sigma:.0%}"
+    for name, low, high, vary, why in (
+        (
+            "link and network bandwidth",
+            0.5,
+            2.0,
+            _with_links,
+            "half under contention; twice: one generation on",
+        ),
+        ("memory bandwidth", 0.8, 1.25, _with_memory, "a fifth less, and as much more, than the data sheets"),
+        (
+            "exchange latency",
+            0.5,
+            2.0,
+            _with_latency,
+            "half and twice the latency of links, send and receive",
+        ),
+        ("kernel efficiency", 1 / factor, factor, _with_kernels, spread),
+    ):
+        yield Assumption(name, TIMES, 1.0, (low, vary(given, low)), (high, vary(given, high)), why)
     setting = given.setting
     if not setting.routing.counts:
         yield _skew(given)
@@ -122,44 +109,17 @@ def assumptions(given: Conditions) -> Iterator[Assumption]:
         yield _acceptance(given)
 
 
-def _times(
-    given: Conditions,
-    name: str,
-    low: float,
-    high: float,
-    vary: Callable[[Conditions, float], Conditions],
-    why: str,
-) -> Assumption:
-    return Assumption(name, TIMES, 1.0, (low, vary(given, low)), (high, vary(given, high)), why)
-
-
-def _with_chips(given: Conditions, vary: Callable[[Hardware], Hardware]) -> Conditions:
-    return replace(given, attention=vary(given.attention), experts=vary(given.experts))
-
-
 def _with_links(given: Conditions, factor: float) -> Conditions:
-    return _with_chips(
-        given,
-        lambda chip: replace(
-            chip, link=chip.link * factor, network=chip.network * factor, reduce=chip.reduce * factor
-        ),
-    )
+    return given.scaled(("link", "network", "reduce"), factor)
 
 
 def _with_memory(given: Conditions, factor: float) -> Conditions:
-    return _with_chips(given, lambda chip: replace(chip, bandwidth=chip.bandwidth * factor))
+    return given.scaled(("bandwidth",), factor)
 
 
 def _with_latency(given: Conditions, factor: float) -> Conditions:
     """The wires' latency, and the kernels that send and receive."""
-    varied = _with_chips(
-        given,
-        lambda chip: replace(
-            chip,
-            link_latency=chip.link_latency * factor,
-            network_latency=chip.network_latency * factor,
-        ),
-    )
+    varied = given.scaled(("link_latency", "network_latency"), factor)
     return _with_curves(varied, _EXCHANGES, lambda curve: replace(curve, launch=curve.launch * factor))
 
 
