@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from afserve.cli.chat.chat_params import changed, told
-from afserve.cli.chat.history import state_folder
+from afserve.cli.chat.command import state_folder
+from afserve.cli.chat.conversation import changed, told
 from afserve.cli.chat.markdown import MarkdownText, split
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.bench.calibrate import _CROWDED, Grid, rows, wholes
+from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen, wholes
 from afserve.cli.bench.case import Case
-from afserve.cli.bench.machine_speed import changed, stolen
 from afserve.cli.bench.stages import AttentionSide
 from afserve.cli.main import run
 from afserve.comm.m2n.link import ExpertLink

@@ -11,8 +11,6 @@ from typing import Any
 import click
 
 from afserve.cli.options import Within, group_options, option, output_file
-from afserve.cli.plan.asked import typed_flags
-from afserve.cli.plan.chart import pareto_png
 from afserve.cli.plan.goodput import (
     PlannedGoodput,
     check_goodput,
@@ -24,9 +22,9 @@ from afserve.cli.plan.goodput import (
 from afserve.cli.plan.layout import on_one_machine
 from afserve.cli.plan.options import asked_question, question_flags
 from afserve.cli.plan.printed import as_table
-from afserve.cli.plan.report import report_of, values
+from afserve.cli.plan.report import report_of, typed_flags, values
 from afserve.cli.plan.report_page import chart_html, report_html
-from afserve.cli.plan.report_png import write_png
+from afserve.cli.plan.report_png import pareto_png, write_png
 from afserve.cli.plan.values import as_values
 from afserve.config import THREADS
 from afserve.errors import ConfigError, DoesNotFitError, shown

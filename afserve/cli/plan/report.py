@@ -2,11 +2,13 @@
 what the plan hangs on and what is assumed. `report_page.py` draws it; here are the values, and their JSON.
 """
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from afserve.cli.plan.asked import command_line
-from afserve.cli.plan.measure import PER_DEVICE, Measure, measures, optimised
+import click
+from click.core import ParameterSource
+
 from afserve.cli.plan.report_assumed import Assumed, assumed
 from afserve.cli.plan.values import as_values, chance
 from afserve.placement.planner.infeasible import describe
@@ -14,6 +16,64 @@ from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, pareto
 from afserve.placement.planner.sensitivity import decider
 from afserve.placement.planner.tornado import Swing, tornado
+
+OUTPUTS = frozenset({"top", "as_json", "charts", "cluster", "reports"})
+
+
+def typed_flags(context: click.Context) -> dict[str, str]:
+    """How each flag that was given is spelled, by its parameter, in the order of the first time each was given (click
+    takes them in that order); switches that are off are spelled as click does."""
+    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    return {
+        name: _spelled(options[name], value)
+        for name, value in context.params.items()
+        if name in options
+        and name not in OUTPUTS
+        and context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+    }
+
+
+def command_line(typed: Mapping[str, str]) -> str:
+    return " ".join(["afserve plan", *typed.values()])
+
+
+def _spelled(option: click.Option, value: object) -> str:
+    if option.is_flag:
+        return option.opts[0] if value or not option.secondary_opts else option.secondary_opts[0]
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{option.opts[0]} {shlex.quote(_word(one))}" for one in values)
+
+
+def _word(value: object) -> str:
+    """Whole numbers without a fraction, as people write them."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """label: the words at an axis, with the unit. of: a plan's height, more is better."""
+
+    label: str
+    of: Callable[[Plan], float]
+
+
+PER_DEVICE = Measure("tokens per second and device", lambda plan: plan.tok_s_per_device)
+_OTHERS = {
+    "dollar": Measure("million tokens per dollar", lambda plan: 1 / plan.usd_per_mtok),
+    "watt": Measure("tokens per joule", lambda plan: plan.tokens_per_joule),
+}
+
+
+def optimised(objective: str) -> Measure:
+    """Tokens per second and device where the objective counts nothing per token."""
+    return _OTHERS.get(objective, PER_DEVICE)
+
+
+def measures(objective: str) -> tuple[Measure, ...]:
+    """What was optimised first; then, where that is another one, tokens per second and device."""
+    first = optimised(objective)
+    return (first,) if first is PER_DEVICE else (first, PER_DEVICE)
+
 
 _SURE = "The two are far enough apart: no one measurement is likely to turn the answer."
 _ONE_KIND = "Only one kind has a plan here: there is nothing to decide between."

@@ -13,8 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from afserve.cli.plan.measure import Measure, optimised
-from afserve.cli.plan.report import PlanReport
+from afserve.cli.plan.report import Measure, PlanReport, optimised
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question

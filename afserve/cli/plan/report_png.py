@@ -1,19 +1,75 @@
-"""A plan's report as one picture, for slides and messages: verdict, Pareto front, stages, tornado.
+"""Pictures of a plan, for slides and messages: its report (verdict, Pareto front, stages, tornado), and the Pareto
+chart of `--chart`, the objective against the speed that one request sees.
 
-matplotlib (the `plot` extra) draws it. What is assumed, and the tables, are on the page and in the JSON only.
+matplotlib (the `plot` extra) draws them, without a display. What is assumed, and the tables, are on the page and in the
+JSON only. The same as pages is in `report_page.py`.
 """
 
 import itertools
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afserve.cli.plan.drawing import pyplot_for
-from afserve.cli.plan.measure import Measure
-from afserve.cli.plan.report import PlanReport
-from afserve.cli.plan.report_page import KINDS, SAID, amount, rate, shown_swings, stages
+from afserve.cli.plan.report import Measure, PlanReport, optimised
+from afserve.cli.plan.report_page import COLOURS, KINDS, NAMES, SAID, amount, rate, shown_swings, stages
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.question import Question
+
+
+def pyplot_for(option: str, path: Path) -> Any:
+    """matplotlib's pyplot, to write `path`. Raises ConfigError where it is not installed."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ConfigError(
+            f"--{option} {shown(str(path))}: matplotlib is not installed; pip install 'afserve[plot]', or ask for "
+            ".html"
+        ) from error
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def pareto_png(path: Path, question: Question, curves: Mapping[str, Sequence[Plan]]) -> None:
+    pyplot = pyplot_for("chart", path)
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=150)
+    height = optimised(question.objective)
+    for kind, plans in curves.items():
+        speed = [1 / plan.tpot for plan in plans]
+        value = [height.of(plan) for plan in plans]
+        spread = [plan.error * height.of(plan) for plan in plans]
+        axes.errorbar(
+            speed,
+            value,
+            yerr=spread,
+            marker="o",
+            ms=4,
+            lw=1.5,
+            elinewidth=0.6,
+            capsize=2,
+            color=COLOURS[kind],
+            label=NAMES[kind],
+        )
+    if question.targets.tpot < float("inf"):
+        wanted = 1 / question.targets.tpot
+        axes.axvline(wanted, color="#888888", lw=0.8, ls="--", label=f"target: {wanted:,.3g} tok/s each")
+    axes.set_xlabel("tokens per second and request")
+    axes.set_ylabel(height.label)
+    axes.set_title(f"{question.setting.shape.name}\n{question.setting.workload.name}", fontsize=10)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"--chart {path}: {error.strerror}") from error
+    finally:
+        pyplot.close(figure)
+
 
 _COLOURS = {
     "colocated": "#0072b2",
