@@ -110,7 +110,7 @@ def read(path: Path) -> list[SimulatedRequest]:
 def rows(case: Case, load: PlayedLoad, layouts: Sequence[str]) -> Iterator[dict[str, object]]:
     """The best of each layout."""
     chip, asked = load_hardware(case.chip), setting(case.model)
-    pool = PhasePool.of(asked, chip, case.devices)
+    pool = PhasePool.from_question(asked, chip, case.devices)
     pieces = pieces_on_gpu(chip, asked.shape.hidden, asked.precision.experts, FLOOR)
     for name in layouts:
         every = search(LAYOUTS[name], pool, load, pieces)

@@ -81,7 +81,7 @@ async def steady(
     url: str, prompts: list[str], seconds: float, streams: int, tokens: int, found: Answers
 ) -> None:
     """`streams` at a time, each asking again when it is answered; none is begun after `seconds`."""
-    connections = ConnectionPool(Server.of(url, None))
+    connections = ConnectionPool(Server.from_url(url, None))
     async with httpx.AsyncClient(timeout=120) as client:
         listed = (await client.get(f"{url}/v1/models")).raise_for_status().json()
     form = Form(COMPLETIONS, listed["data"][0]["id"])

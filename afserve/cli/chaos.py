@@ -29,11 +29,11 @@ _LEAST_SECONDS = 0.2
 class Lasting(Within):
     """Seconds, such as `5`, `5s` or `500ms`."""
 
-    def number(self, value: object) -> int | float | None:
+    def read_number(self, value: object) -> int | float | None:
         if not isinstance(value, str):
-            return super().number(value)
+            return super().read_number(value)
         milli = value.endswith("ms")
-        number = super().number(value.removesuffix("ms").removesuffix("s"))
+        number = super().read_number(value.removesuffix("ms").removesuffix("s"))
         return number / 1e3 if milli and number is not None else number
 
 

@@ -45,14 +45,14 @@ class Within(click.ParamType[int | float]):
         self.name = "integer" if whole else "float"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
-        number = self.number(value)
+        number = self.read_number(value)
         if number is not None and self.range.holds(number):
             return number
         name = param.opts[-1] if param is not None and param.opts else "a number"
         said = value if number is None else number
         raise ConfigError(f"{name}: {shown(said)} is not {self.range}", param=param.name if param else None)
 
-    def number(self, value: object) -> int | float | None:
+    def read_number(self, value: object) -> int | float | None:
         """None where it is none; its range is not looked at."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value

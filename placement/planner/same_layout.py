@@ -24,7 +24,7 @@ class Conditions:
     experts: Hardware
     prefill: Hardware | None = None
 
-    def scaled(
+    def with_scaled_chips(
         self, fields: tuple[str, ...], factor: float, sides: tuple[str, ...] = ("attention", "experts")
     ) -> "Conditions":
         """With `factor` times these figures of the devices of these sides."""

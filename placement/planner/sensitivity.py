@@ -38,7 +38,7 @@ def sensitivity(question: Question, plan: Plan) -> dict[str, float | None]:
         if plan.kind == "colocated" and sides == _EXPERTS:
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        given = base.scaled(fields, MORE, sides)
+        given = base.with_scaled_chips(fields, MORE, sides)
         changes[label] = _change(before, tokens_per_second(question, plan, targets, given))
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * MORE)

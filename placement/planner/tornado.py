@@ -110,16 +110,16 @@ def assumptions(given: Conditions) -> Iterator[Assumption]:
 
 
 def _with_links(given: Conditions, factor: float) -> Conditions:
-    return given.scaled(("link", "network", "reduce"), factor)
+    return given.with_scaled_chips(("link", "network", "reduce"), factor)
 
 
 def _with_memory(given: Conditions, factor: float) -> Conditions:
-    return given.scaled(("bandwidth",), factor)
+    return given.with_scaled_chips(("bandwidth",), factor)
 
 
 def _with_latency(given: Conditions, factor: float) -> Conditions:
     """The wires' latency, and the kernels that send and receive."""
-    varied = given.scaled(("link_latency", "network_latency"), factor)
+    varied = given.with_scaled_chips(("link_latency", "network_latency"), factor)
     return _with_curves(varied, _EXCHANGES, lambda curve: replace(curve, launch=curve.launch * factor))
 
 

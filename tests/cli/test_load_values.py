@@ -176,10 +176,13 @@ def test_slos_and_urls_are_read_or_refused():
     for wrong in ("ttf=1s", "ttft", "ttft=-1s", "ttft=xs"):
         with pytest.raises(ConfigError, match="--slo"):
             read_slo(wrong)
-    assert Server.of("https://h/base/v1/", None).prefix == "/base" and Server.of("https://h", "k").port == 443
+    assert (
+        Server.from_url("https://h/base/v1/", None).prefix == "/base"
+        and Server.from_url("https://h", "k").port == 443
+    )
     for wrong in ("h:80", "http://", "http://h:99999"):
         with pytest.raises(ConfigError, match="--url"):
-            Server.of(wrong, None)
+            Server.from_url(wrong, None)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_an_answer_that_no_parser_takes_fails_its_request_only(status, body):
     async def play():
         connection, heard = HttpConnection(), Heard(0.0, 1)
         connection.connection_made(create_autospec(asyncio.Transport, instance=True))
-        asked = asyncio.create_task(connection.ask(b"", heard))
+        asked = asyncio.create_task(connection.exchange(b"", heard))
         await asyncio.sleep(0)
         head = f"HTTP/1.1 {status} OK\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.data_received(head.encode() + body)

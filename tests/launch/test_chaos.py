@@ -33,13 +33,13 @@ def with_a_node(scenario):
 
     async def run(processes, nobody):
         exits = []
-        watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+        watch = asyncio.create_task(processes.watch_nodes(lambda who, why: exits.append((who, why))))
         faults = Chaos(processes)
         with pytest.raises(ConfigError, match="no process that was started from here"):
             faults.begin(NODE, FaultKind.KILL, 0.0)
         processes.spawn(NODE, nobody)
-        await until(lambda: processes.running(NODE))
-        await scenario(processes, faults, processes.running(NODE), exits)
+        await until(lambda: processes.pid_of(NODE))
+        await scenario(processes, faults, processes.pid_of(NODE), exits)
         faults.stop()
         await asyncio.to_thread(processes.stop)
         await watch

@@ -56,7 +56,7 @@ def test_any_machine_gets_something_that_fits_or_a_reason(cores, memory, attenti
     found = deployment.count(Role.ATTENTION), deployment.count(Role.EXPERT)
     total = found[0] * chosen.attention.total + found[1] * (chosen.expert.total if chosen.expert else 0)
     assert total <= here.memory
-    assert deployment.engine.max_model_len <= chosen.kv_tokens
+    assert deployment.engine.max_model_len <= chosen.kv_tokens_of_node
     assert found == (attention or found[0], 0 if colocated else experts or found[1])
     assert deployment.placement.nodes == max(1, found[1])
     assert all(why for why in chosen.picked.values())
@@ -66,7 +66,11 @@ def test_what_the_user_fixed_is_not_explained():
     wishes = Wishes(1, 2, "3", kv_tokens=1600, max_model_len=200, threads=1, spare_slots=2)
     chosen = choose(NANO, SOURCE, machine(), wishes)
     assert chosen.picked == {}
-    assert (chosen.deployment.engine.micro_batches, chosen.kv_tokens, chosen.deployment.engine.adaptive) == (
+    assert (
+        chosen.deployment.engine.micro_batches,
+        chosen.kv_tokens_of_node,
+        chosen.deployment.engine.adaptive,
+    ) == (
         3,
         1600,
         False,

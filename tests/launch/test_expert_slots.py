@@ -163,8 +163,8 @@ def test_spare_slots_never_keep_a_run_from_starting():
             continue
         assert chosen(memory=tight, experts=2).slots.spare <= 16
         assert without.slots.spare == 0
-    fixed = chosen(memory=tight, experts=2, kv_tokens=without.kv_tokens)
-    assert fixed.kv_tokens == without.kv_tokens and fixed.slots.spare < 16
+    fixed = chosen(memory=tight, experts=2, kv_tokens=without.kv_tokens_of_node)
+    assert fixed.kv_tokens_of_node == without.kv_tokens_of_node and fixed.slots.spare < 16
 
 
 def test_the_balancer_is_told_of_copies_hosts_and_spare_slots():

@@ -29,7 +29,10 @@ def test_kv_caches_get_what_it_leaves():
     without, beside = chosen(""), chosen("4GiB")
     assert beside.attention.host == 4 * GIB and without.attention.host == 0
     assert beside.attention.total + beside.expert.total <= HERE.memory
-    assert beside.deployment.engine.kv_host == "4GiB" and 0 < beside.kv_tokens <= without.kv_tokens
+    assert (
+        beside.deployment.engine.kv_host == "4GiB"
+        and 0 < beside.kv_tokens_of_node <= without.kv_tokens_of_node
+    )
 
 
 @pytest.mark.parametrize("attention", [1, 2, 3])
@@ -67,7 +70,7 @@ def test_beside_gpus_it_is_the_memory_of_the_host():
     gpus = Gpus(("H200", "H200"), (100 * GIB, 100 * GIB), (140 * GIB, 140 * GIB))
     found = chosen("6GiB", device="cuda", gpus=gpus)
     assert found.attention.host == 0 and found.deployment.engine.kv_host_bytes == 6 * GIB
-    assert found.kv_tokens == chosen("", device="cuda", gpus=gpus).kv_tokens
+    assert found.kv_tokens_of_node == chosen("", device="cuda", gpus=gpus).kv_tokens_of_node
     with pytest.raises(DoesNotFitError, match="of a host with 8 GiB free; at most 6860MiB fit"):
         chosen("50GiB", device="cuda", gpus=gpus)
 

@@ -28,7 +28,7 @@ async def until(condition):
 async def replaced(processes, nobody, stopped):
     """A second order for a node that waits for a controller: (first pid, second pid, exits that were reported)."""
     exits = []
-    watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+    watch = asyncio.create_task(processes.watch_nodes(lambda who, why: exits.append((who, why))))
     node = expert_node(0)
     processes.spawn(node, nobody)
     await until(lambda: "expert-0" in processes.pids)
@@ -68,7 +68,7 @@ def test_nodes_start_beside_a_folder_that_is_called_afserve(tmp_path, monkeypatc
 
 async def first_end(run):
     said = []
-    watch = asyncio.create_task(run.watch(lambda who, why: said.append((who, why))))
+    watch = asyncio.create_task(run.watch_nodes(lambda who, why: said.append((who, why))))
     await until(lambda: said)
     watch.cancel()
     return said
@@ -97,7 +97,7 @@ def fork_server():
 async def beside_losses(processes, nobody, lose):
     """Pids of two nodes around `lose(fork server)`, which returns once another one is there; and what ended."""
     exits = []
-    watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+    watch = asyncio.create_task(processes.watch_nodes(lambda who, why: exits.append((who, why))))
     processes.spawn(expert_node(0), nobody)
     await until(lambda: "expert-0" in processes.pids)
     await lose(fork_server())
@@ -133,7 +133,7 @@ def test_nodes_go_on_without_their_fork_server_and_another_one_starts(number, mo
 @pytest.mark.parametrize("ready", [False, True])
 def test_an_order_that_a_lost_fork_server_had_is_done_by_the_next_one(ready):
     async def ordered(processes, nobody):
-        watch = asyncio.create_task(processes.watch(lambda who, why: None))
+        watch = asyncio.create_task(processes.watch_nodes(lambda who, why: None))
         if ready:
             await until(fork_server)
         (lost,) = set(psutil.Process().children()) - before
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_be_forked_is_told_and_may_be_ordered_again(monkeypat
 
     async def twice(processes, nobody):
         exits = []
-        watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+        watch = asyncio.create_task(processes.watch_nodes(lambda who, why: exits.append((who, why))))
         processes.spawn(expert_node(0), nobody)
         await until(lambda: exits)
         processes.spawn(expert_node(0), nobody)

@@ -59,7 +59,7 @@ def test_they_fit_together_or_are_refused(cores, memory, wishes):
         return
     assert sum(map(bytes_of, topologies)) <= machine.memory
     for wish, topology in zip(wishes, topologies, strict=True):
-        assert topology.kv_tokens >= min(wish.get("kv_tokens", 512), 512)
+        assert topology.kv_tokens_of_node >= min(wish.get("kv_tokens", 512), 512)
 
 
 def test_one_alone_has_all_of_it():

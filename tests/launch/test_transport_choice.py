@@ -157,7 +157,7 @@ def test_the_kv_cache_is_cut_for_the_gpus_memory():
     )
     assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2, Role.GATEWAY: 0}
     assert small.attention.total < 1 << 30
-    assert small.kv_tokens <= large.kv_tokens
+    assert small.kv_tokens_of_node <= large.kv_tokens_of_node
     shared = choose(
         spec, source, host, Wishes(attention=3, experts=3, gpus=gpus(2), engine=EngineSettings(device="cuda"))
     )

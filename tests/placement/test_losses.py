@@ -47,7 +47,7 @@ ATTENTION = PlanRole("attention", 3, 1, stall=0.0, down=5.0, speed=(1.0,) * 4, m
 
 def pace(spans: list[tuple[float, float]]) -> SpeedProfile:
     since = np.concatenate([[0.0], np.cumsum([lasts for lasts, _ in spans])])
-    return SpeedProfile.of(since.tolist(), [*(speed for _, speed in spans), 1.0])
+    return SpeedProfile.from_steps(since.tolist(), [*(speed for _, speed in spans), 1.0])
 
 
 @given(spans=SPANS, begun=st.floats(0, 50), first=st.floats(0, 20), second=st.floats(0, 20))
@@ -66,7 +66,7 @@ def test_work_is_done_once_however_it_is_divided(
 
 
 def test_work_waits_while_everything_stands_still() -> None:
-    found = SpeedProfile.of([0.0, 10.0, 12.0, 20.0], [1.0, 0.0, 0.5, 1.0])
+    found = SpeedProfile.from_steps([0.0, 10.0, 12.0, 20.0], [1.0, 0.0, 0.5, 1.0])
     assert [found.end(*given) for given in [(0, 5), (9, 1), (9, 2), (11, 1), (13, 10), (30, 1)]] == [
         5, 10, 14, 14, 26.5, 31,
     ]  # fmt: skip

@@ -307,7 +307,10 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
         return rate if rate > above else 0.0
 
     monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", scripted)
-    pool, load = PhasePool.of(STAGES.setting, STAGES.chip, 32), PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1))
+    pool, load = (
+        PhasePool.from_question(STAGES.setting, STAGES.chip, 32),
+        PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1)),
+    )
     found = search(kind, pool, load, ON_GPU)
     rates = [one.rate for one in found.values()]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0
@@ -327,7 +330,7 @@ def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypa
 
 
 def test_two_copies_that_do_not_fit_have_no_layout():
-    small = PhasePool.of(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
+    small = PhasePool.from_question(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
     assert search(TWO_COPIES, small, PlayedLoad(REQUESTS, GoodputTargets(2.0, 0.1)), ON_GPU) == {}
 
 

@@ -49,7 +49,7 @@ class Shape:
 
 def _peaks(llm: LLM) -> dict[str, float | None]:
     """MiB of each node's process on this machine, and of this one, which is the gateway."""
-    found = {str(node): llm.run.processes.running(node) for node in llm.topology.deployment.nodes}
+    found = {str(node): llm.run.processes.pid_of(node) for node in llm.topology.deployment.nodes}
     return {name: peak_mib(pid) for name, pid in found.items() if pid is not None} | {"gateway": peak_mib()}
 
 
@@ -63,7 +63,7 @@ def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
         for batch in case.batches:
             runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
-            yield BenchRow.of(
+            yield BenchRow.of_runs(
                 batch,
                 runs,
                 engine="colocated" if shape.colocated else "afd",

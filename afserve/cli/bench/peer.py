@@ -55,7 +55,7 @@ def main(case: Case) -> None:
             for seed in range(case.repeats):
                 ids = torch.tensor(prompts(vocabulary, size, case.prompt_len, seed))
                 runs.append(figures(batch(model, ids, case.output_len)))
-            row = BenchRow.of(
+            row = BenchRow.of_runs(
                 size,
                 runs,
                 engine=f"transformers {transformers.__version__}",

@@ -33,7 +33,7 @@ class BenchRow:
     threads: int | None = None
 
     @classmethod
-    def of(cls, batch: int, runs: Sequence[BatchFigures], **others: Any) -> "BenchRow":
+    def of_runs(cls, batch: int, runs: Sequence[BatchFigures], **others: Any) -> "BenchRow":
         rate, low, high = spread([run.tokens_per_second for run in runs])
         ttft, tpot = (spread(times)[0] for times in ([run.ttft for run in runs], [run.tpot for run in runs]))
         return cls(batch=batch, tokens_per_second=rate, low=low, high=high, ttft=ttft, tpot=tpot, **others)

@@ -112,7 +112,7 @@ def serve(loop: Loop, load: LoadOptions, report: ReportOptions, url: str, api_ke
     loop.check()
     slo = read_slo(report.slo)
     form = load.form(load.model or _model(url, api_key_file))
-    server = Server.of(url, key_of(api_key_file))
+    server = Server.from_url(url, key_of(api_key_file))
     runs: list[tuple[str, Ran]] = []
     found: list[LoadFigures] = []
     for number, turn in enumerate(loop.turns()):

@@ -37,7 +37,7 @@ class Server:
     headers: str
 
     @classmethod
-    def of(cls, url: str, key: str | None) -> "Server":
+    def from_url(cls, url: str, key: str | None) -> "Server":
         """From `http://host:port`, with or without /v1. Raises ConfigError."""
         try:
             parts = urlsplit(url)
@@ -71,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    async def ask(self, request: bytes, heard: Heard) -> None:
+    async def exchange(self, request: bytes, heard: Heard) -> None:
         assert self._transport is not None
         self._answer, self._events, self._heard = HttpAnswer(), Events(), heard
         self._error, self._whole, self.answered = b"", False, False
@@ -145,7 +145,7 @@ class ConnectionPool:
     server: Server
     _free: list[HttpConnection] = field(default_factory=list)
 
-    async def ask(self, path: str, body: bytes, heard: Heard, timeout: float) -> None:
+    async def send_and_hear(self, path: str, body: bytes, heard: Heard, timeout: float) -> None:
         """Fills `heard` from being sent to its end, whatever that is."""
         request = self.server.request(path, body)
         heard.sent = perf_counter()
@@ -160,7 +160,7 @@ class ConnectionPool:
     async def _exchange(self, request: bytes, heard: Heard) -> None:
         while (connection := self._kept()) is not None:
             try:
-                await connection.ask(request, heard)
+                await connection.exchange(request, heard)
             except ConnectionResetError:
                 if connection.answered:
                     raise
@@ -169,7 +169,7 @@ class ConnectionPool:
             return
         connection = await self._opened()
         try:
-            await connection.ask(request, heard)
+            await connection.exchange(request, heard)
         finally:
             self._keep(connection)
 

@@ -97,7 +97,9 @@ async def _open(
 async def _one(plan: LoadPlan, connections: ConnectionPool, ran: Ran, ask: Ask, due: float) -> None:
     heard = plan.hears(due, ask.output)
     ran.heard.append(heard)
-    await connections.ask(PATHS[plan.form.endpoint], plan.form.request_body(ask), heard, plan.timeout)
+    await connections.send_and_hear(
+        PATHS[plan.form.endpoint], plan.form.request_body(ask), heard, plan.timeout
+    )
 
 
 async def _tick(ran: Ran, watch: Watch) -> None:

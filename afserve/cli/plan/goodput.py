@@ -85,7 +85,9 @@ def goodputs(question: Question) -> tuple[PlannedGoodput, ...]:
         pieces = Pieces(PIECE_SECONDS, OVERHEAD, floor)
     else:
         pieces = pieces_on_gpu(offered.chip, setting.shape.hidden, setting.precision.experts, floor)
-    pool = PhasePool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
+    pool = PhasePool.from_question(
+        replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count
+    )
     found = [
         PlannedGoodput(kind, next(iter(search(kind, pool, load, pieces).values()), None)) for kind in KINDS
     ]

@@ -289,7 +289,7 @@ def _pool(text: str, network: float | None, link: float | None) -> DevicePool:
     if not found:
         raise ConfigError(f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0")
     name, count, price = found.groups()
-    devices, usd = _COUNT.number(count), None if price is None else _PRICE.number(price)
+    devices, usd = _COUNT.read_number(count), None if price is None else _PRICE.read_number(price)
     if not isinstance(devices, int) or not _COUNT.range.holds(devices):
         raise ConfigError(f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}")
     if price is not None and not _PRICE.range.holds(usd):

@@ -227,7 +227,7 @@ def _numbers(flag: str, text: str, within: Within) -> tuple[float, ...]:
 
 
 def _number(flag: str, text: str, within: Within) -> float:
-    value = within.number(text.strip())
+    value = within.read_number(text.strip())
     if value is None or not within.range.holds(value):
         raise ConfigError(f"{flag}: {shown(text)} is not {within.range}")
     return value

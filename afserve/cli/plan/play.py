@@ -108,7 +108,7 @@ class PlayedRequests:
                 f"and at most {most:,} are played, in half a minute; give fewer --requests or shorter answers"
             )
 
-    def play(self, struck: Struck) -> tuple[ServedRequests, Losing]:
+    def play_requests(self, struck: Struck) -> tuple[ServedRequests, Losing]:
         """(all ranks together, the ranks)."""
         sent, plan = self._sent, self._plan
         if self._pool is not None:

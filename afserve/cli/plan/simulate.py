@@ -92,7 +92,9 @@ def simulate(
         else calm
     )
     requested = PlayedRequests(question, best, played, asked.requests, asked.load, seed)
-    values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], asked.load)
+    values = _values(
+        question, best, (calm, played), requested.play_requests(Struck((), recovery, 0.0))[0], asked.load
+    )
     if happened:
         struck = Struck(happened, recovery, again_second(question, best))
         values |= _with_losses(question, values, requested, struck)
@@ -157,7 +159,7 @@ def _with_losses(
         raise ConfigError(
             f"--lose: {last:g} s is after the last request, which ends at {ends:.1f} s; add --requests N"
         )
-    served, losing = requested.play(struck)
+    served, losing = requested.play_requests(struck)
     values = _of_requests(question, served)
     stalls = {
         f"p{p}": round(percentile(served.stalls, [1.0] * len(served.stalls), p / 100), 3)

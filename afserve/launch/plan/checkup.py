@@ -153,5 +153,5 @@ def _start(machine: Machine) -> Finding:
         "afserve up",
         OK,
         f"{deployment.count(Role.ATTENTION)} attention x {deployment.count(Role.EXPERT)} expert, "
-        f"{threads} threads each, {topology.kv_tokens:,} KV tokens",
+        f"{threads} threads each, {topology.kv_tokens_of_node:,} KV tokens",
     )

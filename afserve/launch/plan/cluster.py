@@ -87,11 +87,11 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--cluster {path}: {error}") from error
     top = _Section(path, "", table)
-    attention, experts = top.section("attention"), top.section("experts")
+    attention, experts = top.inner_section("attention"), top.inner_section("experts")
     hosts = tuple(_host(section, placeholders) for section in top.sections("host"))
     cluster = Cluster(
         file=path,
-        model=_model(path, top.section("model")),
+        model=_model(path, top.inner_section("model")),
         micro_batches=top.whole_number("micro_batches", 1, MAX_MICRO_BATCHES),
         attention=attention.whole_number("nodes", 1),
         experts=experts.whole_number("nodes", 0),
@@ -224,7 +224,7 @@ class _Section:
         assert isinstance(value, float)
         return value
 
-    def section(self, key: str) -> "_Section":
+    def inner_section(self, key: str) -> "_Section":
         value = self.required(key)
         if not isinstance(value, dict):
             self.refuse_key(key, f"{value!r} is not a table; write [{key}]")

@@ -105,7 +105,7 @@ class Topology:
         return replace(self, deployment=logging)
 
     @property
-    def kv_tokens(self) -> int:
+    def kv_tokens_of_node(self) -> int:
         engine = self.deployment.engine
         return engine.kv_blocks * engine.block_size
 

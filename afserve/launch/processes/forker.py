@@ -129,7 +129,7 @@ class Forker:
             log.error("no fork server can be started: %s; trying again", error.strerror)
             self._again_at = time.monotonic() + _LONGEST_PAUSE
 
-    def kill(self) -> None:
+    def kill_server(self) -> None:
         """Nothing follows. What it said last can still be heard."""
         self._final = True
         if self._process is not None:

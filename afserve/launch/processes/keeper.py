@@ -167,7 +167,7 @@ class NodeKeeper:
 
     def _end_forker(self) -> None:
         """Every process that it began is known afterwards: those that tell of them are short-lived."""
-        self._forker.kill()
+        self._forker.kill_server()
         until = time.monotonic() + _KILL_SECONDS
         while self._forker.takes_orders and time.monotonic() < until:
             self._hear_forker()

@@ -89,7 +89,7 @@ def examples(url: str) -> list[str]:
 
 def _attention(topology: Topology) -> RenderableType:
     layers = f"layers 0-{topology.spec.layers - 1}: attention, routers, LM head"
-    body = f"{layers}\nKV cache {topology.kv_tokens:,} tokens\n{memory(topology.attention)}"
+    body = f"{layers}\nKV cache {topology.kv_tokens_of_node:,} tokens\n{memory(topology.attention)}"
     deployment = topology.deployment
     nodes = [node for node in deployment.nodes if node.role is Role.ATTENTION]
     return _boxes([(_in_phase(str(node), deployment.phase(node.index)), body) for node in nodes])

@@ -26,7 +26,7 @@ class Chaos:
 
     def begin(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
         """Returns the pid; what lasts goes on by itself. Raises ConfigError for a node that has no process of ours."""
-        pid = self._site.running(node)
+        pid = self._site.pid_of(node)
         if pid is None:
             raise ConfigError(
                 f"{node} has no process that was started from here; break another one, or this one when it is back",

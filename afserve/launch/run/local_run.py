@@ -170,7 +170,7 @@ class LocalRun:
         await self.stop()
 
     async def start(self) -> None:
-        self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
+        self._watch = asyncio.create_task(self.processes.watch_nodes(self.controller.report_exit))
         await self.controller.start(
             self.assignment.listen,
             self.assignment.port,
@@ -208,7 +208,7 @@ class LocalRun:
     def _take_place(self, node: NodeId, of: NodeId) -> None:
         """What is left of a process that was told to go is ended: its memory is needed."""
         self.assignment = self.assignment.instead(node, of)
-        if (pid := self.processes.running(of)) is not None:
+        if (pid := self.processes.pid_of(of)) is not None:
             self.processes.send_signal(of, pid, signal.SIGKILL)
 
     def _is_there(self, node: NodeId) -> bool:

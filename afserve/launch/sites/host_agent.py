@@ -81,7 +81,7 @@ class HostAgent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        watch = asyncio.create_task(self._site.watch(self._exited))
+        watch = asyncio.create_task(self._site.watch_nodes(self._exited))
         try:
             await self._attach(TOGETHER_SECONDS)
             while not self._stopped:

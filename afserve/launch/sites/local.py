@@ -115,7 +115,7 @@ class LocalSite(Site):
         """The keeper knows whether that is so."""
         self._nodes.inherit(node, pid)
 
-    def running(self, node: NodeId) -> int | None:
+    def pid_of(self, node: NodeId) -> int | None:
         return self._nodes.running(node)
 
     def names(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class LocalSite(Site):
         if self._socket is not None:
             self._send(Signal(str(node), pid, int(number)).to_line())
 
-    async def watch(self, on_exit: OnExit) -> None:
+    async def watch_nodes(self, on_exit: OnExit) -> None:
         assert self._socket is not None, "start() first"
         self._stopping = False  # of a model that was stopped, and starts again
         self._turn_beside()

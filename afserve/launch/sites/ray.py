@@ -56,7 +56,7 @@ class RaySite(LocalSite):
                 raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray")
         found = find_asked(flags.run, self.folder)
         self._start_helper()
-        plan = set_aside(self.ask, flags.ray, flags.wishes, found, flags.run.listen)
+        plan = set_aside(self.ask_ray, flags.ray, flags.wishes, found, flags.run.listen)
         check_elsewhere(flags, plan.assignment, found, self.folder)
         flags = replace(flags, wishes=plan.wishes)
         return Survey(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
@@ -77,7 +77,7 @@ class RaySite(LocalSite):
                 env=kept_environment(also=("RAY",)),
             )
 
-    def ask(self, what: Mapping[str, object]) -> Any:
+    def ask_ray(self, what: Mapping[str, object]) -> Any:
         """Blocks until the helper answers; shows what it waits for. Raises ConfigError for what it refuses."""
         assert self._talk is not None, "survey() first"
         self._talk.sendall(json.dumps(what).encode() + b"\n")
@@ -113,7 +113,7 @@ class RaySite(LocalSite):
             }
         )
 
-    def running(self, node: NodeId) -> int | None:
+    def pid_of(self, node: NodeId) -> int | None:
         return (self._nodes if node.role is Role.GATEWAY else self._there).running(node)
 
     def inherit(self, node: NodeId, pid: int) -> None:
@@ -126,8 +126,8 @@ class RaySite(LocalSite):
         else:
             self._order({"name": str(node), "pid": pid, "signal": int(number)})
 
-    async def watch(self, on_exit: OnExit) -> None:
-        await asyncio.gather(super().watch(on_exit), self._watch(on_exit))
+    async def watch_nodes(self, on_exit: OnExit) -> None:
+        await asyncio.gather(super().watch_nodes(on_exit), self._watch(on_exit))
 
     def last_words(self, name: str) -> str:
         return last_lines(self._log(name))

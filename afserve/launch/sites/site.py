@@ -78,7 +78,7 @@ class Site(ABC):
         """
 
     @abstractmethod
-    def running(self, node: NodeId) -> int | None:
+    def pid_of(self, node: NodeId) -> int | None:
         """The pid of its process on its host, or None where it has none that was started from here."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Site(ABC):
         """To this process of a node; nothing where it has ended."""
 
     @abstractmethod
-    async def watch(self, on_exit: OnExit) -> None:
+    async def watch_nodes(self, on_exit: OnExit) -> None:
         """Report each node's end, with the reason, until all is stopped."""
 
     @abstractmethod

@@ -213,7 +213,7 @@ def reading_pace(happened: Iterable[Outage], kind: str, *, all_end: bool) -> Spe
 
 def _pace(happened: list[Outage]) -> SpeedProfile:
     times = sorted({0.0, *(when for one in happened for when in (one.at, one.stalled, one.back))})
-    return SpeedProfile.of(times, [_speed(happened, when) for when in times])
+    return SpeedProfile.from_steps(times, [_speed(happened, when) for when in times])
 
 
 def _speed(happened: list[Outage], when: float) -> float:

@@ -22,7 +22,7 @@ class SpeedProfile:
     done: Array
 
     @classmethod
-    def of(cls, since: Sequence[float], speed: Sequence[float]) -> "SpeedProfile":
+    def from_steps(cls, since: Sequence[float], speed: Sequence[float]) -> "SpeedProfile":
         assert since[0] == 0 and speed[-1] > 0, "it begins at 0 and goes on for ever"
         times, speeds = np.array(since, dtype=np.float64), np.array(speed, dtype=np.float64)
         done = np.concatenate([[0.0], np.cumsum(np.diff(times) * speeds[:-1])])
@@ -42,4 +42,4 @@ class SpeedProfile:
         return begins + (total - before) / float(self.speed[last])
 
 
-ALWAYS = SpeedProfile.of([0.0], [1.0])
+ALWAYS = SpeedProfile.from_steps([0.0], [1.0])

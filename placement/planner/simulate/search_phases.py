@@ -49,7 +49,7 @@ class PhasePool:
     node: int
 
     @classmethod
-    def of(cls, setting: Setting, chip: Hardware, devices: int) -> "PhasePool":
+    def from_question(cls, setting: Setting, chip: Hardware, devices: int) -> "PhasePool":
         """Ranks of one device, two, four and so on up to a host."""
         degrees = [2**power for power in range(chip.devices.bit_length())]
         return cls(tuple(StageTables(setting, chip, degree) for degree in degrees), devices, chip.devices)
