@@ -24,6 +24,13 @@ EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
+AUTO = "auto"
+ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "generic")
+"""Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
+DIFFERENT_ISAS = (
+    "Tokens have the same bits in any topology of one set; here they depend on which node computes them. "
+    "--isa with a set that all hosts have makes them alike."
+)
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 BLOCK_TOKENS = Range(1, 4096)
@@ -69,6 +76,12 @@ class EngineSettings:
 
     device: str = setting(
         "cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.", common=True
+    )
+    isa: str = setting(
+        AUTO,
+        "Instruction set of the CPU kernels, on all nodes of the run. auto: the best one that a host has; "
+        "`afserve doctor` lists them.",
+        (AUTO, *ISAS),
     )
     expert_dtype: str = setting(
         "auto",
@@ -195,6 +208,11 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check(self, flag_of)
+        if self.isa != AUTO and self.device != "cpu":
+            raise ConfigError(
+                f"--isa: {self.isa} is of the kernels of CPUs, and --device {self.device} has others; leave out one",
+                param="isa",
+            )
         if self.kv_copies and not self.prefix_caching:
             raise ConfigError(
                 "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one"

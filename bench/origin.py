@@ -6,12 +6,17 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
+from afserve.config import AUTO
+from afserve.kernels.isa import used_isa
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def origin() -> dict[str, object]:
+def origin(isa: str = AUTO) -> dict[str, object]:
+    """`isa`: the instruction set that was asked for; auto is the best one of this machine."""
     return {
         "machine": machine(),
+        "isa": used_isa(isa),
         "load": round(os.getloadavg()[0], 2),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native
-from afserve.kernels.gating import Gating
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
-from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import Biases, ExpertShape, Gating, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference
 from afserve.kernels.stack import LayeredExperts
 
@@ -29,6 +28,7 @@ class NativeProducts(Reference):
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__()
         self._engine = _native.Engine(threads, isa)
+        self.isa = self._engine.isa
         self._plain = Reference()
 
     def _fall_back(self, op: str, reason: str) -> Reference:
@@ -42,10 +42,6 @@ class NativeProducts(Reference):
         if code is None or int8:
             return None if code is None else INT8_CODE
         return COMPACT_CODE if dtype is torch.bfloat16 and self._engine.compacts else code
-
-    @property
-    def isa(self) -> str:
-        return str(self._engine.isa)
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
         return dtype in CODES

@@ -12,6 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from afserve.config import AUTO
 from afserve.errors import ConfigError
 from afserve.kernels.cache import KeptShape, PagedCache, StateShape
 from afserve.kernels.checks import (
@@ -30,6 +31,7 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.half import half_of_ops, join_half, seen_of_ops
 from afserve.kernels.half_latent import latent_half_of_ops, latent_seen_of_ops
+from afserve.kernels.isa import check_isa
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
@@ -46,20 +48,19 @@ class Ops:
     def __init__(self, backend: Reference, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend, self._reason = backend, reason
         self.device, self.threads = device, threads
-        self.backend_name, self.holds_fp8 = backend.name, backend.holds_fp8
+        self.backend_name, self.isa, self.holds_fp8 = backend.name, backend.isa, backend.holds_fp8
         self.holds_int8, self.holds_int4 = backend.holds_int8, backend.holds_int4
         packing = Packing(backend)
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
         self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
+        self.borrow_core = backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
-        self.borrow_core = backend.borrow_core
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
-        path = self._backend.explain()
-        return f"{path} ({self._reason})" if self._reason else path
+        return self._backend.explain() + (f" ({self._reason})" if self._reason else "")
 
     def fallbacks(self) -> tuple[Fallback, ...]:
         """The ops that PyTorch did for the backend so far, each with what did not fit. The log has each op once."""
@@ -79,7 +80,6 @@ class Ops:
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None = None, layer: int = 0) -> None:
         """x_TH += y_TH in place, rounded once; y_TH is float32 or of the same dtype.
-
         bad_T: int32, -1 for every row that was fine so far. Rows of the new x_TH that hold a value that is not finite
         get `layer` there, unless an earlier layer stands in it.
         """
@@ -310,13 +310,14 @@ class Ops:
         self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
 
 
-def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = "") -> Ops:
-    """The fastest backend for `device` that works on this machine, or the one called `backend`.
-
-    Backends: "native" on CPUs, "triton" on CUDA devices, "torch" everywhere. isa: an instruction set of the native
-    library instead of the best one, for tests and comparisons.
-    """
+def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = AUTO) -> Ops:
+    """The fastest backend for `device` that works on this machine, or the one called `backend`: "native" on CPUs,
+    "triton" on CUDA devices, "torch" everywhere. isa: one of the native library's instruction sets, on a CPU. Raises
+    ConfigError for what this machine has not."""
     where = torch.device(device)
+    check_isa(isa)
+    if isa != AUTO and (backend == "torch" or where.type == "cuda"):
+        raise ConfigError(f"--isa: {isa} is of the native library, which does not compute here", param="isa")
     if backend == "torch":
         return Ops(Reference(where), where, threads)
     if where.type == "cuda":
@@ -332,7 +333,7 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
         if required:
             raise ConfigError(f"backend: {why} ({error}); reinstall with a compiler") from error
         return Ops(Reference(device), device, threads, f"{why}; reinstall with a C++ compiler")
-    return Ops(Native(threads, isa), device, threads)
+    return Ops(Native(threads, "" if isa == AUTO else isa), device, threads)
 
 
 def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:

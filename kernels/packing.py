@@ -15,9 +15,8 @@ from afserve.kernels.checks import (
     expect_shape,
     expect_slot,
 )
-from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
-from afserve.kernels.packed import ExpertShape, PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import SWIGLU, ExpertShape, Gating, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference
 from afserve.kernels.scaled import BlockScaled
 

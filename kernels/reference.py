@@ -38,6 +38,7 @@ class Reference:
     can keep e4m3 blocks, which are multiplied as they are."""
 
     name = "torch"
+    isa = ""  # the instruction set, of a native library
     holds_fp8 = False
 
     def __init__(self, device: torch.device = CPU) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from afserve.cli.settings import gather, settings_options
-from afserve.config import FULL, SAMPLES
+from afserve.cli.settings import gather, setting_option, settings_options
+from afserve.config import FULL, SAMPLES, EngineSettings
 from afserve.errors import ConfigError
 from afserve.member import Role
 from afserve.server.http.settings import Listening, ServerSettings
@@ -35,6 +35,7 @@ _OF_GATEWAYS = {one.name: one.flag for group in (Listening, ServerSettings) for 
     help="This host's certificates, from `afserve certs issue`.",
 )
 @click.option("--insecure-nodes", is_flag=True, help="Speak plain text beyond this host.")
+@setting_option(EngineSettings, "isa")
 @settings_options(Listening, ServerSettings)
 @click.option(
     "--verify",
@@ -54,6 +55,7 @@ def node(
     verify: str,
     certs: str | None,
     insecure_nodes: bool,
+    isa: str,
     **gateway: object,
 ) -> None:
     """Start one node that joins a controller elsewhere.
@@ -70,7 +72,7 @@ def node(
 
     _show_progress()
     token = read_token(Path(token_file))
-    settings = NodeSettings(role, join, token, index, verify, certs or "", insecure_nodes)
+    settings = NodeSettings(role, join, token, index, verify, certs or "", insecure_nodes, isa)
     if role != Role.GATEWAY:
         _check_no_gateway(ctx, role)
         run_node(settings)

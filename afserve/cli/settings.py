@@ -33,6 +33,11 @@ def settings_options(*groups: type) -> Callable[[Command], Command]:
     return with_options
 
 
+def setting_option(group: type, name: str) -> Callable[[Command], Command]:
+    """The flag of one setting, for a command that obeys no more of its group."""
+    return _option(next(one for one in settings_of(group) if one.name == name))
+
+
 def gather(group: type[Group], flags: dict[str, Any], **others: object) -> Group:
     """Takes a group's settings out of what click read. `others` are the fields that are no settings."""
     return build(group, {one.name: flags.pop(one.name) for one in settings_of(group)} | others)

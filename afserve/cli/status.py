@@ -204,6 +204,8 @@ def table(answer: Fields, width: int) -> "RenderableType":
     title = (
         f"{answer['model']['id']}  {state}, placement epoch {answer['epoch']}, afserve {answer['version']}"
     )
+    sets = sorted({node["isa"] for node in answer["nodes"] if node.get("isa")})
+    title += f", {' and '.join(sets)} instructions" if sets else ""
     return drawn(title, COLUMNS, [row(node) for node in answer["nodes"]], width, left=("node", "state"))
 
 

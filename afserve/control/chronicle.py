@@ -10,6 +10,7 @@ from pathlib import Path
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
+from afserve.config import DIFFERENT_ISAS
 from afserve.control.incidents import Incidents
 from afserve.control.membership.balancing import Balancing
 from afserve.control.membership.events import Incident
@@ -17,7 +18,7 @@ from afserve.control.membership.members import Members
 from afserve.control.recordings import Recordings
 from afserve.control.traces import TraceFiles
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.values import FromNode, Noted, Recorded, Routed, ToNode, Traced
+from afserve.control.wire.values import FromNode, Noted, Ready, Recorded, Routed, ToNode, Traced
 from afserve.engine.stats import AttentionStats
 from afserve.errors import ProtocolError
 from afserve.member import MODEL_ROLES, Life
@@ -43,6 +44,20 @@ class Chronicle:
         self._story_advice = Adviser("telling what happened")
         self._trace_advice = Adviser("keeping traces and recordings")
 
+    def _compare_isa(self, ready: Life, isa: str) -> None:
+        """Where nodes of a run compute with different instruction sets, the log says so of each that is not as the
+        first one."""
+        others = [m for m in self._members if m.isa and m.id != ready]
+        if isa and others and others[0].isa != isa:
+            log.warning(
+                "%s computes with %s, %s with %s. %s",
+                ready.node,
+                isa,
+                others[0].node,
+                others[0].isa,
+                DIFFERENT_ISAS,
+            )
+
     def keep_said(self, member: Life, value: FromNode) -> bool:
         """Whether what a node said is for the record only. Raises ProtocolError for counts of another model."""
         now = self._clock.now()
@@ -55,6 +70,9 @@ class Chronicle:
                 self._trace_advice.ask(now, lambda: self.recordings.collect_part(member, value), None)
             case Traced(data):
                 self._trace_advice.ask(now, lambda: self._keep_trace(member, data), None)
+            case Ready(isa=isa):
+                self._story_advice.ask(now, lambda: self._compare_isa(member, isa), None)
+                return False
             case _:
                 return False
         return True

@@ -81,6 +81,7 @@ class OwnQueries:
                 m.resident_bytes,
                 m.stats,
                 self._controller.deployment.phase(m.node.index) if m.node.role is Role.ATTENTION else "",
+                m.isa,
             )
             for m in self._controller.members
         )

@@ -58,7 +58,7 @@ class AttentionNode(Generic[T]):
         """`weights` names the numbers that were loaded, as `KvCache` wants them named, and `groups` are what its layers
         keep, as there. Without `guides` no request may have a grammar."""
         spec = model.spec
-        self._link, self._config = link, config
+        self._link, self._config, self.isa = link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
         self.blocks = PooledBlocks(self.kv)
         self.prefixes = HeldPrefixes()

@@ -97,7 +97,7 @@ def build_attention_node(
     `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
     """
     spec = spec_of(source)
-    ops = ops or open_ops(config.device, config.threads)
+    ops = ops or open_ops(config.device, config.threads, isa=config.isa)
     tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
     model = AttentionModel(
         spec,
@@ -157,7 +157,7 @@ def colocated(
 ) -> AttentionNode[LocalTicket]:
     """One attention node with all experts in the same process and no mailboxes between."""
     spec = spec_of(source)
-    ops = open_ops(config.device, config.threads)
+    ops = open_ops(config.device, config.threads, isa=config.isa)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
     return build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)

@@ -60,12 +60,13 @@ class ExpertNode:
         device: Device | None = None,
         trace: Trace | None = None,
         expert_error: float | None = None,
+        isa: str = "",
     ) -> None:
         """`phases` has the attention nodes that do not do both, by index; `step_rows` what a message of a phase has at
         most. `prompt_share` of the time goes to prompts that wait, at least. `device`: what the bank launches on, where
         its calls are not over when they return. `expert_error`: relative, of the bank's weights that were rounded at
-        load."""
-        self.expert_error = expert_error
+        load. `isa`: the instruction set that the bank computes with, on a CPU."""
+        self.expert_error, self.isa = expert_error, isa
         self._port = port
         self._bank = bank
         self._at_once = port.answering(bank)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
-from afserve.kernels.gating import Gating
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import PackedExperts
+from afserve.kernels.packed import Gating, PackedExperts
 from afserve.kernels.stack import LayeredExperts
 from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.keeping import Keeping

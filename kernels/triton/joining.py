@@ -12,8 +12,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.packed import Biases, ExpertShape
+from afserve.kernels.packed import SWIGLU, Biases, ExpertShape, Gating
 
 
 @dataclass(frozen=True, slots=True)

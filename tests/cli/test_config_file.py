@@ -24,6 +24,7 @@ def test_what_is_written_gives_the_same_run_again(group, tmp_path, monkeypatch):
             "kv_host",
             "kv_ssd",
             "models",
+            "isa",
         ):  # others depend on these
             value, text = other(one, tmp_path)
             flags += (
@@ -33,6 +34,12 @@ def test_what_is_written_gives_the_same_run_again(group, tmp_path, monkeypatch):
             )
     assert run(["up", *flags, "--write-config", str(tmp_path / "up.toml")]) == 0
     assert asked("--config", str(tmp_path / "up.toml")) == asked(*flags)
+
+
+def test_an_instruction_set_is_written_too(tmp_path):
+    """It goes with the CPU alone, so the test above leaves it out."""
+    assert run(["up", "--isa", "generic", "--write-config", str(tmp_path / "up.toml")]) == 0
+    assert asked("--config", str(tmp_path / "up.toml")).wishes.engine.isa == "generic"
 
 
 def test_a_model_named_first_is_the_same_as_the_flag(tmp_path, capsys):

@@ -109,6 +109,7 @@ FROM_NODE = [
     Ready(0),
     Ready(1, 0.07),
     Ready(1, None, 0.01),
+    Ready(1, isa="avx2"),
     Heartbeat(5, AttentionStats(1, 2)),
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),

@@ -145,7 +145,7 @@ def test_what_was_asked_is_told_apart_from_what_was_done():
     kept.said(Endpoint("shm:1", {"a": "b"}))
     kept.said(Identity({"x": "1"}))
     kept.said(Identity({"y": "2"}))
-    kept.said(Ready(7))
+    kept.said(Ready(7, isa="avx2"))
     kept.told(FillSlots(OLD))
     kept.told(FillSlots(NEW))
     kept.said(Filled(3))
@@ -153,6 +153,7 @@ def test_what_was_asked_is_told_apart_from_what_was_done():
     standing = said.standing
     assert said.index == 2 and standing.generation == 5 and standing.stage is NodeStage.LOADED
     assert standing.identity.things == {"x": "1", "y": "2"} and standing.resident_bytes == 7
+    assert standing.isa == "avx2"
     assert [p.epoch for p in standing.held] == [0, 3] and [p.epoch for p in standing.asked] == [4]
     kept.told(Retire(4))
     kept.told(Retire(0))

@@ -18,6 +18,7 @@ from afserve.cli.config_file import config_file
 from afserve.cli.main import COMMANDS, LazyGroup, run
 from afserve.cli.options import existing_file
 from afserve.cli.status import row
+from afserve.kernels import isa
 
 
 def said(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -72,6 +73,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, wanted):
     assert err.startswith("error: ") and wanted in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", [["up"], ["bench", "decode"], ["bench", "pipeline"], ["node", "--role", "expert"]]
+)
+def test_an_instruction_set_that_is_not_here_is_refused_at_once(capsys, monkeypatch, tmp_path, command):
+    monkeypatch.setattr(isa, "isas_here", lambda: ("avx2", "generic"))
+    if command[0] == "node":
+        (tmp_path / "token").write_text("0" * 64)
+        command = [*command, "--join", "127.0.0.1:1", "--token-file", str(tmp_path / "token")]
+    code, _, err = said(capsys, *command, "--isa", "amx")
+    assert code == 2 and "--isa: amx does not run on" in err and "which has avx2, generic" in err
+
+
 def test_a_missing_command_module_is_not_listed():
     group = LazyGroup({"gone": ("afserve.cli.gone:gone", "?"), "version": COMMANDS["version"]}, "g", "h")
     assert group.list_commands(click.Context(group)) == ["version"]
@@ -113,7 +126,9 @@ def test_version_and_doctor_speak_json(capsys):
     code, out, _ = said(capsys, "doctor", "--json")
     findings = {finding["what"]: finding for finding in json.loads(out)}
     assert code == 0
-    assert {"processor", "memory", "torch", "kernels", "data plane", "afserve up"} <= set(findings)
+    assert {"processor", "memory", "torch", "kernels", "instructions", "data plane", "afserve up"} <= set(
+        findings
+    )
     assert all(f["advice"] for f in findings.values() if f["level"] == "missing")
 
 

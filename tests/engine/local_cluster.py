@@ -79,7 +79,7 @@ class LocalCluster:
         `groups` are what attention nodes keep, `load_half` makes their layers' attention halves.
         """
         spec = spec_of(source)
-        ops = ops or open_ops(config.device, config.threads)
+        ops = ops or open_ops(config.device, config.threads, isa=config.isa)
         expert_ops = expert_ops or ops
         between = ops.device if expert_ops.device == ops.device else HOST
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)

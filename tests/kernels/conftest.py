@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from afserve.config import AUTO, ISAS
+from afserve.errors import ConfigError
 from afserve.kernels.ops import Ops, open_ops
-
-ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "generic")
 
 
 def native(isa: str, threads: int) -> Ops:
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
     try:
-        return open_ops("cpu", threads, "native", isa)
-    except ValueError as error:
+        return open_ops("cpu", threads, "native", isa or AUTO)
+    except ConfigError as error:
         pytest.skip(str(error))
 
 

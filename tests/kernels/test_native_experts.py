@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops, open_ops
+from afserve.kernels.packed import SWIGLU, Gating
 from tests.kernels.packing import pack_experts
 
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]

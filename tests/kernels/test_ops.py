@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from afserve.config import EngineSettings
 from afserve.errors import ConfigError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
@@ -17,7 +18,9 @@ def test_the_native_library_is_taken_when_it_is_there() -> None:
     assert ops.backend_name == "native"
     assert "instructions, 2 thread(s)" in ops.explain()
     assert "generic" in open_ops("cpu", 1, isa="generic").explain()
-    with pytest.raises(ValueError, match="'mmx' does not exist here"):
+    with pytest.raises(
+        ConfigError, match=r"--isa: mmx does not run on .*, which has .*generic; leave it out"
+    ):
         open_ops("cpu", 1, isa="mmx")
 
 
@@ -28,6 +31,13 @@ def test_without_the_library_pytorch_does_the_work_and_says_why(monkeypatch: pyt
     assert "the native library was not built" in ops.explain()
     with pytest.raises(ConfigError, match="reinstall with a compiler"):
         open_ops("cpu", 1, backend="native")
+
+
+def test_an_instruction_set_is_never_ignored() -> None:
+    with pytest.raises(ConfigError, match="--isa: generic is of the native library"):
+        open_ops("cpu", 1, backend="torch", isa="generic")
+    with pytest.raises(ConfigError, match="--isa: generic is of the kernels of CPUs"):
+        EngineSettings(device="cuda", isa="generic")
 
 
 def test_rows_of_another_dtype_are_converted_to_the_weights(ops: Ops) -> None:

@@ -403,12 +403,12 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology, expert_error=None, dense_error=None, **more) -> str:
+def drawn(topology, expert_error=None, dense_error=None, isas=None, **more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(
             banner(
-                [StartedModel(topology, "nano", expert_error, dense_error)],
+                [StartedModel(topology, "nano", expert_error, dense_error, isas or {})],
                 "http://127.0.0.1:8000",
                 1.5,
                 **more,
@@ -434,6 +434,20 @@ def test_the_banner_tells_what_rounding_dense_weights_lost():
     eight = Wishes(1, 2, engine=EngineSettings(dense_dtype="int8"))
     text = drawn(choose(NANO, SOURCE, machine(), eight), dense_error=0.0071)
     assert "dense weights: rounded to int8, relative error 0.0071" in text and "expert weights" not in text
+
+
+def test_the_banner_names_the_instructions_and_who_differs():
+    topology = choose(NANO, SOURCE, machine(), Wishes(1, 2))
+    alike = dict.fromkeys(("attention-0", "expert-0", "expert-1"), "avx2")
+    assert "instructions: avx2\n" in "\n".join(
+        line.rstrip() for line in drawn(topology, isas=alike).splitlines()
+    )
+    text = " ".join(drawn(topology, isas=alike | {"expert-1": "amx"}).split())
+    assert (
+        "instructions differ: amx on expert-1; avx2 on attention-0, expert-0. Tokens have the same bits"
+        in text
+    )
+    assert "instructions" not in drawn(topology)
 
 
 def test_the_banner_shows_who_has_what():

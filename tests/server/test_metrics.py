@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from afserve.cli.status import phase_lines
 from afserve.clock import FakeClock
-from afserve.control.wire.view_values import NodeView
+from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
 from afserve.server.metrics.nodes import counted, queues
-from afserve.server.metrics.observe import HttpMetrics, ServerMetrics, Times, exposition
+from afserve.server.metrics.observe import HttpMetrics, ServerMetrics, Times, _cluster, exposition
 
 
 def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -138,6 +138,17 @@ def test_a_client_that_leaves_in_time_is_not_late():
     metrics.clock.advance(0.1)
     timer.end_timing("abort")
     assert metrics.goodput.figures() == {}
+
+
+def test_a_node_names_its_instruction_set():
+    stats = AttentionStats()
+    nodes = (
+        NodeView("attention-0", "attention", "ready", 1, 0, 0, stats, isa="avx2"),
+        NodeView("attention-1", "attention", "ready", 1, 0, 0, stats),
+    )
+    seen = parse(render(_cluster(ClusterView(0, nodes))))
+    labels = (("isa", "avx2"), ("node", "attention-0"), ("role", "attention"))
+    assert [key for key in seen if key[0] == "afserve_node_info"] == [("afserve_node_info", labels)]
 
 
 def test_queues_by_phase():

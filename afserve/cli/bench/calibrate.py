@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -20,8 +20,10 @@ import click
 
 from afserve.cli.bench.report import measured_here
 from afserve.cli.options import Within, output_file
-from afserve.config import THREADS
+from afserve.cli.settings import setting_option
+from afserve.config import AUTO, THREADS, EngineSettings
 from afserve.errors import ConfigError, shown
+from afserve.kernels.isa import check_isa, used_isa
 from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Grid:
     prompt: int = 32
     output: int = 32
     rounds: int = 3
+    isa: str = AUTO
 
     @property
     def exchanged(self) -> tuple[int, ...]:
@@ -111,6 +114,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
     type=Within(THREADS.low, THREADS.high, whole=True),
     help="Compute threads per node.",
 )
+@setting_option(EngineSettings, "isa")
 @click.option("--quick", is_flag=True, help="A few sizes only, to see that it works.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the rows.")
 @click.option(
@@ -119,13 +123,14 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
     type=output_file,
     help="The file to write, one row per line.",
 )
-def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
+def calibrate(model: str, threads: int, isa: str, quick: bool, as_json: bool, out: Path) -> None:
     """Measure stage times on this machine, one to four minutes; then `afserve plan --engine FILE`."""
     begin = time.perf_counter()
     _check_out(out)
+    check_isa(isa)
     lines, before = [], core_seconds()
-    known = {"model": Path(model).name, "threads": threads}
-    for row in rows(model, threads, SMALL if quick else Grid(), begun=_tell_of_others):
+    known = {"model": Path(model).name, "threads": threads, "isa": used_isa(isa)}
+    for row in rows(model, threads, replace(SMALL if quick else Grid(), isa=isa), begun=_tell_of_others):
         lines.append(json.dumps(row | known | measured_here(this_machine().cores)))
         if as_json:
             click.echo(lines[-1])
@@ -174,7 +179,7 @@ def control(model: str, threads: int, grid: Grid) -> "Iterator[Turn]":
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, in_turns
 
-    case = Case(model, grid.served, grid.prompt, grid.output, grid.rounds, threads)
+    case = Case(model, grid.served, grid.prompt, grid.output, grid.rounds, threads, grid.isa)
     return in_turns(case, Shape(colocated=True, attention=1))
 
 
@@ -187,7 +192,7 @@ def deployments(model: str, grid: Grid) -> Iterator[Row]:
 
     cores = this_machine().cores
     crowds = [(1, cores, 2), (cores, 1, 2)] if 1 < cores <= _CROWDED else []
-    case = Case(model, grid.apart, grid.prompt, grid.output, (grid.rounds + 1) // 2, 1)
+    case = Case(model, grid.apart, grid.prompt, grid.output, (grid.rounds + 1) // 2, 1, grid.isa)
     found: dict[tuple[int, int, int, int], list[float]] = {}
     for _ in range(1 if grid.rounds == 1 else 2):
         for attention, experts, micro_batches in [(1, 1, 1), (1, 1, 2), *crowds]:
@@ -217,7 +222,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     from afserve.cli.bench.stages import WARM, AttentionPoint, AttentionSide, ExpertCalls
     from afserve.kernels.ops import open_ops
 
-    ops = open_ops("cpu", threads)
+    ops = open_ops("cpu", threads, isa=grid.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
     most = (grid.steps + WARM) * (grid.turns + 1)
     engine = AttentionSide(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
@@ -294,7 +299,7 @@ def wholes(engine: "AttentionSide", grid: Grid, halves: dict[int, float]) -> Ite
 
     most = (grid.steps + WARM) * grid.turns
     for peers in (1, 2):
-        with exchange(engine.source, peers, engine.clock, NODE) as made:
+        with exchange(engine.source, peers, engine.clock, NODE, grid.isa) as made:
             points = [
                 WholePoint(engine, made, halves[requests], requests, grid.contexts[0], most)
                 for requests in grid.exchanged

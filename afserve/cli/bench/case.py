@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from afserve.config import AUTO
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -14,6 +16,7 @@ class Case:
     output_len: int
     repeats: int
     threads: int | None = None
+    isa: str = AUTO
 
 
 def prompts(vocabulary: int, batch: int, length: int, seed: int) -> list[list[int]]:

@@ -14,7 +14,10 @@ from afserve.child import module
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.report import BenchRow, record, table
 from afserve.cli.options import group_options, option, output_file
+from afserve.cli.settings import setting_option
+from afserve.config import EngineSettings
 from afserve.errors import ConfigError, shown
+from afserve.kernels.isa import check_isa
 
 ENGINES = ("afd", "colocated", "transformers")
 
@@ -61,12 +64,15 @@ class DecodeFlags:
 
 
 @click.command()
+@setting_option(EngineSettings, "isa")
 @group_options(DecodeFlags)
-def decode(flags: DecodeFlags) -> None:
+def decode(flags: DecodeFlags, isa: str) -> None:
     """Generated tokens per second in the steady state, time to first token and per token, start-up, memory."""
     from afserve.cli.bench.ours import Shape, measure
 
-    case = Case(flags.model, flags.batch, flags.prompt_len, flags.output_len, flags.repeats, flags.threads)
+    check_isa(isa)
+    sizes = flags.prompt_len, flags.output_len, flags.repeats
+    case = Case(flags.model, flags.batch, *sizes, flags.threads, isa)
     chosen = flags.engine or tuple(name for name in ENGINES if not (flags.colocated and name == "afd"))
     shapes = {
         "afd": Shape(False, flags.attention, flags.experts, flags.micro_batches),

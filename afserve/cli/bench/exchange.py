@@ -28,7 +28,7 @@ from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout
 from afserve.comm.transports import connect
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import AUTO, EngineConfig, ModelSource
 from afserve.engine.build import layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.errors import PeerLost
@@ -89,13 +89,18 @@ class Pipes:
 
 @contextmanager
 def exchange(
-    source: ModelSource, peers: int, clock: Clock | None = None, node: str = "afserve.cli.bench.exchange"
+    source: ModelSource,
+    peers: int,
+    clock: Clock | None = None,
+    node: str = "afserve.cli.bench.exchange",
+    isa: str = AUTO,
 ) -> Iterator[ExchangeBench]:
-    """With so many nodes, each a process of the module `node`, which live as long as the context."""
+    """With so many nodes, each a process of the module `node`, which live as long as the context. `isa` is for one that
+    computes."""
     layout, placement = layout_of(source, peers)
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(_node(node, source, peers, index)) for index in range(peers)
+            stack.enter_context(_node(node, isa, source, peers, index)) for index in range(peers)
         ]  # all start at once
         addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
@@ -105,8 +110,8 @@ def exchange(
 
 
 @contextmanager
-def _node(name: str, source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
-    arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index})
+def _node(name: str, isa: str, source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
+    arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index, "isa": isa})
     command = [*module(name), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -17,16 +17,16 @@ from statistics import median
 from afserve.child import module
 from afserve.cli.bench.marked import MarkedLink
 from afserve.cli.bench.stages import AttentionSide, ExpertCalls, Row
-from afserve.config import ModelSource
+from afserve.config import AUTO, ModelSource
 from afserve.errors import PeerLost
 from afserve.kernels.ops import open_ops
 from afserve.models.experts import ExpertBank
 
 
 @contextmanager
-def neighbour(source: ModelSource, tokens: int) -> Iterator[Callable[[], None]]:
+def neighbour(source: ModelSource, tokens: int, isa: str) -> Iterator[Callable[[], None]]:
     """What it yields makes the neighbour begin to compute, and the next time stop."""
-    arguments = json.dumps({"source": asdict(source), "tokens": tokens})
+    arguments = json.dumps({"source": asdict(source), "tokens": tokens, "isa": isa})
     command = [*module("afserve.cli.bench.neighbour"), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         asked, said = process.stdin, process.stdout
@@ -61,7 +61,7 @@ def beside_rows(
         return calls.turns[-1], decoding.go(steps).seconds
 
     alone, ratios = [], []
-    with neighbour(engine.source, tokens) as begin_or_stop:
+    with neighbour(engine.source, tokens, engine.ops.isa or AUTO) as begin_or_stop:
         for _ in range(turns):
             alone.append(both())
             begin_or_stop()
@@ -72,8 +72,8 @@ def beside_rows(
         yield {"part": "beside", "stage": stage, "requests": tokens, "alone": one, "seconds": ratio * one}
 
 
-def main(source: ModelSource, tokens: int) -> None:
-    engine = AttentionSide(source, open_ops("cpu", 1), 64)
+def main(source: ModelSource, tokens: int, isa: str) -> None:
+    engine = AttentionSide(source, open_ops("cpu", 1, isa=isa), 64)
     calls, computes = ExpertCalls(engine, engine.bank(), tokens, 1.0, 1.0), False
     calls.turn()
     print("ready", flush=True)
@@ -90,4 +90,4 @@ def main(source: ModelSource, tokens: int) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    main(ModelSource(**given["source"]), given["tokens"])
+    main(ModelSource(**given["source"]), given["tokens"], given["isa"])

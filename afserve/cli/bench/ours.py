@@ -14,6 +14,7 @@ from afserve.cli.bench.report import BenchRow
 from afserve.control.frontend import Frontend
 from afserve.doors.llm import LLM
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.kernels.isa import used_isa
 from afserve.member import Role
 
 _WARM_UP = 2
@@ -44,6 +45,7 @@ class Shape:
             micro_batches=self.micro_batches,
             colocated=self.colocated,
             threads=case.threads,
+            isa=case.isa,
         )
 
 
@@ -72,6 +74,7 @@ def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
                 nodes=f"{deployment.count(Role.ATTENTION)}x{deployment.count(Role.EXPERT)}",
                 micro_batches="auto" if engine.adaptive else str(engine.micro_batches),
                 threads=engine.threads,
+                isa=used_isa(case.isa),
             )
 
 

@@ -12,7 +12,10 @@ import click
 from afserve.cli.bench.decode import numbers
 from afserve.cli.bench.report import measured_here
 from afserve.cli.options import group_options, option, output_file
+from afserve.cli.settings import setting_option
+from afserve.config import EngineSettings
 from afserve.errors import ConfigError
+from afserve.kernels.isa import check_isa, used_isa
 from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
@@ -69,9 +72,11 @@ class PipelineFlags:
 
 
 @click.command()
+@setting_option(EngineSettings, "isa")
 @group_options(PipelineFlags)
-def pipeline(flags: PipelineFlags) -> None:
+def pipeline(flags: PipelineFlags, isa: str) -> None:
     """Where the time of steady decoding goes: stages, bubbles, transfers that are hidden, holds."""
+    check_isa(isa)
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         for setup in setups(
@@ -85,9 +90,9 @@ def pipeline(flags: PipelineFlags) -> None:
             flags.threads,
             flags.share_cores,
         ):
-            for row in rows(setup, flags.micro_batches):
+            for row in rows(replace(setup, isa=isa), flags.micro_batches):
                 found.append(row)
-                line = json.dumps(row | origin(setup))
+                line = json.dumps(row | origin(setup) | {"isa": used_isa(isa)})
                 if flags.as_json:
                     click.echo(line)
                 if flags.out is not None:

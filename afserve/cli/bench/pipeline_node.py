@@ -17,7 +17,7 @@ from afserve.cli.bench.case import prompts
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import AUTO, EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, colocated, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
@@ -52,6 +52,7 @@ class Setup:
     threads: int
     share_cores: bool = False
     expert_dtype: str = "auto"
+    isa: str = AUTO
 
     @property
     def lends(self) -> bool:
@@ -73,6 +74,7 @@ class Setup:
             prefix_caching=False,
             threads=self.threads,
             expert_dtype=self.expert_dtype,
+            isa=self.isa,
         )
 
     def lend_cores(self, transport: Transport, ops: Ops) -> None:
@@ -124,7 +126,7 @@ def serve_experts(setup: Setup) -> None:
     end, address = connect.listen(
         "shm", expert=setup.index, attention_nodes=setup.attention, layout=setup.mailbox_layout()
     )
-    ops = open_ops("cpu", setup.threads)
+    ops = open_ops("cpu", setup.threads, isa=setup.isa)
     setup.lend_cores(end, ops)
     slots, kept = plan.slots_per_node(), setup.expert_dtype
     bank = build_expert_bank(setup.source, plan.held(setup.index), slots, expert_dtype=kept, ops=ops)
@@ -145,7 +147,7 @@ def serve_attention(setup: Setup) -> None:
     layout = setup.mailbox_layout()
     end = connect.connect(addresses, attention=setup.index, layout=layout, timeout=60.0)
     link = ExpertLink(end, attention=setup.index, layout=layout, placement=setup.plan())
-    ops = open_ops("cpu", setup.threads)
+    ops = open_ops("cpu", setup.threads, isa=setup.isa)
     setup.lend_cores(end, ops)
     decode(setup, build_attention_node(setup.source, setup.engine, link, ops=ops))
     link.close()

@@ -17,7 +17,8 @@ from afserve.launch.plan.machine import this_machine
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One engine at one batch size: medians over the repeats, rates with the smallest and largest. Seconds, MiB."""
+    """One engine at one batch size: medians over the repeats, rates with the smallest and largest. Seconds, MiB. `isa`:
+    the instruction set of afserve's kernels."""
 
     engine: str
     batch: int
@@ -31,6 +32,7 @@ class BenchRow:
     nodes: str = ""
     micro_batches: str = ""
     threads: int | None = None
+    isa: str = ""
 
     @classmethod
     def of_runs(cls, batch: int, runs: Sequence[BatchFigures], **others: Any) -> "BenchRow":

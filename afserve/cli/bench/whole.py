@@ -20,6 +20,7 @@ from afserve.comm.transports import connect
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank
 from afserve.engine.expert_node import ExpertNode
+from afserve.kernels.ops import open_ops
 
 NODE = "afserve.cli.bench.whole"
 _PARK = 0.05
@@ -78,10 +79,10 @@ class WholePoint:
         }
 
 
-def main(source: ModelSource, peers: int, index: int) -> None:
+def main(source: ModelSource, peers: int, index: int, isa: str) -> None:
     layout, placement = layout_of(source, peers)
     end, address = connect.listen("shm", expert=index, attention_nodes=1, layout=layout)
-    bank = build_expert_bank(source, placement.held(index), placement.slots_per_node())
+    bank = build_expert_bank(source, placement.held(index), placement.slots_per_node(), ops=open_ops(isa=isa))
     node = ExpertNode(ExpertPort(end), bank, epoch=placement.epoch)
     print(address, flush=True)
     before = node.stats()
@@ -100,4 +101,4 @@ def main(source: ModelSource, peers: int, index: int) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    main(ModelSource(**given["source"]), given["peers"], given["index"])
+    main(ModelSource(**given["source"]), given["peers"], given["index"], given["isa"])

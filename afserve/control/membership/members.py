@@ -170,6 +170,7 @@ class Members:
         """A life that began under another controller. Raises RendezvousError where it disagrees with the others."""
         member = self._seat(node, standing.generation, request, now)
         member.resident_bytes, member.loaded = standing.resident_bytes, standing.loaded
+        member.isa = standing.isa
         try:
             if standing.endpoint is not None:
                 self.agree(member, standing.endpoint)

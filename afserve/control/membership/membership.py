@@ -214,10 +214,10 @@ class Membership:
                 return self._announcer.introduce(member)
             case values.Identity(things):
                 self.members.identify(member, things)
-            case values.Ready(resident, expert_error, dense_error):
+            case values.Ready(resident, expert_error, dense_error, isa):
                 self.members.check_identified(member)
                 member.resident_bytes, member.progress = resident, values.Progress(1.0, "ready")
-                member.expert_error, member.dense_error = expert_error, dense_error
+                member.expert_error, member.dense_error, member.isa = expert_error, dense_error, isa
                 return self._joining.catch_up(member, now) if member.state is State.LOADING else []
             case values.Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)

@@ -44,6 +44,7 @@ class Member:
     loaded: bool = False  # it has said Ready, though it may not serve yet
     expert_error: float | None = None  # of expert weights that it rounded as it loaded them, relative
     dense_error: float | None = None  # the same of its other linear maps
+    isa: str = ""  # instruction set of its kernels, on a CPU
     epoch: int = 0  # of the placement that it knows, or NO_EPOCH
     asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None

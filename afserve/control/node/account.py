@@ -19,7 +19,7 @@ class Account:
         self._assigned: values.Assigned | None = None
         self._endpoint: values.Endpoint | None = None
         self._identity: values.Identity | None = None
-        self._resident = 0
+        self._resident, self._isa = 0, ""
         self._loaded = self._serves = self._draining = self._drained = self._leaving = False
         self._held: dict[int, Placement] = {}
         self._asked: dict[int, Placement] = {}
@@ -40,8 +40,8 @@ class Account:
             case values.Identity(things):
                 before = {} if self._identity is None else self._identity.things
                 self._identity = values.Identity({**before, **things})
-            case values.Ready(resident):
-                self._loaded, self._resident = True, resident
+            case values.Ready(resident, isa=isa):
+                self._loaded, self._resident, self._isa = True, resident, isa
             case values.Filled(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held[epoch] = placement
@@ -85,6 +85,7 @@ class Account:
             tuple(self._held.values()),
             tuple(self._asked.values()),
             self._newest,
+            self._isa,
         )
         return replace(self._register, index=self._assigned.node.index, standing=standing)
 

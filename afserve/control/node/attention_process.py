@@ -55,7 +55,7 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
     )
     if node.unread and assigned.node.index == 0:  # the others have read the same
         stream.send(values.Noted(node.unread, warning=True))
-    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
+    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error, node.isa))
     try:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())

@@ -41,7 +41,7 @@ def serve_expert(stream: ControlStream, assigned: values.Assigned, heartbeat: He
     work = spans and WorkSpans(str(assigned.node), node.stats, spans.put, assigned.deployment.fingerprint)
     report = Reporter(heartbeat, stream, work.stats if work else node.stats)
     freeze_heap()
-    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error))
+    stream.send(values.Ready(heartbeat.resident_bytes(), node.expert_error, isa=node.isa))
     placement = assigned.deployment.placement
     try:
         with sent(node.trace, stream.send, assigned.deployment):

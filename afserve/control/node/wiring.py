@@ -120,8 +120,9 @@ def _ops(deployment: Deployment) -> Ops:
         raise ConfigError(
             f"device: {device} is not on {socket.gethostname()}; torch finds {torch.cuda.device_count()} CUDA devices"
         )
-    ops = open_ops(deployment.engine.device, deployment.engine.threads)
-    torch.set_num_threads(1 if ops.backend_name == "native" else deployment.engine.threads)
+    engine = deployment.engine
+    ops = open_ops(engine.device, engine.threads, isa=engine.isa)
+    torch.set_num_threads(1 if ops.backend_name == "native" else engine.threads)
     return ops
 
 
@@ -216,6 +217,7 @@ def build_expert(
         device=queues_of(ops.device),
         trace=trace,
         expert_error=bank.rounding_error,
+        isa=ops.isa,
     )
     return node, filler, _closing(transport.close, trace, deployment)
 

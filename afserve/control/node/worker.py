@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from afserve import __version__
-from afserve.config import FULL, SAMPLES
+from afserve.config import AUTO, FULL, SAMPLES
 from afserve.control.node.beginning import noting
 from afserve.control.node.heartbeat import HeartbeatThread, Stats, heartbeat_seconds
 from afserve.control.node.stream import ControlStream
+from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
+from afserve.kernels.isa import check_isa
 from afserve.logs import configure
 from afserve.member import Role
 from afserve.tls import check_exposed, opened
@@ -38,7 +40,8 @@ class NodeSettings:
 
     `verify` "full" overrules the run.
 
-    `certs` is a folder of certificates, empty for none. Without one nothing leaves this host unless `insecure`.
+    `certs` is a folder of certificates, empty for none. Without one nothing leaves this host unless `insecure`. `isa`:
+    what its kernels use where the run leaves it open.
     """
 
     role: str
@@ -48,6 +51,7 @@ class NodeSettings:
     verify: str = SAMPLES
     certs: str = ""
     insecure: bool = False
+    isa: str = AUTO
 
     def __post_init__(self) -> None:
         if self.role not in tuple(Role):
@@ -55,6 +59,8 @@ class NodeSettings:
         host, _, port = self.join.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"--join: {self.join!r} is not HOST:PORT", param="join")
+        if self.isa != AUTO and self.role == Role.GATEWAY:
+            raise ConfigError("--isa: a gateway computes nothing; leave it out", param="isa")
 
 
 def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) -> None:
@@ -63,16 +69,30 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
     certificates = opened(settings.certs)
     if not settings.insecure:
         check_exposed("--join", settings.join.rpartition(":")[0], certificates, insecure=False)
+    check_isa(settings.isa)
     roles = roles or default_roles()  # a cold import takes long, and who has joined must not be silent
     with ControlStream(settings.join, settings.token, certificates) as stream:
         stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)
-        if settings.verify == FULL:
-            assigned = replace(assigned, deployment=replace(assigned.deployment, verify=FULL))
+        assigned = replace(assigned, deployment=_here(settings, assigned.deployment))
         if assigned.node.role is not Role.GATEWAY:  # a gateway has settings of its own
             configure(assigned.deployment.log_level, assigned.deployment.log_format)
         _serve(stream, assigned, roles[assigned.node.role])
+
+
+def _here(settings: NodeSettings, deployment: Deployment) -> Deployment:
+    """The run as this node was told to take part in it. Raises ConfigError where the run says otherwise."""
+    if settings.verify == FULL:
+        deployment = replace(deployment, verify=FULL)
+    if settings.isa in (AUTO, deployment.engine.isa):
+        return deployment
+    if deployment.engine.isa != AUTO:
+        raise ConfigError(
+            f"--isa: {settings.isa}, but the run computes with {deployment.engine.isa} on all nodes; leave it out here",
+            param="isa",
+        )
+    return replace(deployment, engine=replace(deployment.engine, isa=settings.isa))
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:

@@ -125,7 +125,7 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "newest", "held", "asked")
+    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "newest", "held", "asked", "isa")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Standing(_message.Message):
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
+    ISA_FIELD_NUMBER: _ClassVar[int]
     generation: int
     stage: str
     resident_bytes: int
@@ -142,7 +143,8 @@ class Standing(_message.Message):
     newest: int
     held: _containers.RepeatedScalarFieldContainer[bytes]
     asked: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., newest: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., asked: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    isa: str
+    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., newest: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., asked: _Optional[_Iterable[bytes]] = ..., isa: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("address", "agreed")
@@ -211,14 +213,16 @@ class Progress(_message.Message):
     def __init__(self, fraction: _Optional[float] = ..., what: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("resident_bytes", "expert_error", "dense_error")
+    __slots__ = ("resident_bytes", "expert_error", "dense_error", "isa")
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_ERROR_FIELD_NUMBER: _ClassVar[int]
     DENSE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ISA_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
     expert_error: float
     dense_error: float
-    def __init__(self, resident_bytes: _Optional[int] = ..., expert_error: _Optional[float] = ..., dense_error: _Optional[float] = ...) -> None: ...
+    isa: str
+    def __init__(self, resident_bytes: _Optional[int] = ..., expert_error: _Optional[float] = ..., dense_error: _Optional[float] = ..., isa: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("resident_bytes", "attention", "expert")
@@ -625,7 +629,7 @@ class LostNodes(_message.Message):
     def __init__(self, role: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert", "phase")
+    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert", "phase", "isa")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -635,6 +639,7 @@ class NodeView(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    ISA_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     state: str
@@ -644,7 +649,8 @@ class NodeView(_message.Message):
     attention: Counts
     expert: Counts
     phase: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[Counts, _Mapping]] = ..., expert: _Optional[_Union[Counts, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
+    isa: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[Counts, _Mapping]] = ..., expert: _Optional[_Union[Counts, _Mapping]] = ..., phase: _Optional[str] = ..., isa: _Optional[str] = ...) -> None: ...
 
 class QueryAnswer(_message.Message):
     __slots__ = ("number", "body", "error")

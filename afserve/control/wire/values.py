@@ -53,7 +53,7 @@ class Standing:
 
     `held` are placements by which an attention node routes (one) or whose experts are all on an expert node. `asked`
     are those that it was told to adopt or to fill, and has not answered for. A gateway has none. `newest` is the last
-    epoch that it has ever heard of.
+    epoch that it has ever heard of. `isa` as it said in Ready.
     """
 
     generation: int
@@ -64,6 +64,7 @@ class Standing:
     held: tuple[Placement, ...] = ()
     asked: tuple[Placement, ...] = ()
     newest: int = 0
+    isa: str = ""
 
     @property
     def loaded(self) -> bool:
@@ -95,11 +96,12 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """`expert_error`: relative, where this node rounded expert weights to fewer bits as it loaded them; `dense_error`:
-    the same of its other linear maps."""
+    the same of its other linear maps. `isa`: the instruction set of its kernels, on a CPU."""
 
     resident_bytes: int
     expert_error: float | None = None
     dense_error: float | None = None
+    isa: str = ""
 
 
 @dataclass(frozen=True, slots=True)

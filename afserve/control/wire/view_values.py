@@ -10,7 +10,7 @@ from afserve.member import Role
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One member as the controller sees it. Ages and times in seconds; a gateway has no `stats`. `phase` is an
-    attention node's, empty for the others."""
+    attention node's, empty for the others; `isa` is the instruction set of a node's kernels on a CPU."""
 
     name: str
     role: str
@@ -20,6 +20,7 @@ class NodeView:
     resident_bytes: int
     stats: Stats | None
     phase: str = ""
+    isa: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ import importlib.util
 import platform
 import resource
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from afserve.config import ModelSource
+from afserve.config import ISAS, ModelSource
 from afserve.families.table import load_spec
+from afserve.kernels.isa import isas_here
 from afserve.launch.plan.checkup_disk import BAD, NOTE, OK, Finding, deepspeed
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.processors import ProcessorModel, cpu_flags
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.member import Role
@@ -44,15 +45,6 @@ def _cores(machine: Machine) -> Finding:
         OK,
         f"{machine.cores} usable cores{limited}; {', '.join(isa) or 'no vector extensions known'}",
     )
-
-
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    lines = (line for line in text.splitlines() if line.lower().startswith(("flags", "features")))
-    return frozenset(next(lines, "").partition(":")[2].split())
 
 
 def _memory(machine: Machine) -> Finding:
@@ -99,6 +91,7 @@ def _engine() -> Iterator[Finding]:
     else:
         yield Finding("GPU", NOTE, "none that torch can use", "everything runs on the CPU")
     yield _native()
+    yield instructions(isas_here(), ProcessorModel.read())
     yield _transport()
     yield _kv_transports()
     yield deepspeed()
@@ -117,6 +110,23 @@ def _native() -> Finding:
         else ("install a C++ compiler (apt install g++) and reinstall afserve; it is several times faster")
     )
     return Finding("kernels", NOTE, explained, advice)
+
+
+def instructions(here: Sequence[str], model: ProcessorModel) -> Finding:
+    """What the kernels may use here, best first, and whether something hides what this processor is known to have."""
+    if not here:
+        return Finding("instructions", NOTE, "PyTorch's own choice", "")
+    found = f"{here[0]} is used, the best one"
+    if here[1:]:
+        found += f"; --isa may also be {', '.join(here[1:])}"
+    known = model.best_isa()
+    if known and ISAS.index(known) < ISAS.index(here[0]):
+        advice = (
+            f"processors like this one ({model}) have {known}, which is not shown here: the BIOS, the virtual machine "
+            "or the system hides it"
+        )
+        return Finding("instructions", NOTE, found, advice)
+    return Finding("instructions", OK, found)
 
 
 def _triton() -> Finding:

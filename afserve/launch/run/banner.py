@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rich.console import Group, RenderableType
@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from afserve.config import DIFFERENT_ISAS
 from afserve.launch.plan.footprint import NODE_OVERHEAD
 from afserve.launch.plan.topology import Need, Topology
 from afserve.member import AttentionPhase, Role
@@ -24,12 +25,13 @@ _MIB = 1 << 20
 @dataclass(frozen=True, slots=True)
 class StartedModel:
     """`expert_error` is relative, of expert weights that were rounded to fewer bits, `dense_error` the same of all
-    other linear maps; each the largest of all nodes."""
+    other linear maps; each the largest of all nodes. `isas`: the instruction set of each node's kernels on a CPU."""
 
     topology: Topology
     name: str
     expert_error: float | None = None
     dense_error: float | None = None
+    isas: Mapping[str, str] = field(default_factory=dict)
 
 
 def banner(
@@ -55,6 +57,8 @@ def _about(model: StartedModel) -> list[RenderableType]:
     picture = Table.grid(padding=(0, 1))
     picture.add_row(_attention(topology), _between(topology), _experts(topology))
     lines = [Text(f"{what}: {why}", style="dim") for what, why in topology.picked.items()]
+    if model.isas:
+        lines.append(instructions(model.isas))
     if not deployment.colocated:
         kept = copies_in_words(deployment.placement, topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
@@ -71,6 +75,15 @@ def _about(model: StartedModel) -> list[RenderableType]:
         kept = f", in {asked}" if asked else ""
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return parts
+
+
+def instructions(isas: Mapping[str, str]) -> Text:
+    """One set for all nodes, or a warning that names who has which."""
+    if len(sets := sorted(set(isas.values()))) == 1:
+        return Text(f"instructions: {sets[0]}", style="dim")
+    nodes = {isa: ", ".join(node for node, has in isas.items() if has == isa) for isa in sets}
+    told = "; ".join(f"{isa} on {names}" for isa, names in nodes.items())
+    return Text(f"instructions differ: {told}. {DIFFERENT_ISAS}", style="yellow")
 
 
 def _kept_in(topology: Topology) -> str:

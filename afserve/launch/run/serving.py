@@ -259,4 +259,5 @@ def _started(model: ModelRun) -> StartedModel:
     members = model.run.controller.members
     experts = max((member.expert_error or 0.0 for member in members), default=0.0)
     dense = max((member.dense_error or 0.0 for member in members), default=0.0)
-    return StartedModel(model.planned.topology, model.name, experts or None, dense or None)
+    isas = {str(member.node): member.isa for member in members if member.isa}
+    return StartedModel(model.planned.topology, model.name, experts or None, dense or None, isas)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.errors import ConfigError
+from afserve.kernels.isa import check_isa
 from afserve.launch.plan.gpus import Gpus, probe_gpus
 from afserve.launch.plan.hosts import HostAssignment, HostedNode
 from afserve.launch.plan.machine import Machine, this_machine
@@ -30,6 +31,7 @@ def survey_this_machine(flags: UpFlags, scratch: Path) -> Survey:
     for name in ("listen", "ssh"):
         if getattr(flags.run, name):
             raise ConfigError(f"--{name}: is for other hosts, of a --cluster FILE for example")
+    check_isa(flags.wishes.engine.isa)
     gpus = Gpus() if flags.wishes.engine.device == "cpu" else probe_gpus()
     return Survey(flags, find_asked(flags.run, scratch), this_machine(), gpus)
 

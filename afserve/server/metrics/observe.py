@@ -253,6 +253,11 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
         [((("node", n.name),), n.resident_bytes) for n in view.nodes],
     )
     yield gauge(
+        ("afserve_node_info",),
+        "1 for each node; isa: the instruction set of its kernels, on a CPU.",
+        [((("node", n.name), ("role", n.role), ("isa", n.isa)), 1) for n in view.nodes if n.isa],
+    )
+    yield gauge(
         ("afserve_expert_balance",),
         "Fullest expert node over the mean, per MoE layer, over the last seconds.",
         [((("layer", str(layer)),), value) for layer, value in enumerate(view.balance)],

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import SWIGLU, Gating
 from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels.test_int4 import drawn_floats
 from tests.kernels.test_native_experts import exact, routing, weights
