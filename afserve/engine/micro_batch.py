@@ -22,6 +22,7 @@ from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
+from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import build_step
 from afserve.engine.verify import confirm_draft
 from afserve.models.decoder import AttentionModel
@@ -47,6 +48,7 @@ class MicroBatch(Generic[T]):
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config = meter, config
+        self._buffers = StepBuffers(model.ops.device, config.max_model_len)
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
@@ -70,7 +72,7 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            step = build_step(self.plan, pool.block_size, self._model.ops.device, pool.further)
+            step = build_step(self.plan, pool.block_size, self._buffers, pool.further)
             self._meter.did(self.index, "schedule", since)
             try:
                 rows_RH = yield from self._runner.run_step(step)

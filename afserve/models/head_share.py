@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afserve.errors import ConfigError
-from afserve.spec_parts import AttentionSpec
-
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
@@ -34,13 +31,3 @@ class HeadShare:
 
 
 ALL_HEADS = HeadShare()
-
-
-def head_shares(a: AttentionSpec, count: int) -> list[HeadShare]:
-    """One for each of `count` devices; the first one's device leads. Raises ConfigError where there are none."""
-    if a.heads % count or (a.kv_heads % count and count % a.kv_heads):
-        heads = f"{a.heads} heads with {a.kv_heads} of keys and values"
-        raise ConfigError(f"devices: {heads} are no {count} equal shares; use another number")
-    if count > 1 and a.qk_norm == "width":
-        raise ConfigError("devices: this model normalises all heads together; use one device a node")
-    return [HeadShare(index, count) for index in range(count)]

@@ -16,6 +16,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.kv.groups import KvGroup
+from afserve.errors import ConfigError
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops, open_ops
@@ -24,10 +25,11 @@ from afserve.kernels.reference import Reference
 from afserve.models.attention import GroupedQueryHalf, LatentHalf, load_attention
 from afserve.models.dense import Dense
 from afserve.models.halves import AttentionHalf, LayerTensors
-from afserve.models.head_share import head_shares
+from afserve.models.head_share import HeadShare
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec
 
 Joint = Callable[[Sequence[Tensor]], Tensor]
 """Every device's float32 (T, H) part, in the order of devices, becomes their sum on the one that leads."""
@@ -39,6 +41,16 @@ def add_in_order(parts: Sequence[Tensor]) -> Tensor:
     for part_TH in parts[1:]:
         total_TH = total_TH + part_TH
     return total_TH
+
+
+def head_shares(a: AttentionSpec, count: int) -> list[HeadShare]:
+    """One for each of `count` devices; the first one's device leads. Raises ConfigError where there are none."""
+    if a.heads % count or (a.kv_heads % count and count % a.kv_heads):
+        heads = f"{a.heads} heads with {a.kv_heads} of keys and values"
+        raise ConfigError(f"devices: {heads} are no {count} equal shares; use another number")
+    if count > 1 and a.qk_norm == "width":
+        raise ConfigError("devices: this model normalises all heads together; use one device a node")
+    return [HeadShare(index, count) for index in range(count)]
 
 
 class Devices:

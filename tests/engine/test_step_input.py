@@ -1,11 +1,14 @@
 """From a plan to tensors: what kernels read on the device and what the host keeps say the same."""
 
+import random
+
 import torch
 
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
-from afserve.engine.step.step_input import build_step
+from afserve.engine.step.step_buffers import StepBuffers
+from afserve.engine.step.step_input import StepInput, build_step
 
 
 def chunk(tokens: int, start: int, count: int, blocks: list[int], kind: ChunkKind) -> Chunk:
@@ -19,7 +22,7 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
     plan = StepPlan(
         0, (chunk(10, 9, 1, [7, 2, 5], ChunkKind.DECODE), chunk(12, 4, 6, [1, 3, 6], ChunkKind.PROMPT))
     )
-    step = build_step(plan, 4, torch.device("cpu"))
+    step = build_step(plan, 4, StepBuffers(torch.device("cpu"), 64))
     paged = step.paged
     assert step.token_T.tolist() == [109, 104, 105, 106, 107, 108, 109] and step.decodes == 1
     assert paged.position_T.tolist() == [9, 4, 5, 6, 7, 8, 9]
@@ -30,3 +33,34 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
     assert (paged.max_query, paged.max_context, step.row_R.tolist()) == (6, 10, [0])
     assert step.rows == [0] and step.ends == [1, 1] and not step.all_rows
     assert (step.tokens, step.alone, step.shared) == (7, False, None)
+
+
+def test_addresses_stay_from_step_to_step() -> None:
+    """Of a bucket's columns, over 1,000 drawn steps; what a step says is what it says in memory of its own."""
+    draw, buffers, plans = random.Random(5), StepBuffers(torch.device("cpu"), 64), 0
+    found: dict[int, list[int]] = {}
+    for _ in range(1000):
+        chunks = []
+        for _ in range(draw.randint(1, 9)):
+            tokens, prompt = draw.randint(1, 60), draw.random() < 0.2
+            count = draw.randint(1, tokens) if prompt else 1
+            blocks = [draw.randrange(99) for _ in range(-(-tokens // 4))]
+            kind = ChunkKind.PROMPT if prompt else ChunkKind.DECODE
+            chunks.append(chunk(tokens, tokens - count, count, blocks, kind))
+        plan = StepPlan(0, tuple(sorted(chunks, key=lambda one: one.kind is ChunkKind.PROMPT)))
+        step, apart = build_step(plan, 4, buffers), build_step(plan, 4, StepBuffers(torch.device("cpu"), 64))
+        assert all(map(torch.equal, columns_of(step), columns_of(apart)))
+        bucket = (step.tokens - 1).bit_length()
+        addresses = [column.data_ptr() for column in columns_of(step)]
+        assert found.setdefault(bucket, addresses) == addresses and not any(at % 16 for at in addresses)
+        plans += 1
+    assert plans == 1000 and set(found) >= set(range(8))
+    assert len({at for addresses in found.values() for at in addresses}) == 7 * len(found)
+
+
+def columns_of(step: StepInput) -> list[torch.Tensor]:
+    paged = step.paged
+    return [
+        step.token_T, paged.position_T, paged.kv_slot_T, step.row_R,
+        paged.query_start_S1, paged.context_S, paged.block_table_SB,
+    ]  # fmt: skip

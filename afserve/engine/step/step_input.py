@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from afserve.engine.kv.blocks import GroupTable
 from afserve.engine.scheduling.step_plan import DECODE, Chunk, StepPlan
+from afserve.engine.step.step_buffers import StepBuffers
 from afserve.kernels.paged import PagedBatch
 
 
@@ -47,10 +47,10 @@ class StepInput:
 
 
 def build_step(
-    plan: StepPlan, block_size: int, device: torch.device, further: Sequence[GroupTable] = ()
+    plan: StepPlan, block_size: int, buffers: StepBuffers, further: Sequence[GroupTable] = ()
 ) -> StepInput:
-    """Everything on `device` but what says that it is the host's. `block_size` is that of the first group of KV,
-    `further` the others of a model that has several."""
+    """All tensors are in `buffers`, until the next step is. `block_size` is that of the first group of KV, `further`
+    are the others of a model that has several."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -81,9 +81,11 @@ def build_step(
         starts.append(len(tokens))
         contexts.append(end)
         ends.append(len(rows))
-    token_T, position_T, kv_slot_T, row_R = _tensors((tokens, positions, slots, rows), np.int64, device)
+    of_rows, count = (tokens, positions, slots, rows), len(tokens)
+    token_T, position_T, kv_slot_T, row_R = buffers.write("rows", count, np.int64, of_rows)
     table, width = _filled([chunk.sequence.blocks for chunk in plan.chunks])
-    query_start_S1, context_S, table_N = _tensors((starts, contexts, table), np.int32, device)
+    tables = starts, contexts, table
+    query_start_S1, context_S, table_N = buffers.write("tables", count, np.int32, tables, block_size)
     paged = PagedBatch(
         position_T=position_T,
         kv_slot_T=kv_slot_T,
@@ -105,11 +107,11 @@ def build_step(
         plan.decodes,
         plan.alone,
         plan.shared,
-        tuple(_of_group(plan, group, paged, device) for group in further),
+        tuple(_of_group(plan, group, paged, buffers, at) for at, group in enumerate(further)),
     )
 
 
-def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, device: torch.device) -> PagedBatch:
+def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBuffers, at: int) -> PagedBatch:
     """The same tokens over another group's blocks."""
     size = group.block_size
     tables = [group.table(chunk.sequence.blocks) for chunk in plan.chunks]
@@ -119,22 +121,9 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, device: torc
         for p in range(chunk.start, chunk.start + chunk.count)
     ]
     flat, width = _filled(tables)
-    (kv_slot_T,) = _tensors((slots,), np.int64, device)
-    (table_N,) = _tensors((flat,), np.int32, device)
+    (kv_slot_T,) = room.write(f"rows {at}", len(slots), np.int64, (slots,))
+    (table_N,) = room.write(f"tables {at}", len(slots), np.int32, (flat,), size)
     return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width))
-
-
-def _tensors(lists: Sequence[list[int]], dtype: type[np.integer], device: torch.device) -> tuple[Tensor, ...]:
-    """One tensor per list, all in one piece of memory: one allocation, and one copy to a device. Each begins at a
-    multiple of 16 bytes, which GPU kernels are compiled for. NumPy reads a list in a third of PyTorch's time."""
-    joined: list[int] = []
-    places = []
-    for numbers in lists:
-        places.append(slice(len(joined), len(joined) + len(numbers)))
-        joined += numbers
-        joined += (0,) * (-len(numbers) % 4)
-    whole = torch.from_numpy(np.array(joined, dtype)).to(device)
-    return tuple(whole[place] for place in places)
 
 
 def _filled(rows: Sequence[list[int]]) -> tuple[list[int], int]:
