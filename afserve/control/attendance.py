@@ -6,12 +6,10 @@ come back in; a life that is named no more is lost at once. It knows no requests
 
 from typing import Protocol
 
+from afserve.comm.kv.source import KvSource
 from afserve.control.copies import buddies
 from afserve.control.wire.request_values import ToAttention
-from afserve.control.wire.values import (
-    AttentionNodes,
-    AttentionPeer,
-)
+from afserve.control.wire.values import AttentionNodes, AttentionPeer
 from afserve.errors import RendezvousError
 from afserve.member import AttentionPhase, Life
 
@@ -99,6 +97,11 @@ class Attendance:
         """What the controller says of this life, if it still names it."""
         peer = self._told.get(life.index)
         return peer if peer is not None and peer.life == life else None
+
+    def kv_at(self, life: Life, request: int = 0) -> KvSource | None:
+        """This node's blocks, of that request or of any. Whether to pull or to compute them is the home's choice."""
+        peer = self.peer(life)
+        return KvSource(life, request, peer.address) if peer and peer.address else None
 
     def buddies(self, life: Life, copies: int) -> list[AttentionPeer]:
         """Those that keep copies of what this life had."""

@@ -29,11 +29,7 @@ class Frontend:
     """One per gateway. `trace` is drawn into, if given."""
 
     def __init__(
-        self,
-        queries: Queries,
-        gateway: Gateway,
-        model: ServedModel,
-        trace: Trace | None = None,
+        self, queries: Queries, gateway: Gateway, model: ServedModel, trace: Trace | None = None
     ) -> None:
         self.model = model
         self._queries = queries

@@ -18,14 +18,8 @@ from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire import channel, messages
 from afserve.control.wire.keeping import Keep, KeptAnswer
-from afserve.control.wire.request_values import (
-    Attend,
-    ToAttention,
-)
-from afserve.control.wire.values import (
-    AttentionNodes,
-    Unheard,
-)
+from afserve.control.wire.request_values import Attend, ToAttention
+from afserve.control.wire.values import AttentionNodes, Unheard
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
 from afserve.member import Life

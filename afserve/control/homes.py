@@ -33,10 +33,7 @@ from afserve.control.wire.request_values import (
     ToAttention,
     Tokens,
 )
-from afserve.control.wire.values import (
-    AttentionNodes,
-    Unheard,
-)
+from afserve.control.wire.values import AttentionNodes, Unheard
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
 from afserve.member import Life
@@ -336,7 +333,7 @@ class Homes:
         if source is not None and source.life == home:
             source = None
         elif source is None and route.source is not None:
-            source = self._kv_of(next(life for life in usable if life.index == route.source))
+            source = self.attendance.kv_at(next(life for life in usable if life.index == route.source))
         if source is None or not request.generated:
             prefilling, waited = self.attendance.prefilling(home), now - request.since
             asked = partial(self._prompts.source, request, prefilling, waited)
@@ -352,18 +349,12 @@ class Homes:
         pick = partial(self._affinity.pick, prompt, load, copied, pending, salt)
         return self._route_advice.ask(now, pick, plain)
 
-    def _kv_of(self, life: Life) -> KvSource | None:
-        """This node's blocks, of any request. Whether to pull or to compute them is the home's choice."""
-        peer = self.attendance.peer(life)
-        return KvSource(life, 0, peer.address) if peer and peer.address else None
-
     def _kv_source(self, request: Request) -> KvSource | None:
         """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""
         last = request.last
         if last is None:
             return None
-        peer = self.attendance.peer(last)
-        if peer is not None and self.attendance.stream(last) is not None:
-            return KvSource(last, request.number, peer.address) if peer.address else None
+        if self.attendance.peer(last) is not None and self.attendance.stream(last) is not None:
+            return self.attendance.kv_at(last, request.number)
         copies = self.attendance.buddies(last, self._rules.copies)
         return KvSource(copies[0].life, 0, copies[0].address) if copies else None

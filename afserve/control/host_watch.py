@@ -14,10 +14,7 @@ class HostWatch:
     """Called every `every` seconds; returns what is known then."""
 
     def __init__(
-        self,
-        every: float,
-        clock: Clock | None = None,
-        pressure: Callable[[], float | None] = cpu_pressure,
+        self, every: float, clock: Clock | None = None, pressure: Callable[[], float | None] = cpu_pressure
     ) -> None:
         self._every, self._clock, self._read = every, clock or MonotonicClock(), pressure
         self._called: float | None = None

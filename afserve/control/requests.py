@@ -12,11 +12,7 @@ from dataclasses import replace
 
 from afserve.comm.kv.source import KvSource
 from afserve.control.wire.keeping import Keep
-from afserve.control.wire.request_values import (
-    Submit,
-    first_request,
-    is_of_life,
-)
+from afserve.control.wire.request_values import Submit, first_request, is_of_life
 from afserve.engine.scheduling.request import GenerationRequest, Tenant, TokenEvent
 from afserve.errors import AfserveError
 from afserve.member import Life
@@ -129,11 +125,7 @@ class Requests:
         return len(self._placed) + len(self._waiting)
 
     def open(
-        self,
-        asked: GenerationRequest,
-        now: float,
-        keep: Keep | None = None,
-        taker: Taker | None = None,
+        self, asked: GenerationRequest, now: float, keep: Keep | None = None, taker: Taker | None = None
     ) -> Request:
         """It waits for a home."""
         request = Request(asked, keep, taker)

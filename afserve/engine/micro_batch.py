@@ -194,11 +194,7 @@ def _logprobs(sequence: Sequence, run: Run, logits_RV: Tensor, first: int) -> tu
 
 
 def _event(
-    sequence: Sequence,
-    run: Run,
-    logprobs: tuple[TokenLogprob, ...],
-    done: Finished | None,
-    before: int,
+    sequence: Sequence, run: Run, logprobs: tuple[TokenLogprob, ...], done: Finished | None, before: int
 ) -> TokenEvent:
     """`before` tokens of the answer were there before this run."""
     first = before == len(sequence.request.generated)

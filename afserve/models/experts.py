@@ -132,13 +132,7 @@ class ExpertBank:
         return True
 
     def forward(
-        self,
-        layer: int,
-        x_RH: Tensor,
-        slot_RK: Tensor,
-        weight_RK: Tensor,
-        out_RH: Tensor,
-        add: bool = False,
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         """out_RH = weighted sum over each row's slots, negative slots skipped; `add`: it starts from out_RH."""
         if self._weigh_input:

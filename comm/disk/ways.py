@@ -76,10 +76,7 @@ class Measured:
     cost: float = 0.0
 
 
-WAYS = (
-    *(Way(False, readers) for readers in (1, 2, 4)),
-    *(Way(True, readers) for readers in (1, 4, 16)),
-)
+WAYS = (*(Way(False, readers) for readers in (1, 2, 4)), *(Way(True, readers) for readers in (1, 4, 16)))
 DEEPSPEED_WAYS = tuple(Way(queue=Queue(asks, 256 << 10, 16)) for asks in (2, 4))
 Source = tuple[File, Reader | None]  # a file, and a process that reads it
 

@@ -25,13 +25,7 @@ class Bank(Protocol):
     offer."""
 
     def forward(
-        self,
-        layer: int,
-        x_RH: Tensor,
-        slot_RK: Tensor,
-        weight_RK: Tensor,
-        out_RH: Tensor,
-        add: bool = False,
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype.
 

@@ -16,17 +16,7 @@ from torch import Tensor
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.staging import Copy, Stage, stage_for
 from afserve.comm.mailbox.fp8 import dequantise
-from afserve.comm.transport import (
-    HOST,
-    Answered,
-    Box,
-    Header,
-    Kind,
-    Layout,
-    Queue,
-    Transport,
-    WireType,
-)
+from afserve.comm.transport import HOST, Answered, Box, Header, Kind, Layout, Queue, Transport, WireType
 from afserve.errors import ProtocolError
 from afserve.kernels.stack import LayeredExperts
 

@@ -46,10 +46,7 @@ class LayerRoutes:
             return self
         homeless_E = None if self.homeless_E is None else self.homeless_E.to(device)
         return replace(
-            self,
-            slot_EP=self.slot_EP.to(device),
-            below_EP=self.below_EP.to(device),
-            homeless_E=homeless_E,
+            self, slot_EP=self.slot_EP.to(device), below_EP=self.below_EP.to(device), homeless_E=homeless_E
         )
 
     def choose(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
@@ -143,11 +140,7 @@ def _remaining(layer: LayerPlacement, without: frozenset[int]) -> LayerPlacement
 
 
 def _tables(
-    layer: LayerPlacement,
-    experts: int,
-    slots: int,
-    native: Any | None,
-    absent: frozenset[int] = frozenset(),
+    layer: LayerPlacement, experts: int, slots: int, native: Any | None, absent: frozenset[int] = frozenset()
 ) -> LayerRoutes:
     """Plain lists first: an attention node waits for this when it adopts a placement."""
     slot_E: list[list[int]] = [[] for _ in range(experts + 1)]

@@ -35,11 +35,7 @@ class DistTransport(TcpTransport):
     """One end. `attention` is None on the expert node; payloads lie where the segments put them."""
 
     def __init__(
-        self,
-        segments: Sequence[RecordSegment],
-        layout: Layout,
-        to: Connecting | None,
-        carriage: Carriage,
+        self, segments: Sequence[RecordSegment], layout: Layout, to: Connecting | None, carriage: Carriage
     ) -> None:
         super().__init__(segments, layout, to)
         self.carriage = carriage

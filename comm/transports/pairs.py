@@ -53,11 +53,7 @@ class PairsTransport:
     """One end. On an expert node both ends are there; on an attention node each is there once it has a peer."""
 
     def __init__(
-        self,
-        layout: Layout,
-        to: Connecting | None,
-        near: ShmTransport | None,
-        far: TcpTransport | None,
+        self, layout: Layout, to: Connecting | None, near: ShmTransport | None, far: TcpTransport | None
     ) -> None:
         """`to` is what an attention node was opened with, None on the expert node."""
         self._layout, self._to, self._attention = layout, to, None if to is None else to.attention

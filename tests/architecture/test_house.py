@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 5
 LONE_PROTOCOLS = 11
 MANY_NAMES = 6.2
-LINES = 94_500
+LINES = 94_350
 
 
 @pytest.fixture(scope="module")

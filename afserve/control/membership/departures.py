@@ -17,12 +17,7 @@ from afserve.member import NodeId, Role
 
 class Departures:
     def __init__(
-        self,
-        state: ClusterState,
-        announcer: Announcer,
-        losses: Losses,
-        joining: Joining,
-        draining: Draining,
+        self, state: ClusterState, announcer: Announcer, losses: Losses, joining: Joining, draining: Draining
     ) -> None:
         self._state, self._announcer, self._losses, self._joining = state, announcer, losses, joining
         self._draining = draining

@@ -26,13 +26,7 @@ from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.watching import Watch
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.engine.stats import ExpertStats
-from afserve.errors import (
-    AfserveError,
-    DeadlineError,
-    PeerError,
-    PeerLost,
-    RendezvousError,
-)
+from afserve.errors import AfserveError, DeadlineError, PeerError, PeerLost, RendezvousError
 from afserve.member import NodeId, Role
 from afserve.placement.recovery import homeless
 

@@ -243,12 +243,7 @@ class Members:
         to."""
         return AttentionNodes(
             tuple(
-                AttentionPeer(
-                    m.id,
-                    m.state is State.READY,
-                    m.address or "",
-                    phase(m.node.index),
-                )
+                AttentionPeer(m.id, m.state is State.READY, m.address or "", phase(m.node.index))
                 for m in self.role_view(Role.ATTENTION).serving
             ),
             refusing,

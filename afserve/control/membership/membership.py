@@ -25,12 +25,7 @@ from afserve.control.membership.watching import Watch
 from afserve.control.membership.wishes import NodeWishes
 from afserve.control.wire import values
 from afserve.control.wire.desired import Deployment
-from afserve.errors import (
-    ConfigError,
-    PeerLost,
-    ProtocolError,
-    RendezvousError,
-)
+from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import NodeId
 
 

@@ -2,27 +2,13 @@
 
 from afserve.control.membership.announcing import Announcer, Draining
 from afserve.control.membership.cluster_state import ClusterState
-from afserve.control.membership.events import (
-    Admit,
-    Effect,
-    Joined,
-    Refuse,
-    Rejoined,
-    Settled,
-    Tell,
-)
+from afserve.control.membership.events import Admit, Effect, Joined, Refuse, Rejoined, Settled, Tell
 from afserve.control.membership.joining import Joining
 from afserve.control.membership.losses import Losses
 from afserve.control.membership.migration import Phase, asks, holders
 from afserve.control.membership.placing import ExpertPlacing
 from afserve.control.membership.roster import Member, State
-from afserve.control.membership.takeover import (
-    REJOIN_SECONDS,
-    Inherited,
-    NodeClaim,
-    Takeover,
-    inherit,
-)
+from afserve.control.membership.takeover import REJOIN_SECONDS, Inherited, NodeClaim, Takeover, inherit
 from afserve.control.membership.watching import Watch
 from afserve.control.wire.values import Retire, Standing
 from afserve.errors import RendezvousError

@@ -11,11 +11,7 @@ import grpc
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.stream import ATTEND, Stream
-from afserve.control.wire.request_values import (
-    Attend,
-    FromAttention,
-    ToAttention,
-)
+from afserve.control.wire.request_values import Attend, FromAttention, ToAttention
 from afserve.control.wire.values import Gateways
 from afserve.tls import Certificates, CertifiedRole
 

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field, replace
 from afserve.clock import Clock
 from afserve.control.node.journal import LEFT, Journal, Stay
 from afserve.control.wire.keeping import Keep, KeptAnswer
-from afserve.control.wire.request_values import (
-    Held,
-    Refused,
-    gateway_of,
-)
+from afserve.control.wire.request_values import Held, Refused, gateway_of
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, PeerError
 

@@ -23,15 +23,8 @@ from afserve.control.node.account import Account
 from afserve.control.pressure import cpu_pressure
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
-from afserve.control.wire.request_values import (
-    FromAttention,
-    ToAttention,
-)
-from afserve.control.wire.values import (
-    FromNode,
-    Progress,
-    ToNode,
-)
+from afserve.control.wire.request_values import FromAttention, ToAttention
+from afserve.control.wire.values import FromNode, Progress, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 from afserve.tls import Certificates, CertifiedRole, probe
 
@@ -72,10 +65,7 @@ JOIN: Wire[FromNode, ToNode] = Wire(
     lambda: partial(messages.decode_to_node, last=SaidLast()),
 )
 ATTEND: Wire[FromAttention, ToAttention] = Wire(
-    channel.ATTEND_METHOD,
-    "to_node",
-    messages.encode_from_attention,
-    lambda: messages.decode_to_attention,
+    channel.ATTEND_METHOD, "to_node", messages.encode_from_attention, lambda: messages.decode_to_attention
 )
 
 

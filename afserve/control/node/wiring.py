@@ -23,13 +23,7 @@ from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Assigned, Noted, Peers
 from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import (
-    build_attention_node,
-    build_expert_bank,
-    dtype_of,
-    layout_for,
-    spec_of,
-)
+from afserve.engine.build import build_attention_node, build_expert_bank, dtype_of, layout_for, spec_of
 from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler

@@ -14,14 +14,8 @@ from afserve.control.wire.fields import Codec, Proto
 from afserve.control.wire.node_messages import FROM_NODE, PLACED, TO_NODE, PlacedCodec
 from afserve.control.wire.placements import Memo, SaidLast
 from afserve.control.wire.request_messages import FROM_ATTENTION, TO_ATTENTION
-from afserve.control.wire.request_values import (
-    FromAttention,
-    ToAttention,
-)
-from afserve.control.wire.values import (
-    FromNode,
-    ToNode,
-)
+from afserve.control.wire.request_values import FromAttention, ToAttention
+from afserve.control.wire.values import FromNode, ToNode
 from afserve.errors import ProtocolError
 
 _to_many: Memo[bytes] = Memo()  # a thousand nodes are told of a thousand peers with one message

@@ -79,11 +79,7 @@ class KvCache:
     """
 
     def __init__(
-        self,
-        model: AttentionModel,
-        config: EngineConfig,
-        weights: str = "",
-        groups: Sequence[KvGroup] = (),
+        self, model: AttentionModel, config: EngineConfig, weights: str = "", groups: Sequence[KvGroup] = ()
     ) -> None:
         """Without `groups` all layers are one. Raises ValueError where these do not fit the model."""
         keeps = [layer.keeps for layer in model.layers]
