@@ -170,8 +170,8 @@ def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _draw_few(item: pytest.Item) -> None:
     """A test's own number of examples overrules the profile's."""
-    function = getattr(item, "obj", None)
-    function = getattr(function, "__func__", function)
+    method = getattr(item, "obj", None)
+    function: Any = getattr(method, "__func__", method)
     own = getattr(function, "_hypothesis_internal_use_settings", None)
     if own is not None:
         few = min(own.max_examples, QUICK_EXAMPLES)
