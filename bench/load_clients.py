@@ -29,6 +29,7 @@ from bench.served import AFSERVE, Served, served
 OUT = ROOT / "bench" / "results" / "load_clients.jsonl"
 TIMES = ("ttft", "gap", "e2e")
 WANTED = 0.05  # of the truth, where it is known
+CLOCK_MS = 0.01  # what rows keep of a time
 ALIKE = 0.10  # from the lowest to the highest median of all clients
 BUSY = 48  # streams that show what a server can do
 Row = dict[str, Any]
@@ -117,10 +118,7 @@ def beside_one_another(options: argparse.Namespace, commands: dict[str, list[str
         for name, found in turns.items()
     }
     middle = {key: statistics.median(found[key] for found in medians.values()) for key in TIMES}
-    spread = {
-        key: max(found[key] for found in medians.values()) / min(found[key] for found in medians.values()) - 1
-        for key in TIMES
-    }
+    spread = {key: _apart([found[key] for found in medians.values()]) for key in TIMES}
     said = "  ".join(f"{key} {value:.1%}" for key, value in spread.items())
     print(
         f"from the lowest to the highest: {said}  ({'' if max(spread.values()) <= ALIKE else 'NOT '}within {ALIKE:.0%})"
@@ -196,6 +194,11 @@ def _model_of(server: Served, asked: str) -> tuple[str, Path]:
 
 def _rounded(found: Report) -> Report:
     return {key: round(value, 3) for key, value in found.items()}
+
+
+def _apart(times: Sequence[float]) -> float:
+    """The highest beside the lowest, less 1; a time too short for the clock is 0, and as long as itself."""
+    return 0.0 if max(times) == min(times) else max(times) / max(min(times), CLOCK_MS) - 1
 
 
 def _in_words(exact: bool) -> str:
