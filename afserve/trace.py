@@ -95,16 +95,17 @@ def check_writable(path: str) -> None:
 
 
 def merge(parts: Sequence[Path], out: Path) -> int:
-    """All parts as one trace file; returns how many events had to be dropped."""
+    """All parts as one trace file; returns how many events had to be dropped. An arrow whose beginning nobody recorded
+    is not drawn: its sender was lost, or lost another peer while it sent."""
     events: list[Event] = []
-    dropped = 0
-    for pid, path in enumerate(sorted(parts), start=1):
-        part = json.loads(path.read_text(encoding="utf-8"))
-        dropped += part["dropped"]
-        events += _events(pid, part["process"], part["slices"], part["arrows"])
+    read = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(parts)]
+    begun = {identity for part in read for identity, kind, _, _ in part["arrows"] if kind == "s"}
+    for pid, part in enumerate(read, start=1):
+        arrows = [point for point in part["arrows"] if point[0] in begun]
+        events += _events(pid, part["process"], part["slices"], arrows)
         events += [_instant(pid, name, at) for name, at in part["instants"]]
     out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-    return dropped
+    return sum(part["dropped"] for part in read)
 
 
 def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Point]) -> list[Event]:

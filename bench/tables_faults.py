@@ -117,8 +117,9 @@ def survival() -> str:
         for (busy, transport), group in groups.items()
     ]
     failed = ", ".join(f"{row['case']} over {row['transport']}" for row in found if row["failed"])
+    machines = "; ".join(sorted({row["machine"] for row in found}))
     return (
-        f"**What is lost, alone and with others**, on prefill, decode and expert nodes of nano on two cores ({where(found[-1])}); "
+        f"**What is lost, alone and with others**, on prefill, decode and expert nodes of nano on two cores ({machines}, up to {found[-1]['date']}); "
         "`python -m bench.faults --survival --transports shm,tcp,dist,pairs --busy N --save`. Transports with 10 busy loops ran side by side, four deployments "
         "and 40 loops at once. The longest gap between two tokens of a request and the time until everything is there again, in seconds; nodes are stopped for up to 30 s. "
         + (f"Failed: {failed}. " if failed else "")

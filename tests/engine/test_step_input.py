@@ -38,7 +38,7 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
 def test_addresses_stay_from_step_to_step() -> None:
     """Of a bucket's columns, over 1,000 drawn steps; what a step says is what it says in memory of its own."""
     draw, buffers, plans = random.Random(5), StepBuffers(torch.device("cpu"), 64), 0
-    found: dict[int, list[int]] = {}
+    found: dict[tuple[str, int], list[int]] = {}
     for _ in range(1000):
         chunks = []
         for _ in range(draw.randint(1, 9)):
@@ -50,12 +50,21 @@ def test_addresses_stay_from_step_to_step() -> None:
         plan = StepPlan(0, tuple(sorted(chunks, key=lambda one: one.kind is ChunkKind.PROMPT)))
         step, apart = build_step(plan, 4, buffers), build_step(plan, 4, StepBuffers(torch.device("cpu"), 64))
         assert all(map(torch.equal, columns_of(step), columns_of(apart)))
-        bucket = (step.tokens - 1).bit_length()
-        addresses = [column.data_ptr() for column in columns_of(step)]
-        assert found.setdefault(bucket, addresses) == addresses and not any(at % 16 for at in addresses)
+        at = [column.data_ptr() for column in columns_of(step)]
+        assert not any(address % 16 for address in at)
+        for kind, rows, addresses in (("tokens", step.tokens, at[:4]), ("sequences", len(chunks), at[4:])):
+            assert found.setdefault((kind, (rows - 1).bit_length()), addresses) == addresses
         plans += 1
-    assert plans == 1000 and set(found) >= set(range(8))
-    assert len({at for addresses in found.values() for at in addresses}) == 7 * len(found)
+    assert plans == 1000 and {size for kind, size in found if kind == "tokens"} >= set(range(8))
+    assert {size for kind, size in found if kind == "sequences"} == set(range(5))
+    assert len({at for addresses in found.values() for at in addresses}) == sum(map(len, found.values()))
+
+
+def test_a_long_prompt_has_a_table_of_one_sequence() -> None:
+    """8,192 tokens of a sequence of up to a million need one row of 262,144 blocks, not 8,192 rows of them."""
+    buffers = StepBuffers(torch.device("cpu"), 1 << 20)
+    build_step(StepPlan(0, (chunk(8192, 0, 8192, list(range(2048)), ChunkKind.PROMPT),)), 4, buffers)
+    assert buffers.held_bytes < 2_000_000
 
 
 def columns_of(step: StepInput) -> list[torch.Tensor]:

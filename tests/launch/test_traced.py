@@ -83,6 +83,17 @@ def test_whoever_shares_the_controllers_clock_is_not_moved(tmp_path):
     assert starts(events, "expert-0 on b", "layer 0")[0] == pytest.approx(1000.001, abs=1e-3)
 
 
+def test_an_arrow_whose_beginning_nobody_recorded_is_not_drawn(tmp_path):
+    """The attention node was killed before it told of its last rows, or lost an expert node while it sent them."""
+    files = TraceFiles(tmp_path)
+    slices, arrows = attention(1000.0)
+    files.keep(attention_life(0, 0), "a", TracePart(1000.5, OWN, slices, arrows[:-4]).pack(), 1000.6)
+    keep(files, expert_life(0, 0), "b", OWN, 0.0, expert, 1000.0, 1e-3)
+    out, _ = merged(tmp_path)
+    drawn = [event["id"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "t"]
+    assert drawn == [f"0.0.0.{step}" for step in range(18)] and backwards(out) == []
+
+
 def test_two_nodes_of_a_host_have_one_clock_and_a_node_without_rows_too(tmp_path):
     files = TraceFiles(tmp_path)
     keep(files, attention_life(0, 0), "a", "clock of a", 5.0, attention, 1000.0, 1e-3)

@@ -1,5 +1,6 @@
-"""Memory of a micro-batch's step columns, which stays: sets of columns for 1, 2, 4, 8 ... rows, at addresses that stay.
-A step has views of the smallest set with room, and the next step in that set writes over them."""
+"""Memory of a micro-batch's step columns, which stays: sets of columns for 1, 2, 4, 8 ... tokens, and of tables for 1,
+2, 4, 8 ... sequences, at addresses that stay. A step has views of the smallest sets with room, and the next step in
+these sets writes over them."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,6 +22,10 @@ class StepBuffers:
     def __init__(self, device: torch.device, most_tokens: int) -> None:
         self._device, self._most_tokens = device, most_tokens
         self._sets: dict[tuple[str, int], Columns] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(whole.nbytes for _, _, _, whole in self._sets.values())
 
     def write(
         self, name: str, rows: int, dtype: type[np.integer], columns: Sequence[list[int]], block_size: int = 0

@@ -84,8 +84,8 @@ def build_step(
     of_rows, count = (tokens, positions, slots, rows), len(tokens)
     token_T, position_T, kv_slot_T, row_R = buffers.write("rows", count, np.int64, of_rows)
     table, width = _filled([chunk.sequence.blocks for chunk in plan.chunks])
-    tables = starts, contexts, table
-    query_start_S1, context_S, table_N = buffers.write("tables", count, np.int32, tables, block_size)
+    tables, sequences = (starts, contexts, table), len(plan.chunks)
+    query_start_S1, context_S, table_N = buffers.write("tables", sequences, np.int32, tables, block_size)
     paged = PagedBatch(
         position_T=position_T,
         kv_slot_T=kv_slot_T,
@@ -122,7 +122,7 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
     ]
     flat, width = _filled(tables)
     (kv_slot_T,) = room.write(f"rows {at}", len(slots), np.int64, (slots,))
-    (table_N,) = room.write(f"tables {at}", len(slots), np.int32, (flat,), size)
+    (table_N,) = room.write(f"tables {at}", len(tables), np.int32, (flat,), size)
     return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width))
 
 

@@ -126,8 +126,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
             self._expect_nothing()
         elif not self.transport.is_closing() and self._dropped is None:
             self._connections.note_waiting(self)
-            begun = self.cycle.response_complete and self.conn.trailing_data[0] if self.cycle else True
-            if begun:
+            if self.cycle is None or (self.cycle.response_complete and self.conn.trailing_data[0]):
                 self._expect_head()
             else:
                 self._expect_nothing()  # a body has a deadline of its own, an idle connection another one
@@ -136,12 +135,12 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         if self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(self._head_deadline, self._head_late)
 
-    # Both go once more round the loop: what a busy loop has left in the socket is read first, not answered by a reset.
-
     def timeout_keep_alive_handler(self) -> None:
+        """Once more round the loop: what a busy loop has left in the socket is read first, not answered by a reset."""
         self.timeout_keep_alive_task = self.loop.call_later(0, super().timeout_keep_alive_handler)
 
     def _head_late(self) -> None:
+        """Once more round the loop, likewise."""
         self._head_timer = self.loop.call_later(0, self._end_head)
 
     def _end_head(self) -> None:
