@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,13 +120,14 @@ def test_what_is_lent_arrives_and_a_peer_that_leaves_takes_its_groups_along(two)
 
 
 def test_nothing_listens_but_on_the_addresses_that_were_given():
-    hosts = "127.0.0.2", "127.0.0.3"
+    hosts = "127.0.0.4", "127.0.0.5"
+    asked = {socket.inet_aton(host)[::-1].hex().upper() for host in hosts}
     before = listening()
-    two = Two(hosts)
-    two.lend(0, SLOT)
-    two.until(lambda: two.done)
-    assert listening() - before == {socket.inet_aton(host)[::-1].hex().upper() for host in hosts}
-    two.close()
+    with closing(Two(hosts)) as two:
+        two.lend(0, SLOT)
+        two.until(lambda: two.done)
+        two.until(lambda: listening() >= asked)  # the kernel's table may lack a line while others come and go
+        assert listening() - before == asked
 
 
 def test_an_address_of_another_host_is_refused_by_name():

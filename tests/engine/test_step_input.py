@@ -52,11 +52,11 @@ def test_addresses_stay_from_step_to_step() -> None:
         assert all(map(torch.equal, columns_of(step), columns_of(apart)))
         at = [column.data_ptr() for column in columns_of(step)]
         assert not any(address % 16 for address in at)
-        for kind, rows, addresses in (("tokens", step.tokens, at[:4]), ("sequences", len(chunks), at[4:])):
-            assert found.setdefault((kind, (rows - 1).bit_length()), addresses) == addresses
+        for of, rows, addresses in (("tokens", step.tokens, at[:4]), ("sequences", len(chunks), at[4:])):
+            assert found.setdefault((of, (rows - 1).bit_length()), addresses) == addresses
         plans += 1
-    assert plans == 1000 and {size for kind, size in found if kind == "tokens"} >= set(range(8))
-    assert {size for kind, size in found if kind == "sequences"} == set(range(5))
+    assert plans == 1000 and {size for of, size in found if of == "tokens"} >= set(range(8))
+    assert {size for of, size in found if of == "sequences"} == set(range(5))
     assert len({at for addresses in found.values() for at in addresses}) == sum(map(len, found.values()))
 
 
