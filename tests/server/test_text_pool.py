@@ -236,12 +236,21 @@ def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
     asyncio.run(ask())
 
 
+@pytest.fixture
+def hangs_up():
+    """Below nohup children inherit that SIGHUP is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def children():
     return {child.pid for child in psutil.Process().children()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 @pytest.mark.parametrize("seen", [False, True], ids=["now", "before"])
+@pytest.mark.usefixtures("hangs_up")
 def test_processes_that_wait_and_are_killed_are_replaced(checkpoint, tokenizer, number, seen):
     """No request fails, whether or not their ends were noticed before it came."""
 
