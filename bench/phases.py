@@ -180,7 +180,7 @@ def run(case: Case) -> dict[str, Any]:
     expert = ExpertNode(
         port, Bank(clock, case, device), clock=clock, phases=phases, watch=watch, device=device
     )
-    expert._pieces = case.cut()
+    expert._pieces.sizes = case.cut()
     loops = list(loops_of(nodes, layout, address, clock))
     until = clock.now() + case.warm + case.period
     since = clock.now() + case.warm

@@ -1,11 +1,9 @@
 """An expert node: takes dispatches of all attention nodes, computes them per layer, answers each. Stateless between.
 
 Correctness never depends on grouping: rows of one layer that are there together are computed in one call, and a
-`SoftBarrier` says how long to hold them for more. Messages of prompts are computed in pieces while others decode:
-decode comes first at every piece. They are not held, but those of one layer that wait share a call where calls are what
-costs. Where that is the reading of experts, a piece is some experts with all rows of theirs, else some rows with all
-their experts. A device cuts by itself: prompts have a queue there that decoding goes before (`device_queues.py`). It
-knows no requests and no network.
+`SoftBarrier` says how long to hold them for more. Messages of prompts are computed in pieces while others decode
+(`prompt_pieces.py`): decode comes first at every piece. A device cuts by itself: prompts have a queue there that
+decoding goes before (`device_queues.py`). It knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
@@ -20,8 +18,9 @@ from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
 from afserve.engine.device_queues import Device, DeviceQueues
 from afserve.engine.one_call import Part, forward, tensors
-from afserve.engine.pieces import PieceSize, PromptShare
-from afserve.engine.prompt_batch import BatchedPrompt, PromptBatch, WaitingPrompts
+from afserve.engine.pieces import PromptShare
+from afserve.engine.prompt_batch import BatchedPrompt
+from afserve.engine.prompt_pieces import Piece, PromptPieces
 from afserve.engine.stats import ExpertStats
 from afserve.engine.step.meter import ExpertWatch
 from afserve.errors import PeerLost
@@ -33,7 +32,6 @@ from afserve.trace import Slice, Trace
 _LONG_ROWS = 128
 _AT_ONCE = 0.02  # seconds that messages are answered without a look at anything else
 _GLANCE = 50e-6  # seconds between two looks at a device's queues
-_DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 Watch = Callable[[int, Sequence[Arrival], float, float, int | None], None]
 
@@ -78,12 +76,13 @@ class ExpertNode:
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
-        self._prompts = WaitingPrompts()
+        self._pieces = PromptPieces(bank, self._clock, self._barrier)
+        self._prompts = self._pieces.waiting
         self._queues = None if device is None else DeviceQueues(device, self._clock, prompt_share)
         self._step_rows = step_rows
         self._phases: dict[int, AttentionPhase] = {}
         self.in_phases(phases or {})
-        self._pieces, self._share = PieceSize(), PromptShare(prompt_share)
+        self._share = PromptShare(prompt_share)
         self._decoded = float("-inf")  # when the last decode message came
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
         self._due = 0.0  # the earliest time at which something held has to be computed
@@ -121,7 +120,7 @@ class ExpertNode:
         for attention, phase in phases.items():
             if self._step_rows is not None:
                 self._port.limit(attention, self._step_rows(phase))
-        self._prefilling = {node for node, phase in phases.items() if phase is AttentionPhase.PREFILL}
+        self._pieces.prefilling = {node for node, phase in phases.items() if phase is AttentionPhase.PREFILL}
 
     def _take_in(self, attention: int, phase: AttentionPhase) -> None:
         """The queue of a device in which it waits for what the node sends."""
@@ -177,7 +176,7 @@ class ExpertNode:
             forward(self._bank, layer, parts)
             for prompt in group:
                 prompt.done += prompt.left
-            self._piece(layer, arrivals, rows, start, self._clock.now())
+            self._piece(Piece(layer, arrivals, rows, start, self._clock.now()))
         return len(group)
 
     def wait(self, timeout: float) -> None:
@@ -213,7 +212,7 @@ class ExpertNode:
         self._rows += found.rows
         self._busy_seconds += found.seconds
         self._barrier.passed(found.box, found.box.attention, found.last.layer, now, found.last_seconds)
-        self._pieces.ran(found.last.rows, found.last_seconds)
+        self._pieces.sizes.ran(found.last.rows, found.last_seconds)
         return True
 
     def _most_at_once(self, attention: int) -> int:
@@ -278,72 +277,18 @@ class ExpertNode:
         return answered
 
     def _compute_piece(self) -> int:
-        """Of the prompt's message that has waited longest, and of those that share its call; all of them where nobody
-        decodes."""
-        start = self._clock.now()
-        if beside := start - self._decoded < _DECODING:
-            self._pieces.beside(self._barrier.usual_gap(self._prefilling))
-        if self._prompts.batch is None and beside and self._pieces.whole_experts:
-            self._prompts.batch = self._begun()
-        if self._prompts.batch is not None:
-            self._compute_experts(self._prompts.batch, start, beside=beside)
-        else:
-            self._compute_rows(start, beside=beside)
+        self._piece(self._pieces.compute(self._decoded))
         if not self._prompts:
             self._share.none_waits()
         return 1
 
-    def _begun(self) -> PromptBatch | None:
-        """All messages of the layer, for each read of an expert serves them all. None on a device, which would have to
-        be asked for the experts of its rows."""
-        group = self._prompts.sharing(math.inf)
-        if group[0].arrival.x_RH.device.type != "cpu":
-            return None
-        batch = PromptBatch(group)
-        batch.cut(self._pieces.batch(batch.rows, batch.pairs))
-        return batch
-
-    def _compute_experts(self, batch: PromptBatch, start: float, *, beside: bool) -> None:
-        """Some experts of a batch; the rest of them where nobody decodes any more."""
-        slots = len(batch.left)
-        if beside:
-            seconds = self._pieces.by_expert(batch.rows, batch.pairs)[batch.left.start :]
-            slots = self._pieces.experts(seconds, self._barrier.next_in(start, self._prefilling))
-        batch.compute(self._bank, slots)
-        done = self._clock.now()
-        batch.seconds += done - start
-        if not batch.left:
-            self._prompts.batch = None
-            batch.finish()
-            self._pieces.ran(batch.rows, batch.seconds)
-        arrivals = [prompt.arrival for prompt in batch.prompts]
-        self._piece(batch.layer, arrivals, 0 if batch.left else batch.rows, start, done)
-
-    def _compute_rows(self, start: float, *, beside: bool) -> None:
-        group = self._prompts.sharing(self._pieces.enough(beside=beside))
-        layer = group[0].arrival.header.layer
-        left = sum(prompt.left for prompt in group)
-        if beside:
-            left = self._pieces.rows(left, self._barrier.next_in(start, self._prefilling))
-        parts = []
-        for prompt in group:
-            first, prompt.done = prompt.done, prompt.done + min(left, prompt.left)
-            if prompt.done > first:
-                parts.append((prompt.arrival, prompt.reply_RH, slice(first, prompt.done)))
-            left -= prompt.done - first
-        forward(self._bank, layer, parts)
-        done = self._clock.now()
-        rows = sum(part.stop - part.start for _, _, part in parts)
-        self._pieces.ran(rows, done - start)
-        self._piece(layer, [arrival for arrival, _, _ in parts], rows, start, done)
-
-    def _piece(self, layer: int, group: Sequence[Arrival], rows: int, start: float, done: float) -> None:
-        """One was computed, and so many rows with it; messages that are whole now are answered."""
-        for arrival in self._prompts.ended(arrival.box for arrival in group):
+    def _piece(self, piece: Piece) -> None:
+        """Messages that are whole with it are answered."""
+        for arrival in self._prompts.ended(arrival.box for arrival in piece.arrivals):
             self._answer(arrival, prompt=True)
         self._prompt_pieces += 1
-        self._prompt_seconds += done - start
-        self._count(layer, group, rows, start, done, prompt=True)
+        self._prompt_seconds += piece.done - piece.start
+        self._count(*piece, prompt=True)
 
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
         start = self._clock.now()
@@ -354,7 +299,7 @@ class ExpertNode:
             for arrival in group:
                 self._answer(arrival)
         rows = sum(arrival.header.rows for arrival in group)
-        self._pieces.ran(rows, done - start)
+        self._pieces.sizes.ran(rows, done - start)
         self._count(layer, group, rows, start, done)
 
     def _decoding(self, parts: Sequence[Part]) -> AbstractContextManager[None]:

@@ -37,13 +37,13 @@ def one_message(waiting, enough):
 
 
 class Rig:
-    def __init__(self, attention=2, longest_hold=MS, micro_batches=2, prompt_share=1 / 16):
+    def __init__(self, attention=2, longest_hold=MS, micro_batches=2, prompt_share=1 / 16, bank=TimedBank):
         self.clock = FakeClock()
         self.placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
         wire = WireType.FLOAT32
         layout = Layout(8, 2, 512, micro_batches, LAYERS, 4, wire, wire)
         end, address = connect.listen("local", expert=0, attention_nodes=attention, layout=layout)
-        self.bank = TimedBank(self.clock)
+        self.bank = bank(self.clock)
         self.node = ExpertNode(
             ExpertPort(end),
             self.bank,

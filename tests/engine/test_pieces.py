@@ -23,8 +23,7 @@ class PricedBank(TimedBank):
 
 
 def rig(share=1 / 16, **phases):
-    made = Rig(attention=3, longest_hold=0.0, prompt_share=share)
-    made.bank = made.node._bank = PricedBank(made.clock)
+    made = Rig(attention=3, longest_hold=0.0, prompt_share=share, bank=PricedBank)
     made.node.in_phases({int(name[1:]): AttentionPhase(phase) for name, phase in phases.items()})
     return made
 

@@ -144,12 +144,11 @@ class ReadingBank(TimedBank):
 
 def rig():
     """Node 2 decodes; what calls cost is known."""
-    made = Rig(attention=3, longest_hold=0.0)
-    made.bank = made.node._bank = ReadingBank(made.clock)
+    made = Rig(attention=3, longest_hold=0.0, bank=ReadingBank)
     for turn in range(9):
         decode(made, rows=1 + 5 * (turn % 3))
     made.bank.calls.clear()
-    assert made.node._pieces.whole_experts
+    assert made.node._pieces.sizes.whole_experts
     return made
 
 
