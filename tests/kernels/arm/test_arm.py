@@ -1,0 +1,61 @@
+"""The native library as processors with Arm's instructions run it, in QEMU: each kernel against what it has to give.
+
+Debian has both tools: `apt install g++-aarch64-linux-gnu qemu-user-static`. QEMU says whether results are right, never
+how long they take.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from afserve.config import ISAS
+from tests.kernels.arm.cases import Case, kernels, save
+from tests.kernels.test_native_memory import needs_python
+
+NATIVE = Path(__file__).parents[3] / "kernels" / "native"
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+FLAGS = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread", "-w"]
+CPUS = {"max": ["generic"]}  # and the sets that it has
+KERNELS = (
+    "linear", "linear_heads", "expert_ffn", "norms", "router", "attend_gqa", "attend_mla", "delta", "blocks",
+)  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library without its bindings, and `run_cases.cpp`, as one static program for aarch64."""
+    for tool in (COMPILER, EMULATOR):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}: apt install g++-aarch64-linux-gnu qemu-user-static")
+    built = tmp_path_factory.mktemp("arm") / "run_cases"
+    sources = [path for path in NATIVE.glob("*.cpp") if not needs_python(path)]
+    sources.append(Path(__file__).with_name("run_cases.cpp"))
+    command = [COMPILER, "-static", *FLAGS, f"-I{NATIVE}", *map(str, sources), "-o", str(built)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    return built
+
+
+@pytest.fixture(scope="session")
+def cases() -> dict[str, list[Case]]:
+    return kernels()
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_set_computes_what_the_reference_does(
+    program: Path, cases: dict[str, list[Case]], tmp_path: Path, kernel: str, cpu: str
+) -> None:
+    """A row's bits are also the same alone and among others."""
+    assert set(cases) == set(KERNELS)
+    save(tmp_path / "cases", cases[kernel])
+    command = [EMULATOR, "-cpu", cpu, str(program), str(tmp_path / "cases"), *ISAS]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    sets = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("set ")]
+    assert sets == CPUS[cpu]
+    assert " 0 wrong" in run.stdout and not run.stdout.endswith("\n0 right, 0 wrong\n")
