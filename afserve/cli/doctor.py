@@ -18,18 +18,25 @@ _MARK = {"ok": ("+", "green"), "note": ("-", "yellow"), "missing": ("!", "red")}
     help="Measure how this folder of --kv-ssd is read fastest, and use that from now on (256 MiB, a minute). Builds "
     "DeepSpeed's asynchronous I/O first where that is installed and not built yet (once, at most an hour).",
 )
-def doctor(as_json: bool, io: Path | None) -> int:
+@click.option(
+    "--numa",
+    is_flag=True,
+    help="List NUMA nodes (sockets, or parts of them) and measure how fast each one's cores read each one's memory "
+    "(256 MiB, seconds).",
+)
+def doctor(as_json: bool, io: Path | None, numa: bool) -> int:
     """What this machine has, what is used, what is missing and how to get it.
 
     Exit code 1 when something that afserve cannot do without is missing.
     """
     from afserve.launch.plan.checkup import findings
     from afserve.launch.plan.checkup_disk import BAD, disk
+    from afserve.launch.plan.checkup_numa import numa_in_full
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
-    found = [*findings(), *(disk(io, tell) if io is not None else ())]
+    found = [*findings(), *(disk(io, tell) if io is not None else ()), *(numa_in_full() if numa else ())]
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found]))
     else:

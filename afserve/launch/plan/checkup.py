@@ -13,6 +13,7 @@ from afserve.config import ISAS, ModelSource
 from afserve.families.table import load_spec
 from afserve.kernels.isa import isas_here
 from afserve.launch.plan.checkup_disk import BAD, NOTE, OK, Finding, deepspeed
+from afserve.launch.plan.checkup_numa import numa
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS
@@ -29,6 +30,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield _cores(machine)
     yield _memory(machine)
+    yield numa()
     yield from _engine()
     yield _triton()
     yield _open_files()

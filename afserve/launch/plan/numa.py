@@ -1,0 +1,89 @@
+"""This machine's NUMA nodes: cores, memory and distances as /sys says, and how nodes of a run are dealt to them.
+
+A NUMA node is a socket, or a part of one. One with memory and cores takes nodes of the run. Cores of one without memory
+belong to the nearest one that has it, and memory without cores (CXL) is taken when memory elsewhere is full. Only cores
+that this process may use count. Nothing is bound here.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afserve.comm.binding import Binding
+
+SYSFS = Path("/sys/devices/system/node")
+_FAR = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """`memory` and `free` in bytes; `distance` by the number of the other one, 10 being its own."""
+
+    number: int
+    cores: frozenset[int]
+    memory: int
+    free: int
+    distance: Mapping[int, int]
+
+
+def numa_nodes(root: Path | None = None) -> tuple[NumaNode, ...]:
+    """In the order of their numbers; none where the system does not say."""
+    root = root or SYSFS
+    folders = {int(f.name[4:]): f for f in root.glob("node*") if f.name[4:].isdecimal()}
+    return tuple(_node(number, folders[number], sorted(folders)) for number in sorted(folders))
+
+
+def _node(number: int, folder: Path, numbers: Sequence[int]) -> NumaNode:
+    sizes = {}
+    for line in _read(folder / "meminfo").splitlines():  # Node 0 MemTotal:  13068492 kB
+        words = line.split()
+        if len(words) >= 4 and words[3].isdecimal():
+            sizes[words[2]] = 1024 * int(words[3])
+    far = [int(word) for word in _read(folder / "distance").split()]
+    cores = frozenset(cores_of(_read(folder / "cpulist")))
+    total, free = sizes.get("MemTotal:", 0), sizes.get("MemFree:", 0)
+    return NumaNode(number, cores, total, free, dict(zip(numbers, far, strict=False)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def cores_of(text: str) -> list[int]:
+    """0-2,5 as 0, 1, 2, 5."""
+    ends = [run.partition("-") for run in text.split(",") if run]
+    return [core for first, _, last in ends for core in range(int(first), int(last or first) + 1)]
+
+
+def cores_in_words(cores: Collection[int]) -> str:
+    """0, 1, 2, 5 as 0-2,5."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1][1:] = [core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def usable_cores() -> frozenset[int]:
+    """Of this process: what affinity and cpusets leave."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+
+
+def split(nodes: Sequence[NumaNode], usable: Collection[int]) -> tuple[Binding, ...]:
+    """What to bind to: the usable cores of each NUMA node with memory. None are in two of them."""
+    homes = [node for node in nodes if node.memory and node.cores]
+    cores: dict[int, set[int]] = {home.number: set() for home in homes}
+    for node in nodes if homes else ():
+        nearest = node if node in homes else min(homes, key=lambda home: _away(node, home))
+        cores[nearest.number] |= node.cores & frozenset(usable)
+    return tuple(Binding(tuple(sorted(own)), number) for number, own in cores.items() if own)
+
+
+def _away(node: NumaNode, home: NumaNode) -> tuple[int, int]:
+    return node.distance.get(home.number, _FAR), home.number
