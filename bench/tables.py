@@ -274,6 +274,7 @@ def live() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": tables_peers.peers,
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
+    "The expert FFN beside kt-kernel": tables_peers.experts,
     "AFD on one host beside the colocated engine": tables_cores.lent,
     "Start and memory": decode,
     "Start and memory of large models": tables_start.large,

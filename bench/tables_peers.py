@@ -1,4 +1,4 @@
-"""The tables of `bench.peers`: engines beside each other, a table for each checkpoint."""
+"""The tables of `bench.peers`, engines beside each other, one for each checkpoint; and that of `bench.kt_kernel`."""
 
 # ruff: noqa: E501  sentences, easier to read unwrapped
 
@@ -80,3 +80,35 @@ def _prompt(row: Row) -> int:
 def _ratio(row: Row | None, other: str) -> str:
     """Empty where the two were not measured in one run."""
     return f"{row['ratio'][other]:.2f}" if row is not None and other in row["ratio"] else ""
+
+
+def experts() -> str:
+    found = newest(rows("kt_kernel"), "shape", "form", "rows", "threads", "isa")
+    if not found:
+        return ""
+    counts = sorted({int(row["rows"]) for row in found})
+    by = {(*_case_of(row), int(row["rows"])): row for row in found}
+    cases = list(dict.fromkeys(_case_of(row) for row in found))
+    lines = [[*case, *(_beside_theirs(by.get((*case, count))) for count in counts)] for case in cases]
+    last = found[-1]
+    return (
+        f"**The expert FFN beside {last['peer']}** (medians of {last['rounds']} rounds in turn; {where(last)}). Microseconds of one "
+        "layer's routed experts, afserve's / theirs = how many times as fast, and the range over rounds, by rows that come together; "
+        "`python -m bench.kt_kernel`. DeepSeek-V3 has 32 of its 256 experts. `int4` and `mxfp4`: groups of 32, the same codes; `int4 rows`: "
+        "theirs has a scale for each output, ours for 32 inputs.\n\n"
+        + table(
+            ["shape", "kept in", "threads", "instructions", "theirs", *(str(count) for count in counts)],
+            lines,
+        )
+    )
+
+
+def _case_of(row: Row) -> tuple[str, str, int, str, str]:
+    return row["shape"], row["form"], row["threads"], row["isa"], row["peer_isa"]
+
+
+def _beside_theirs(row: Row | None) -> str:
+    if row is None:
+        return ""
+    spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+    return f"{row['us']:,.0f} / {row['peer_us']:,.0f} = {row['ratio']:.2f} ({spread})"

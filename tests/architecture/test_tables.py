@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import overload, phases, split_prompts, tables_phases, tables_start
+from bench import overload, phases, split_prompts, tables_peers, tables_phases, tables_start
 
 MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
 
@@ -109,3 +109,29 @@ def test_starts(monkeypatch):
     )
     monkeypatch.setattr(tables_start, "rows", lambda name: [])
     assert not tables_start.large()
+
+
+def test_experts_beside_kt_kernel(monkeypatch):
+    row = {
+        "shape": "qwen3-30b-a3b",
+        "form": "int4",
+        "threads": 2,
+        "isa": "avx512bf16",
+        "us": 900.4,
+        "peer": "kt-kernel 1",
+    }
+    row |= {
+        "peer_isa": "avx512_bf16",
+        "peer_us": 1800.0,
+        "ratio": 2.0,
+        "ratio_low": 1.9,
+        "ratio_high": 2.125,
+        "rounds": 5,
+    }
+    found = [{**row, "rows": 8, "us": 1.0}, {**row, "rows": 8}, {**row, "rows": 1, "form": "bf16"}]
+    monkeypatch.setattr(
+        tables_peers, "rows", lambda name: [{**each, **MADE, "isa": row["isa"]} for each in found]
+    )
+    lines = tables_peers.experts().splitlines()
+    assert lines[2] == "| shape | kept in | threads | instructions | theirs | 1 | 8 |"
+    assert lines[4].endswith("| int4 | 2 | avx512bf16 | avx512_bf16 |  | 900 / 1,800 = 2.00 (1.90 to 2.12) |")
