@@ -133,7 +133,7 @@ class Load:
                 async for line in reply.aiter_lines():
                     hear(answer, line)
         except httpx.HTTPError as error:
-            answer.error = f"{type(error).__name__}: {error}"
+            answer.error = f"{type(error).__name__} after {len(answer.times)} tokens: {error}"
 
     async def _read_by(self, client: AsyncClient, answer: Answer) -> None:
         params = SamplingParams(max_tokens=self._tokens, temperature=0, ignore_eos=True)

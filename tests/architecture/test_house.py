@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 4
 LONE_PROTOCOLS = 11
 MANY_NAMES = 6.2
-LINES = 94_664
+LINES = 94_672
 
 
 @pytest.fixture(scope="module")

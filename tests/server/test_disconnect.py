@@ -133,16 +133,37 @@ def test_gateway_limit(make_backend, run_server):
 
 
 def test_half_a_request_line_does_not_stay(make_backend, run_server):
-    with run_server(make_backend(), head_deadline=0.05) as server:
-        for start, said in (
-            (b"", b""),
-            (b"\r\n", b""),
-            (b"GET /health HT", b"HTTP/1.1 408 Request Timeout\r\n"),
-        ):
+    with run_server(make_backend(), head_deadline=0.05, keep_alive=20) as server:
+        for start in (b"G", b"\r\nGET", b"GET /health HT"):
             with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
                 sock.sendall(start)
-                answer = read_all(sock)
-                assert answer.startswith(said) and bool(answer) == bool(said)
+                assert read_all(sock).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@pytest.mark.parametrize("first", (b"", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"))
+@pytest.mark.parametrize("said", (b"", b"\r\n"))
+def test_a_connection_that_says_nothing_is_closed_when_its_time_is_over(
+    make_backend, run_server, first, said
+):
+    with (
+        run_server(make_backend(), head_deadline=600, keep_alive=0.3) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20) as sock,
+    ):
+        sock.sendall(first)
+        answer = sock.recv(65536) if first else b""
+        sock.sendall(said)
+        answer += read_all(sock)
+        assert answer.startswith(b"HTTP/1.1 200") if first else not answer
+
+
+def test_a_connection_that_is_not_used_at_once_may_be_used_later(make_backend, run_server):
+    with (
+        run_server(make_backend(), head_deadline=0.1, keep_alive=20) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20) as sock,
+    ):
+        time.sleep(0.5)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert read_all(sock).startswith(b"HTTP/1.1 200")
 
 
 def test_an_idle_connection_stays_longer_than_a_head_may_take(make_backend, run_server):

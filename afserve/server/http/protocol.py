@@ -58,7 +58,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         if self.handshake is not None:
             self._connections.note_gone(self.handshake)
         if self._connections.let_in(self):
-            self._expect_head()
+            self._expect_use()
         else:
             self._refuse(503, "this server has no free connection; try again later", "capacity_error")
 
@@ -126,10 +126,20 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
             self._expect_nothing()
         elif not self.transport.is_closing() and self._dropped is None:
             self._connections.note_waiting(self)
-            if self.cycle is None or (self.cycle.response_complete and self.conn.trailing_data[0]):
+            between = self.cycle is None or self.cycle.response_complete
+            if between and self.conn.trailing_data[0]:
                 self._expect_head()
             else:
-                self._expect_nothing()  # a body has a deadline of its own, an idle connection another one
+                self._expect_nothing()  # a body has a deadline of its own
+                if between:
+                    self._expect_use()
+
+    def _expect_use(self) -> None:
+        """Also of one that is new: a client that is starved sends its first request late."""
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _expect_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
@@ -144,11 +154,9 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         self._head_timer = self.loop.call_later(0, self._end_head)
 
     def _end_head(self) -> None:
-        if self.conn.trailing_data[0]:
+        if self._head_timer is not None:
             late = f"the request's head did not arrive within {self._head_deadline:g} s; send it again"
             self._refuse(408, late, _INVALID)
-        else:
-            self.transport.close()
 
     def _expect_nothing(self) -> None:
         if self._head_timer is not None:

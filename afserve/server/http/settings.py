@@ -85,12 +85,12 @@ class ServerSettings:
     )
     max_connections_per_client: int = _limit(2048, Range(1, 1 << 20), "The same for one client address.")
     head_deadline: float = _limit(
-        15.0, _SECONDS, "Seconds for a request's head to arrive, and before that for TLS."
+        15.0, _SECONDS, "Seconds for a head that has begun to arrive, and before that for TLS."
     )
     read_deadline: float = _limit(30.0, _SECONDS, "Seconds for a request's body to arrive.")
     write_deadline: float = _limit(10.0, _SECONDS, "Seconds that a client may take nothing of its stream.")
     keep_alive: float = _limit(
-        75.0, _SECONDS, "Seconds that a connection stays after an answer, until its next request begins."
+        75.0, _SECONDS, "Seconds that a connection stays open until its next request begins."
     )
     text_seconds: float = _limit(10.0, _SECONDS, "CPU seconds to prepare one request (template, tokens).")
     text_mib: int = _limit(1024, Range(64, 1 << 20), "Memory to prepare one request, in MiB.")
