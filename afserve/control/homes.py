@@ -8,17 +8,14 @@ streams comes in, what nodes are to be told goes out by them; it opens nothing a
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
-from afserve.comm.kv.source import KvSource
 from afserve.control.admission import Admission, Objectives
-from afserve.control.affinity import Affinity, Route
 from afserve.control.attendance import Attendance, Attending
 from afserve.control.claims import Asking, Claims, GivenAwayError
+from afserve.control.home_choice import HomeChoice
 from afserve.control.moves import Moves
-from afserve.control.prompts import Prompts
 from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire.desired import SILENCE_SECONDS, Deployment
 from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
@@ -72,15 +69,13 @@ class Homes:
         self.moves = Moves()
         self._rules = rules
         self._clock = clock
-        self._affinity = Affinity(rules.block_size)
+        self._choice = HomeChoice(requests, self.attendance, rules.block_size, rules.copies)
+        self._prompts = self._choice.prompts
         self.admission = Admission(requests)
-        self._prompts = Prompts(rules.block_size)
         self._heard: dict[Life, float] = {}  # when it last said something
         self._claims = Claims()
         # What only advises: an exception there must not end a request.
         self._admission_advice = Adviser("predicting when requests have their tokens", OverloadedError)
-        self._route_advice = Adviser("finding the attention node that has a prompt's beginning")
-        self._prompt_advice = Adviser("finding a prefill node")
         self._moves_advice = Adviser("counting what moved requests wait")
 
     # ---- what clients want
@@ -91,9 +86,7 @@ class Homes:
         self._admission_advice.ask(now, lambda: self._admit(prompts, wanted, now), None)
 
     def _admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives, now: float) -> None:
-        nodes = [life.index for life in self.attendance.decoders()]
-        tokens = sum(self._affinity.missing(prompt, nodes, wanted.cache_salt) for prompt in prompts)
-        self.admission.check(tokens, wanted, now)
+        self.admission.check(self._choice.missing(prompts, wanted.cache_salt), wanted, now)
 
     def open(self, asked: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None) -> Request:
         request = self.requests.open(asked, self._clock.now(), keep, taker)
@@ -199,10 +192,8 @@ class Homes:
             case Given(numbers):
                 self._given(numbers)
                 return
-            case Prefixes(came, went, anew):
-                with self._route_advice.guarded(self._clock.now()):
-                    for affinity in (self._affinity, self._prompts.affinity):
-                        affinity.told(stream.life.index, came, went, anew=anew)
+            case Prefixes():
+                self._choice.heard(stream.life.index, value, self._clock.now())
                 return
             case _:
                 raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
@@ -324,37 +315,8 @@ class Homes:
                 self._place(request, usable)
 
     def _place(self, request: Request, usable: list[Life]) -> None:
-        source, now = self._kv_source(request), self._clock.now()
-        copied = source.life.index if source is not None and not source.request else None
-        route = self._route(request, usable, copied, now)
-        home = next(life for life in usable if life.index == route.node)
-        stream = self.attendance.stream(home)
+        now = self._clock.now()
+        choice = self._choice.choose(request, usable, now)
+        stream = self.attendance.stream(choice.home)
         assert stream is not None, "a usable node has a stream"
-        if source is not None and source.life == home:
-            source = None
-        elif source is None and route.source is not None:
-            source = self.attendance.kv_at(next(life for life in usable if life.index == route.source))
-        if source is None or not request.generated:
-            prefilling, waited = self.attendance.prefilling(home), now - request.since
-            asked = partial(self._prompts.source, request, prefilling, waited)
-            source = self._prompt_advice.ask(now, asked, None) or source
-        stream.send(self.requests.place(request, home, now, source, route.missing))
-
-    def _route(self, request: Request, usable: list[Life], copied: int | None, now: float) -> Route:
-        """The node with the fewest requests, where nobody can say which one has most of the prompt."""
-        load = {life.index: self.requests.load(life) for life in usable}
-        pending = {life.index: self.requests.pending(life) for life in usable}
-        prompt, salt = request.asked.prompt_ids, request.asked.cache_salt
-        plain = Route(min(load, key=lambda node: load[node]), len(prompt))
-        pick = partial(self._affinity.pick, prompt, load, copied, pending, salt)
-        return self._route_advice.ask(now, pick, plain)
-
-    def _kv_source(self, request: Request) -> KvSource | None:
-        """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""
-        last = request.last
-        if last is None:
-            return None
-        if self.attendance.peer(last) is not None and self.attendance.stream(last) is not None:
-            return self.attendance.kv_at(last, request.number)
-        copies = self.attendance.buddies(last, self._rules.copies)
-        return KvSource(copies[0].life, 0, copies[0].address) if copies else None
+        stream.send(self.requests.place(request, choice.home, now, choice.source, choice.missing))

@@ -264,7 +264,7 @@ class AttentionNode(Generic[T]):
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:
         """Names of the KV blocks that this request could find here instead of computing them."""
-        return self._scheduler.usable_names(request)
+        return self._scheduler.blocks.usable_names(request)
 
     def known(self, names: list[Hash]) -> int:
         """How many blocks of this chain are here, from the first on."""

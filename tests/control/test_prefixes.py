@@ -121,7 +121,7 @@ def test_a_gateway_that_was_started_anew_sends_a_conversation_where_its_cache_is
     fresh.homes.open(salted)
     assert len(first.submitted()) == 1, "of another salt nothing is there"
     fresh.homes.heard(second, Prefixes((), keys))
-    assert fresh.homes._affinity.missing(PROMPT, [1]) == 1600
+    assert fresh.homes._choice._affinity.missing(PROMPT, [1]) == 1600
 
 
 def test_what_a_node_says_anew_replaces_what_was_thought():

@@ -42,7 +42,7 @@ def opened(name, tiny_checkpoint, backend="torch", dtype="auto", weights="", **f
 
 
 def running(node):
-    return [s for s in node._scheduler._all_running() if not s.in_flight]
+    return [s for s in node._scheduler._running if not s.in_flight]
 
 
 def until(node, tokens):
@@ -65,7 +65,7 @@ def move(sequence, node):
     moved.started, moved.micro_batch = True, 0
     node._scheduler._order += 1
     node._scheduler._by_handle[request.handle] = moved
-    node._scheduler._running[0].append(moved)
+    node._scheduler._running.enter(moved, 0)
     return blocks
 
 

@@ -269,7 +269,7 @@ def test_a_chunk_says_what_it_computes():
     assert [c.kind for c in plan.chunks] == ["decode", "decode", "verify"]
     assert [c.sequence.request.handle for c in plan.chunks] == [1, 3, 2] and plan.decodes == plan.tokens
     s.commit(plan, [[5], [5], [5]])
-    for sequence in list(s._all_running()):
+    for sequence in list(s._running):
         s._preempt(sequence)
     assert {c.kind for c in s.plan(0).chunks} == {"prompt"}
 

@@ -38,7 +38,7 @@ class Prompter:
         self._random = random.Random(3)
 
     def __call__(self):
-        for sequence in self._scheduler._all_running():
+        for sequence in self._scheduler._running:
             answer = self._answers[sequence.request.handle]
             if not sequence.in_flight:
                 following = answer[sequence.output_length :][: self._random.randint(0, self._most)]
@@ -200,7 +200,7 @@ def test_any_drafts_in_a_small_cache(seed, lengths, blocks, rows, new):
     for _ in range(5000):
         if not scheduler.busy:
             break
-        for sequence in scheduler._all_running():
+        for sequence in scheduler._running:
             last = sequence.tokens[-1]
             sequence.draft[:] = [last + 1 + i + (draw.random() < 0.3) for i in range(draw.randint(0, 6))]
         plan = scheduler.plan(0)
@@ -221,7 +221,7 @@ def test_any_drafts_in_a_small_cache(seed, lengths, blocks, rows, new):
         assert not any(chunk.sequence.draft for chunk in plan.chunks)
         for one in ended:
             done[one.sequence.request.handle] = one.sequence.output_ids
-        for sequence in scheduler._all_running():
+        for sequence in scheduler._running:
             assert sequence.computed <= len(sequence.tokens)
         scheduler.check()
     assert not scheduler.busy and done.keys() == {one.handle for one in asked}
@@ -243,7 +243,7 @@ def test_a_draft_preempts_nobody():
     plan = scheduler.plan(0)
     assert plan is not None
     scheduler.commit(plan, [[6], [6]])
-    first, second = scheduler._all_running()
+    first, second = scheduler._running
     first.draft[:] = [7, 8, 9, 10, 11]
     plan = scheduler.plan(0)
     assert plan is not None

@@ -17,6 +17,12 @@ def extend(sequence: Sequence, run: Many[int], longest: int) -> Finished | None:
     return None
 
 
+def failed(sequence: Sequence, error: str, spoiled: tuple[int, ...]) -> Finished:
+    if sequence.cancelled:
+        return Finished(sequence, "cancelled", spoiled=spoiled)
+    return Finished(sequence, "error", error=error, spoiled=spoiled)
+
+
 def _finish_reason(sequence: Sequence, token: int, longest: int) -> FinishReason | None:
     if _stops(sequence, token) or (sequence.guide is not None and sequence.complete):
         return "stop"

@@ -13,15 +13,16 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import BlockPool, Hash
 from afserve.engine.kv.prefix_keys import HeldPrefixes
-from afserve.engine.kv.prefix_keys import extend as extend_keys
-from afserve.engine.scheduling.endings import extend
+from afserve.engine.scheduling.endings import extend, failed
 from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
 from afserve.engine.scheduling.giving_way import gives_way, steps_back
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.prefix_hits import PrefixHits
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.request_limits import RequestLimits
+from afserve.engine.scheduling.running import Running
 from afserve.engine.scheduling.sequence import Sequence, turn_of
+from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.shared_prompts import SharedNews, leave, own_chunk, shared_of
 from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.engine.scheduling.turns import Group, Turns
@@ -42,16 +43,14 @@ class Scheduler:
         self._config = config
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
-        self.prefixes = HeldPrefixes() if prefixes is None else prefixes
+        self.blocks = SequenceBlocks(self.pool, HeldPrefixes() if prefixes is None else prefixes)
         self._limits = RequestLimits(
             config.max_model_len, self.pool.blocks * self.pool.block_size, vocab_size
         )
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
-        self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
+        self._running = Running(config.micro_batches)
         self._by_handle: dict[int, Sequence] = {}
-        # Of the running ones, by order, those that brought the row of their next token.
-        self._undrawn: dict[int, Sequence] = {}
         self._turns = Turns()
         self._order = 0
         self.active = config.micro_batches
@@ -82,7 +81,7 @@ class Scheduler:
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         sequence.arrived, sequence.shared = arrived, shared
-        lacks = len(sequence.tokens) - len(self._prefix(sequence)) * self.pool.block_size
+        lacks = len(sequence.tokens) - len(self.blocks.found(sequence)) * self.pool.block_size
         sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
         sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._prompts_left())
         self._order += 1
@@ -108,7 +107,7 @@ class Scheduler:
 
         Only the first `active` micro-batches take sequences; the others hand theirs over.
         """
-        self._even_out(micro_batch)
+        self._running.even_out(micro_batch, self.active)
         if micro_batch < self.active:
             self._admit(micro_batch)
         if (drawn := self._drawn(micro_batch)) is not None:
@@ -117,7 +116,7 @@ class Scheduler:
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
         turn = self._shares.step_turn if self._shares.several else turn_of
-        for sequence in sorted(self._running[micro_batch], key=turn):
+        for sequence in sorted(self._running.by_batch[micro_batch], key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
@@ -137,31 +136,32 @@ class Scheduler:
                 sequence.in_flight = True
                 supposed = 0
                 if sequence.draft and kind is not PROMPT and start + count == known:
-                    supposed = self._suppose(sequence, count, budget - count)
+                    left = min(budget, self._limits.longest - start) - count
+                    supposed = self.blocks.suppose(sequence, count, left)
                     kind, count = VERIFY if supposed else kind, count + supposed
                 chunks.append(Chunk(sequence, start, count, start + count >= known, kind, supposed))
                 self._shares.charge(sequence, start, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
-        alone = self.running == len(self._running[micro_batch])
+        alone = self.running == len(self._running.by_batch[micro_batch])
         return StepPlan(micro_batch, tuple(chunks), alone=alone) if chunks else None
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
-        mine = [sequence for sequence in self._undrawn.values() if sequence.micro_batch == micro_batch]
+        mine = self._running.with_rows(micro_batch)
         for sequence in mine:
             sequence.in_flight = True
         chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
         return StepPlan(micro_batch, chunks, draws=True) if chunks else None
 
     def has_work(self, micro_batch: int) -> bool:
-        return bool(self._running[micro_batch]) or bool(self._waiting)
+        return bool(self._running.by_batch[micro_batch]) or bool(self._waiting)
 
     def _admit(self, micro_batch: int) -> None:
         """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Where all
         places are taken, one steps back whose turn is later. Of several tenants one that is ahead makes room, a
         sequence each time."""
-        mine, asked = self._running[micro_batch], False
+        mine, asked = self._running.by_batch[micro_batch], False
         while self._waiting:
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
@@ -170,7 +170,7 @@ class Scheduler:
                 return
             if self._enters(sequence, micro_batch):
                 continue
-            leaves = None if asked else gives_way(self._shares, sequence, self._all_running())
+            leaves = None if asked else gives_way(self._shares, sequence, self._running)
             if leaves is None:
                 return
             asked = True
@@ -179,10 +179,10 @@ class Scheduler:
     def _enters(self, sequence: Sequence, micro_batch: int) -> bool:
         later = None
         if self.running >= self._config.max_sequences:
-            later = steps_back(sequence, self._all_running())
+            later = steps_back(sequence, self._running)
             if later is None:
                 return False
-        found = self._finds_room(sequence)
+        found = self.blocks.room_to_enter(sequence, self.prompt_tokens, self.running)
         if found is None:
             return False
         if later is not None:
@@ -194,82 +194,29 @@ class Scheduler:
         self._enter(sequence, micro_batch, found)
         return True
 
-    def _finds_room(self, sequence: Sequence) -> list[int] | None:
-        """Its cached blocks, where there is room for what it computes first, and 1 % for others to grow."""
-        found = self._prefix(sequence)
-        first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
-        need = -(-first // self.pool.block_size) + min(self.running, self.pool.blocks // 100)
-        return found if self.pool.can_grow(need, found) else None
-
-    def _even_out(self, micro_batch: int) -> None:
-        """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
-        mine = self._running[micro_batch]
-        while mine:
-            least = min(range(self.active), key=lambda index: len(self._running[index]))
-            if micro_batch < self.active and len(mine) < len(self._running[least]) + 2:
-                return
-            sequence = mine.pop()
-            sequence.micro_batch = least
-            self._running[least].append(sequence)
-
-    def _prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of a prefix, leaving at least one token to compute."""
-        return self.pool.match(sequence.usable_names(self.pool.block_size))
-
     def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
-        sequence.computed = sequence.entered = len(found) * self.pool.block_size
-        self.pool.hold(found, sequence.computed)
-        sequence.blocks = list(found)
-        sequence.micro_batch = micro_batch
+        self.blocks.hold(sequence, found)
         if not sequence.started:
             sequence.started = True
             most = sequence.request.cached_most
             sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
             restored = self.pool.take_restored(found)
             self.prefix.count(sequence, {t: n * self.pool.block_size for t, n in restored.items()})
-        self._running[micro_batch].append(sequence)
-        if sequence.row:
-            self._undrawn[sequence.order] = sequence
-        self._mark(sequence, len(found))
+        self._running.enter(sequence, micro_batch)
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""
-        size = self.pool.block_size
-        while True:
-            need = -(-(sequence.computed + count) // size) - len(sequence.blocks)
-            if need <= 0:
-                return count
-            if self.pool.can_grow(need):
-                self.pool.grow(sequence.blocks, need)
-                return count
-            victim = self._victim(sequence)
-            if victim is not None:
+        while not self.blocks.grow(sequence, count):
+            if (victim := self._running.youngest_behind(sequence)) is not None:
                 self._preempt(victim)
-                continue
-            room = len(sequence.blocks) * size + self.pool.growable * size - sequence.computed
-            if room > 0:
+            elif (room := self.blocks.room(sequence)) > 0:
                 count = min(count, room)
-            elif any(s.in_flight for s in self._all_running()):
+            elif any(s.in_flight for s in self._running):
                 return 0  # others will finish or grow past it; try again next step
             else:
                 self._preempt(sequence)
                 return 0
-
-    def _suppose(self, sequence: Sequence, count: int, most: int) -> int:
-        """How much of its draft is computed behind `count` known tokens: what has room without preempting anybody."""
-        size, end = self.pool.block_size, sequence.computed + count
-        wanted = min(len(sequence.draft), most, self._limits.longest - end)
-        need = -(-(end + wanted) // size) - len(sequence.blocks)
-        if need > 0 and not self.pool.can_allocate(need):
-            return min(wanted, len(sequence.blocks) * size - end)
-        if need > 0:
-            sequence.blocks += self.pool.allocate(need, sequence.blocks[-1])
-        return wanted
-
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The youngest running sequence that is younger than this one and not in flight."""
-        younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
-        return max(younger, key=lambda s: s.rank, default=None)
+        return count
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where it keeps its turn; its tokens are kept and computed again (recomputation)."""
@@ -309,10 +256,9 @@ class Scheduler:
             sequence.in_flight = False
             sequence.draft.clear()
             if plan.draws:
-                sequence.row = b""
-                self._undrawn.pop(sequence.order, None)
+                self._running.drawn(sequence)
             if index in failures:
-                finished.append(self._failed(chunk, failures[index]))
+                finished.append(failed(sequence, failures[index], self.blocks.unwritten(sequence)))
                 continue
             run = next(runs) if chunk.last else ()
             known, ended = len(sequence.tokens), None
@@ -324,9 +270,7 @@ class Scheduler:
             before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
             if sequence.computed >= sequence.given:
                 self._shares.met(sequence)
-            self._publish(sequence, before)
-            if self.pool.slides:
-                self.pool.slide(sequence.blocks, before, sequence.computed)
+            self.blocks.computed(sequence, before)
             if ended is not None:
                 finished.append(ended)
         for done in finished:
@@ -342,36 +286,9 @@ class Scheduler:
             self._drop(done.sequence)
         return cancelled
 
-    def _failed(self, chunk: Chunk, error: str) -> Finished:
-        """Blocks before the step's first were full, and written by steps that did not fail."""
-        spoiled = tuple(chunk.sequence.blocks[chunk.sequence.computed // self.pool.block_size :])
-        if chunk.sequence.cancelled:
-            return Finished(chunk.sequence, "cancelled", spoiled=spoiled)
-        return Finished(chunk.sequence, "error", error=error, spoiled=spoiled)
-
-    def _publish(self, sequence: Sequence, before: int) -> None:
-        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
-        size = self.pool.block_size
-        first, full = before // size, sequence.computed // size
-        if first < full and self.pool.caching:
-            hashes = sequence.full_hashes(size)
-            for index in range(first, full):
-                self.pool.publish(sequence.blocks[index], hashes[index])
-            self._mark(sequence, full)
-
-    def _mark(self, sequence: Sequence, blocks: int) -> None:
-        """Its beginning of so many blocks can be found by others."""
-        size, hashes = self.pool.block_size, sequence.hashes
-        salt = sequence.request.cache_salt
-        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, size, salt):
-            self.prefixes.filled(hashes[end - 1], key)
-
     def _leave(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks, computed=sequence.computed)
-        sequence.blocks = []
-        self._running[sequence.micro_batch].remove(sequence)
-        self._undrawn.pop(sequence.order, None)
-        sequence.micro_batch = -1
+        self.blocks.release(sequence)
+        self._running.leave(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence.micro_batch >= 0:
@@ -385,7 +302,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return sum(len(r) for r in self._running)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -407,20 +324,12 @@ class Scheduler:
     @property
     def shares(self) -> bool:
         """Whether other nodes compute parts of any running prompt."""
-        return any(s.shared is not None for s in self._all_running())
-
-    def _all_running(self) -> Iterator[Sequence]:
-        for running in self._running:
-            yield from running
-
-    def usable_names(self, request: GenerationRequest) -> list[Hash]:
-        """Names of the blocks that a request could find here, its own chain from the first on."""
-        return Sequence.start(request, 0, frozenset(), self.pool.root).usable_names(self.pool.block_size)
+        return any(s.shared is not None for s in self._running)
 
     def written_names(self) -> dict[int, list[Hash]]:
         """By handle, the names of the blocks that running requests have filled."""
         size = self.pool.block_size
-        return {s.request.handle: s.written_names(size) for s in self._all_running()}
+        return {s.request.handle: s.written_names(size) for s in self._running}
 
     def written_names_of(self, handle: int) -> list[Hash]:
         """Those of one request; none of one that is not known."""
@@ -429,11 +338,7 @@ class Scheduler:
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
-        running = list(self._all_running())
-        self.pool.check([*(s.blocks for s in running), list(held)], [s.computed for s in running])
+        self.blocks.check(list(self._running), held)
+        self._running.check()
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         self._shares.check(list(self._by_handle.values()))
-        undrawn = {sequence.order for sequence in self._all_running() if sequence.row}
-        assert undrawn == set(self._undrawn), "rows that wait to be drawn are miscounted"
-        for sequence in self._all_running():
-            assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"

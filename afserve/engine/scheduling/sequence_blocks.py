@@ -1,0 +1,96 @@
+"""The blocks of sequences in the node's pool: what is found, grown, published and given back. It preempts nobody."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+
+from afserve.engine.kv.blocks import BlockPool, Hash
+from afserve.engine.kv.prefix_keys import HeldPrefixes
+from afserve.engine.kv.prefix_keys import extend as extend_keys
+from afserve.engine.scheduling.request import GenerationRequest
+from afserve.engine.scheduling.sequence import Sequence
+
+
+class SequenceBlocks:
+    """`prefixes` learns which beginnings can be found."""
+
+    def __init__(self, pool: BlockPool, prefixes: HeldPrefixes) -> None:
+        self.pool, self.prefixes = pool, prefixes
+        self._size = pool.block_size
+
+    def found(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of a prefix, leaving at least one token to compute."""
+        return self.pool.match(sequence.usable_names(self._size))
+
+    def room_to_enter(self, sequence: Sequence, most: int, others: int) -> list[int] | None:
+        """Its cached blocks, where there is room for the `most` tokens that it computes first, and 1 % for `others` to
+        grow."""
+        found = self.found(sequence)
+        first = min(len(sequence.tokens) - len(found) * self._size, most)
+        need = -(-first // self._size) + min(others, self.pool.blocks // 100)
+        return found if self.pool.can_grow(need, found) else None
+
+    def hold(self, sequence: Sequence, found: list[int]) -> None:
+        """It begins with these."""
+        sequence.computed = sequence.entered = len(found) * self._size
+        self.pool.hold(found, sequence.computed)
+        sequence.blocks = list(found)
+        self._mark(sequence, len(found))
+
+    def release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks, computed=sequence.computed)
+        sequence.blocks = []
+
+    def grow(self, sequence: Sequence, count: int) -> bool:
+        """Whether it has blocks for `count` more tokens now."""
+        need = -(-(sequence.computed + count) // self._size) - len(sequence.blocks)
+        if need > 0:
+            if not self.pool.can_grow(need):
+                return False
+            self.pool.grow(sequence.blocks, need)
+        return True
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens for which there are blocks, nobody preempted."""
+        return (len(sequence.blocks) + self.pool.growable) * self._size - sequence.computed
+
+    def suppose(self, sequence: Sequence, count: int, most: int) -> int:
+        """How much of its draft is computed behind `count` known tokens, `most` tokens at most: what has room without
+        preempting anybody."""
+        end = sequence.computed + count
+        wanted = min(len(sequence.draft), most)
+        need = -(-(end + wanted) // self._size) - len(sequence.blocks)
+        if need > 0 and not self.pool.can_allocate(need):
+            return min(wanted, len(sequence.blocks) * self._size - end)
+        if need > 0:
+            sequence.blocks += self.pool.allocate(need, sequence.blocks[-1])
+        return wanted
+
+    def computed(self, sequence: Sequence, before: int) -> None:
+        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
+        first, full = before // self._size, sequence.computed // self._size
+        if first < full and self.pool.caching:
+            hashes = sequence.full_hashes(self._size)
+            for index in range(first, full):
+                self.pool.publish(sequence.blocks[index], hashes[index])
+            self._mark(sequence, full)
+        if self.pool.slides:
+            self.pool.slide(sequence.blocks, before, sequence.computed)
+
+    def _mark(self, sequence: Sequence, blocks: int) -> None:
+        """Its beginning of so many blocks can be found by others."""
+        hashes, salt = sequence.hashes, sequence.request.cache_salt
+        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, self._size, salt):
+            self.prefixes.filled(hashes[end - 1], key)
+
+    def unwritten(self, sequence: Sequence) -> tuple[int, ...]:
+        """What a step that failed may have spoiled: those before were full, and written by steps that did not fail."""
+        return tuple(sequence.blocks[sequence.computed // self._size :])
+
+    def usable_names(self, request: GenerationRequest) -> list[Hash]:
+        """Names of the blocks that a request could find here, its own chain from the first on."""
+        return Sequence.start(request, 0, frozenset(), self.pool.root).usable_names(self._size)
+
+    def check(self, running: Many[Sequence], held: Iterable[int]) -> None:
+        self.pool.check([*(s.blocks for s in running), list(held)], [s.computed for s in running])
+        for sequence in running:
+            assert len(sequence.blocks) * self._size >= sequence.computed, "tokens without a block"
