@@ -250,6 +250,7 @@ class EngineConfig(EngineSettings):
     micro_batches: int = setting(2, "In flight at most.", Range(1, MAX_MICRO_BATCHES))
     adaptive: bool = False
     threads: int = setting(1, "Compute threads.", THREADS)
+    numa_nodes: int = setting(1, "NUMA nodes that the nodes of a run are bound to.", Range(1, 1 << 10))
     block_size: int = setting(16, "Tokens of a KV block.", BLOCK_TOKENS)
     share_cores: bool = setting(False, "A node that waits lends its core.")
 

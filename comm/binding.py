@@ -5,6 +5,7 @@ a container's rules or the kernel refuse, the reason is returned, and cores are 
 """
 
 import ctypes
+import mmap
 import os
 import platform
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """`memory` is the NUMA node whose memory is taken first."""
+    """`memory` is the NUMA node whose memory is taken first. `refused` is why the kernel lets nobody say so; then only
+    cores are bound."""
 
     cores: tuple[int, ...]
     memory: int
+    refused: str = ""
 
 
 def seat(node: NodeId, count: int) -> int:
@@ -45,6 +48,8 @@ def bind(binding: Binding) -> str:
         os.sched_setaffinity(0, binding.cores)
     except OSError as error:
         return f"cores {', '.join(map(str, binding.cores))}: {error.strerror}"
+    if binding.refused:
+        return ""
     return _told(binding.memory, _call(_SET_MEMPOLICY, _PREFERRED, _mask(binding.memory), _MOST + 1))
 
 
@@ -53,6 +58,12 @@ def place(address: int, size: int, memory: int) -> str:
     touches them. Returns as `bind`."""
     where = ctypes.c_void_p(address), ctypes.c_ulong(size)
     return _told(memory, _call(_MBIND, *where, _PREFERRED, _mask(memory), _MOST + 1, 0))
+
+
+def refusal(memory: int) -> str:
+    """Why no memory of this NUMA node can be asked for here; nothing if it can."""
+    with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
+        return place(ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, memory)
 
 
 def own_memory() -> int | None:

@@ -36,6 +36,12 @@ _OF_GATEWAYS = {one.name: one.flag for group in (Listening, ServerSettings) for 
 )
 @click.option("--insecure-nodes", is_flag=True, help="Speak plain text beyond this host.")
 @setting_option(EngineSettings, "isa")
+@click.option(
+    "--numa",
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Bind to the cores and memory of this NUMA node; if not given, it runs wherever it was started to.",
+)
 @settings_options(Listening, ServerSettings)
 @click.option(
     "--verify",
@@ -56,6 +62,7 @@ def node(
     certs: str | None,
     insecure_nodes: bool,
     isa: str,
+    numa: int | None,
     **gateway: object,
 ) -> None:
     """Start one node that joins a controller elsewhere.
@@ -69,10 +76,12 @@ def node(
     """
     from afserve.control.node.worker import NodeSettings, run_node
     from afserve.control.wire.channel import read_token
+    from afserve.launch.plan.numa import seat_numbered
 
     _show_progress()
     token = read_token(Path(token_file))
-    settings = NodeSettings(role, join, token, index, verify, certs or "", insecure_nodes, isa)
+    binding = None if numa is None else seat_numbered(numa)
+    settings = NodeSettings(role, join, token, index, verify, certs or "", insecure_nodes, isa, binding)
     if role != Role.GATEWAY:
         _check_no_gateway(ctx, role)
         run_node(settings)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOSSES = {"on_loss", "silence", "expert_copies", "redundant_experts", "spare_slots", "most_attention"}
 _PHASES = {"prefill", "decode"}
-_OF_WISHES = _LOSSES | _PHASES
+_OF_WISHES = _LOSSES | _PHASES | {"numa"}
 _BY_NAME = _OF_WISHES | {one.name for one in settings_of(EngineSettings)}
 Prompt = str | Sequence[int]
 

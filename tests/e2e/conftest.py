@@ -27,13 +27,15 @@ T = TypeVar("T")
 class Up:
     """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
 
-    def __init__(self, *flags: str, output: IO[bytes] | None = None) -> None:
-        """`output` in place of a file that `printed` reads."""
+    def __init__(
+        self, *flags: str, output: IO[bytes] | None = None, command: tuple[str, ...] = ("afserve",)
+    ) -> None:
+        """`output` in place of a file that `printed` reads; `command` is a module and what comes before `up`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "afserve", "up", "--port", str(self.port), *flags],
+            [sys.executable, "-m", *command, "up", "--port", str(self.port), *flags],
             stdout=output or self.log,
             stderr=output or self.log,
             cwd=Path(__file__).parents[2],
@@ -119,8 +121,13 @@ def servers() -> Iterator[Callable[..., Up]]:
     """Starts servers; whatever is left of them at the end is killed and counts as a failure."""
     started: list[tuple[Up, list[psutil.Process], list[Path]]] = []
 
-    def start(*flags: str, ready: bool = True, output: IO[bytes] | None = None) -> Up:
-        server = Up(*flags, output=output)
+    def start(
+        *flags: str,
+        ready: bool = True,
+        output: IO[bytes] | None = None,
+        command: tuple[str, ...] = ("afserve",),
+    ) -> Up:
+        server = Up(*flags, output=output, command=command)
         started.append((server, [], []))
         if ready:
             server.wait_ready()

@@ -40,6 +40,7 @@ PAGES = {
     "use-it-from-an-agent": ['"context_window"', "x-afserve-ignored: thinking", '"capabilities"'],
     "share-a-server": ["REQUESTS/MIN", "401", '"object":"embedding"', "invalid_api_key", '"key": "alice"'],
     "use-the-command-line": ["2 of 2 answered, 0 failed", "8 of 8", "generated tokens/s"],
+    "several-sockets": ["+ NUMA           node 0: cores", "cores of 0 read memory of 0: "],
     "kubernetes": ["kustomization.yaml", "controller.yaml"],
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],

@@ -1,6 +1,13 @@
-"""A machine with other NUMA nodes than this one: a folder like /sys/devices/system/node, for `numa.SYSFS`."""
+"""A machine with other NUMA nodes than this one: a folder like /sys/devices/system/node, for `numa.SYSFS`.
 
+As a program it is `afserve` on such a machine: the folder, then what `afserve` is given.
+"""
+
+import sys
 from pathlib import Path
+
+from afserve.cli.main import main
+from afserve.launch.plan import numa
 
 
 def pretend(root: Path, *nodes: tuple[str, int], near: int = 10, far: int = 21) -> Path:
@@ -19,3 +26,8 @@ def write(root: Path, number: int, cores: str, kib: int, away: str) -> None:
     (folder / "meminfo").write_text("".join(lines), encoding="ascii")
     (folder / "cpulist").write_text(f"{cores}\n", encoding="ascii")
     (folder / "distance").write_text(f"{away}\n", encoding="ascii")
+
+
+if __name__ == "__main__":
+    numa.SYSFS = Path(sys.argv.pop(1))
+    main()

@@ -1,20 +1,28 @@
 """NUMA nodes as the system names them, what is bound to which, and what `doctor` says. Machines are pretended."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.comm.binding import Binding, seat
+from afserve.config import ModelSource
+from afserve.families.table import load_spec
 from afserve.launch.plan import numa
 from afserve.launch.plan.checkup_numa import numa as finding
 from afserve.launch.plan.checkup_numa import numa_in_full
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.numa import NumaNode, cores_in_words, cores_of, numa_nodes, split
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 from afserve.member import NodeId, Role
 from tests.launch.pretended_machine import pretend, write
 
 CORES = st.frozensets(st.integers(0, 300))
+SPEC, SOURCE = load_spec(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
 WHERE = os.path.isdir("/sys/devices/system/node/node0")
 
 
@@ -112,3 +120,75 @@ def test_doctor_measures_and_names_what_it_could_not(tmp_path, monkeypatch):
     refused = list(numa_in_full(1 << 20))[-1]
     assert refused.found == "cores of 0 read memory of 1023: not measured"
     assert refused.advice.startswith("memory of NUMA node 1023: ")
+
+
+def sockets(count, cores):
+    seats = tuple(Binding(tuple(range(n * cores, n * cores + cores)), n) for n in range(count))
+    return Machine(count * cores, 64 << 30, 64 << 30, numa=seats)
+
+
+def chosen(machine, **asked):
+    return choose(SPEC, SOURCE, machine, Wishes(**asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts", "threads"),
+    [
+        ({}, (2, 2), 16),
+        ({"attention": 1}, (1, 1), 32),
+        ({"experts": 3}, (1, 3), 16),
+        ({"attention": 3}, (3, 1), 16),
+        ({"colocated": True}, (2, 0), 32),
+        ({"prefill": 1, "decode": 3}, (4, 2), 10),
+        ({"expert_copies": 2, "threads": 4}, (2, 2), 4),
+    ],
+)
+def test_a_run_fills_both_sockets_evenly(asked, counts, threads):
+    run = chosen(sockets(2, 32), **asked)
+    deployment = run.deployment
+    assert (deployment.count(Role.ATTENTION), deployment.count(Role.EXPERT)) == counts
+    assert (deployment.engine.threads, deployment.engine.numa_nodes) == (threads, 2)
+    used = [run.binding(node) for node in deployment.nodes]
+    for one in run.seats:
+        assert used.count(one) * threads <= len(one.cores)
+    assert run.binding(NodeId(Role.GATEWAY, 0)) is None
+
+
+def test_replicas_stand_on_different_sockets():
+    placement = chosen(sockets(2, 32), attention=2, experts=4, expert_copies=2).deployment.placement
+    for layer in placement.layers:
+        for expert in range(placement.experts):
+            holders = [n for n in range(4) if expert in layer.slots[n]]
+            assert len({seat(NodeId(Role.EXPERT, n), 2) for n in holders}) == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "said"),
+    [
+        (sockets(2, 4), {"numa": "off"}, "off, as asked for"),
+        (
+            sockets(2, 4),
+            {"attention": 2, "experts": 1},
+            "not bound: 3 nodes cannot be dealt evenly to 2 NUMA nodes",
+        ),
+        (sockets(2, 4), {"threads": 5}, "not bound: --threads 5 are more than the 4 cores of a NUMA node"),
+        (sockets(1, 4), {}, None),
+    ],
+)
+def test_what_is_not_bound_says_why(machine, asked, said):
+    run = chosen(machine, **asked)
+    assert run.seats == () and run.deployment.engine.numa_nodes == 1
+    assert not any(run.binding(node) for node in run.deployment.nodes)
+    assert (run.picked.get("numa") or "").startswith(said or "") and ("numa" in run.picked) == bool(said)
+
+
+def test_the_banner_names_who_is_where_and_once_what_is_refused():
+    here = sockets(8, 4)
+    here = replace(
+        here, numa=tuple(replace(one, refused="memory: no") if one.memory else one for one in here.numa)
+    )
+    said = chosen(here).picked["numa"]
+    assert said.startswith(
+        "8 nodes; attention-0, expert-7 on cores 0-3; attention-1, expert-6 on cores 4-7; "
+    )
+    assert said.endswith("on cores 12-15; 4 more alike; cores only, memory: no")

@@ -4,6 +4,7 @@ The two roles are in `attention` and `expert`; this file knows joining, heartbea
 starts no process and knows none of its siblings.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from afserve import __version__
+from afserve.comm.binding import Binding, bind
 from afserve.config import AUTO, FULL, SAMPLES
 from afserve.control.node.beginning import noting
 from afserve.control.node.heartbeat import HeartbeatThread, Stats, heartbeat_seconds
@@ -26,6 +28,7 @@ from afserve.logs import configure
 from afserve.member import Role
 from afserve.tls import check_exposed, opened
 
+log = logging.getLogger("afserve.node")
 JOIN_SECONDS = 30.0
 _EMPTY: dict[Role, Stats] = {
     Role.ATTENTION: AttentionStats(),
@@ -41,7 +44,7 @@ class NodeSettings:
     `verify` "full" overrules the run.
 
     `certs` is a folder of certificates, empty for none. Without one nothing leaves this host unless `insecure`. `isa`:
-    what its kernels use where the run leaves it open.
+    what its kernels use where the run leaves it open. `binding`: where it is to compute and to have its memory.
     """
 
     role: str
@@ -52,6 +55,7 @@ class NodeSettings:
     certs: str = ""
     insecure: bool = False
     isa: str = AUTO
+    binding: Binding | None = None
 
     def __post_init__(self) -> None:
         if self.role not in tuple(Role):
@@ -66,6 +70,8 @@ class NodeSettings:
 def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) -> None:
     """Serve until the controller says stop. Raises what made the node unable to; the controller was told."""
     signal.signal(signal.SIGTERM, _leave)
+    if settings.binding is not None and (refused := bind(settings.binding)):  # before any thread begins
+        log.warning("not bound: %s", refused)
     certificates = opened(settings.certs)
     if not settings.insecure:
         check_exposed("--join", settings.join.rpartition(":")[0], certificates, insecure=False)

@@ -8,6 +8,7 @@ import platform
 import resource
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from afserve.config import ISAS, ModelSource
 from afserve.families.table import load_spec
@@ -17,6 +18,7 @@ from afserve.launch.plan.checkup_numa import numa
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS
+from afserve.launch.plan.numa import seats_here
 from afserve.launch.plan.processors import ProcessorModel, cpu_flags
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
@@ -159,6 +161,7 @@ def _open_files() -> Finding:
 def _start(machine: Machine) -> Finding:
     folder = CONFIGS / "nano"
     spec = load_spec(folder)
+    machine = replace(machine, numa=seats_here())
     topology = choose(spec, ModelSource(str(folder), "nano"), machine, Wishes())
     deployment, threads = topology.deployment, topology.deployment.engine.threads
     return Finding(

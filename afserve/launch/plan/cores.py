@@ -3,6 +3,9 @@
 `picked` gets a reason for each choice.
 """
 
+from collections.abc import Sequence
+
+from afserve.comm.binding import Binding
 from afserve.config import MAX_MICRO_BATCHES, THREADS
 from afserve.errors import ConfigError
 from afserve.launch.plan.machine import Machine
@@ -25,12 +28,18 @@ def micro_batches_of(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> in
     return None
 
 
-def threads_of(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
+def threads_of(
+    machine: Machine, wishes: Wishes, nodes: Share, seats: Sequence[Binding], picked: dict[str, str]
+) -> int:
+    """`seats` are the NUMA nodes that the nodes are dealt to evenly; none if they may run anywhere."""
     if wishes.threads is not None:
         in_range("--threads", wishes.threads, THREADS.low, THREADS.high)
         return wishes.threads
     most = max(share.total for share in wishes.hosts or (nodes,))
-    threads = max(1, machine.cores // most)
+    share = machine.cores // most
+    if seats:
+        share = min(share, min(len(seat.cores) for seat in seats) * len(seats) // most)
+    threads = max(1, share)
     picked["threads"] = f"{threads} per node, {cores_in_words(machine)} for {most} node{'s' * (most > 1)}"
     return threads
 

@@ -10,18 +10,24 @@ from pathlib import Path
 
 import psutil
 
+from afserve.comm.binding import Binding
+
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`memory` is what is free now in bytes, `memory_total` what there is; both respect a container's limit."""
+    """`memory` is what is free now in bytes, `memory_total` what there is; both respect a container's limit.
+
+    `numa` is what nodes may be bound to, where somebody has looked.
+    """
 
     cores: int
     memory: int
     memory_total: int
     limited_by: str = ""
+    numa: tuple[Binding, ...] = ()
 
 
 def this_machine(root: Path = _CGROUP) -> Machine:

@@ -7,15 +7,16 @@ is needed by role and what there is; `ways_on` says what to do then. All sizes a
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from afserve.comm.binding import Binding, seat
 from afserve.config import MAX_MICRO_BATCHES, EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
-from afserve.launch.plan.cores import cores_in_words, micro_batches_of, shares_cores, threads_of
+from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
+from afserve.launch.plan.counts import counts_of
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
     first_placement,
-    least_nodes,
     spare_for_recovery,
     without_spare,
 )
@@ -40,8 +41,9 @@ from afserve.launch.plan.node_memory import (
     node_weights,
     room_of_one,
 )
+from afserve.launch.plan.numa import dealt, seats_for
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.member import MOST_NODES, Role
+from afserve.member import MODEL_ROLES, MOST_NODES, NodeId, Role, expert_node
 from afserve.settings import in_range
 from afserve.spec import ModelSpec
 
@@ -70,7 +72,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What will run, with the memory of one node by role and the reasons for what was chosen."""
+    """What will run, with the memory of one node by role and the reasons for what was chosen.
+
+    `seats` are the NUMA nodes that nodes are bound to; then `expert_hosts` are those, as replicas are to stand apart.
+    """
 
     deployment: Deployment
     spec: ModelSpec
@@ -80,6 +85,11 @@ class Topology:
     slots: ExpertSlots = field(default_factory=ExpertSlots)
     copies: int = 1
     expert_hosts: tuple[int, ...] = ()
+    seats: tuple[Binding, ...] = ()
+
+    def binding(self, node: NodeId) -> Binding | None:
+        """Of a node that starts on this machine; None where it may run anywhere."""
+        return self.seats[seat(node, len(self.seats))] if self.seats and node.role in MODEL_ROLES else None
 
     def keeping(self, rules: BalanceRules) -> BalanceRules:
         """The same rules for whoever balances, with the copies, hosts and spare slots of this run."""
@@ -113,13 +123,19 @@ class Topology:
 def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
     """Everything that `afserve up` starts."""
     picked: dict[str, str] = {}
-    nodes, host = _counts(spec, machine, wishes, picked), machine
+    seats = seats_for(machine, wishes, picked)
+    nodes, host = counts_of(spec, machine, wishes, len(seats), picked), machine
+    seats = dealt(seats, nodes, wishes, picked)
+    if seats:
+        wishes = replace(
+            wishes, expert_hosts=tuple(seat(expert_node(n), len(seats)) for n in range(nodes.experts))
+        )
     _check_colocated_and_bits(spec, source, wishes, nodes)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = micro_batches_of(wishes, nodes, picked)
-    threads = threads_of(machine, wishes, nodes, picked)
-    shares = shares_cores(machine, wishes, nodes, threads, picked)
+    threads = threads_of(machine, wishes, nodes, seats, picked)
+    shares = not seats and shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
     block = _block(spec, source, wishes)
@@ -135,6 +151,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
         threads=threads,
+        numa_nodes=max(1, len(seats)),
         **(asdict(wishes.engine) | {"block_size": block, "share_cores": shares}),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
@@ -152,7 +169,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     )
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv_tokens * each, weights.host)
-    return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
+    copies, hosts = wishes.expert_copies, wishes.expert_hosts
+    return Topology(deployment, spec, need, expert, picked, slots, copies, hosts, seats)
 
 
 def _only_of_phases(wishes: Wishes, picked: dict[str, str]) -> None:
@@ -174,34 +192,6 @@ def _silence(wishes: Wishes, counts: Mapping[Role, int], picked: dict[str, str])
         return wishes.silence
     picked["silence"] = f"{shortest:.1f} s, for the heartbeats of {nodes:,} nodes"
     return shortest
-
-
-def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:
-    if wishes.colocated and wishes.experts:
-        raise ConfigError(
-            "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
-        )
-    wishes.check_phases()
-    for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
-        if value is not None:
-            in_range(f"--{key}", value, 1, MOST_NODES)
-    gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.engine.device == "cuda" else 0
-    attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
-    if wishes.attention is None:
-        picked["attention"] = f"{attention}, " + (
-            f"of {gpus} GPUs" if gpus else f"one per 8 of {cores_in_words(machine)}"
-        )
-    if wishes.colocated:
-        return Share(attention, 0)
-    most = min(spec.experts, 8)
-    least = min(spec.experts, least_nodes(spec.experts, wishes))
-    experts = wishes.experts or max(least, min(gpus - attention if gpus else machine.cores // 4, most))
-    if wishes.experts is None:
-        reason = f"of {gpus} GPUs" if gpus else f"one per 4 of {cores_in_words(machine)}"
-        picked["experts"] = f"{experts}, " + ("for the copies" if experts == least > 1 else reason)
-    if experts > spec.experts:
-        raise ConfigError(f"--experts: {experts} nodes, but the model has {spec.experts} experts")
-    return Share(attention, experts)
 
 
 def _most_attention(wishes: Wishes, nodes: Share) -> int:

@@ -65,6 +65,12 @@ class Wishes:
         None, "Longest sequence, prompt and answer together.", topic="kv", common=True
     )
     threads: int | None = setting(None, "Compute threads of each node.")
+    numa: str = setting(
+        "auto",
+        "auto: on a machine with several NUMA nodes (sockets), each gets as many nodes as the others, on its cores and "
+        "with its memory. off: nothing is bound.",
+        ("auto", "off"),
+    )
     redundant_experts: int = setting(
         0, "Extra replicas per MoE layer.", metavar="R", topic="placement", common=True
     )

@@ -76,6 +76,7 @@ def _refuse(order: Order, orders: socket.socket, error: OSError) -> None:
 
 def become(order: Order, listening: int | None) -> None:
     """The node's whole life."""
+    from afserve.comm.binding import Binding
     from afserve.control.node.worker import NodeSettings, run_node
     from afserve.errors import AfserveError
 
@@ -87,7 +88,13 @@ def become(order: Order, listening: int | None) -> None:
     try:
         # Whoever gave the order has looked at what leaves this host, and said so.
         settings = NodeSettings(
-            order.role, order.join, order.token, order.index, certs=order.certs, insecure=True
+            order.role,
+            order.join,
+            order.token,
+            order.index,
+            certs=order.certs,
+            insecure=True,
+            binding=None if order.binding is None else Binding(**order.binding),
         )
         run_node(settings, _roles(order, listening))
     except AfserveError as error:

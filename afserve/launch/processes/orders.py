@@ -19,7 +19,7 @@ _PASSED = b"@"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Become a node. `log` takes its stdout and stderr. `token` is the run's."""
+    """Become a node. `log` takes its stdout and stderr. `token` is the run's. `binding` is a `Binding`'s fields."""
 
     name: str
     role: str
@@ -31,6 +31,7 @@ class Order:
         None  # of a gateway: its options; a listening socket comes with the order
     )
     certs: str = ""
+    binding: dict[str, Any] | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode()

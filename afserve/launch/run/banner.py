@@ -60,7 +60,7 @@ def _about(model: StartedModel) -> list[RenderableType]:
     if model.isas:
         lines.append(instructions(model.isas))
     if not deployment.colocated:
-        kept = copies_in_words(deployment.placement, topology.expert_hosts)
+        kept = copies_in_words(deployment.placement, () if topology.seats else topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
     if expert_error is not None:
         lines.append(

@@ -201,7 +201,8 @@ class LocalRun:
             return
         self.assignment = self.assignment.having(node)
         if self.assignment.starts(node):
-            self.processes.spawn(node, self.controller.address, certs=self._certs)
+            binding = self.topology.binding(node)
+            self.processes.spawn(node, self.controller.address, certs=self._certs, binding=binding)
         else:
             self.hosts.start(node)
 

@@ -12,9 +12,11 @@ import select
 import signal
 import socket
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from afserve.comm.binding import Binding
 from afserve.control.wire import channel
 from afserve.kinship import adopt_orphans, leave_orphans
 from afserve.launch.processes.endings import ended_with, last_lines
@@ -101,6 +103,7 @@ class LocalSite(Site):
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
         certs: Path | None = None,
+        binding: Binding | None = None,
     ) -> None:
         """Where a process of this node is left, the keeper kills it first; its end is not reported any more."""
         assert self._folder is not None, "start() first"
@@ -108,7 +111,8 @@ class LocalSite(Site):
         self._turn_beside()
         self._nodes.expect(node)
         log_file, folder = str(self._folder.log_of(name)), str(certs or "")
-        order = Order(name, node.role, node.index, join, self.token, log_file, gateway, certs=folder)
+        bound = None if binding is None else asdict(binding)
+        order = Order(name, node.role, node.index, join, self.token, log_file, gateway, folder, bound)
         self._send(order.to_line(), None if listening is None else listening.fileno())
 
     def inherit(self, node: NodeId, pid: int) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from afserve.child import module
+from afserve.comm.binding import Binding
 from afserve.errors import ConfigError, PeerLost
 from afserve.launch.plan.wishes import UpFlags
 from afserve.launch.processes.endings import ended_with, last_lines
@@ -96,6 +97,7 @@ class RaySite(LocalSite):
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
         certs: Path | None = None,
+        binding: Binding | None = None,
     ) -> None:
         if node.role is Role.GATEWAY:
             super().spawn(node, join, gateway, listening, certs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from afserve.member import NodeId
 
 if TYPE_CHECKING:  # both are heavy, and a site starts before they are needed
+    from afserve.comm.binding import Binding
     from afserve.control.controller import Controller
     from afserve.control.hosts import CarriedHosts
     from afserve.launch.plan.hosts import HostAssignment
@@ -71,10 +72,11 @@ class Site(ABC):
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
         certs: Path | None = None,
+        binding: "Binding | None" = None,
     ) -> None:
         """Start it; it joins the controller at `join`. A gateway's options go along, and the socket it accepts on.
 
-        `certs` is the folder of certificates on its host.
+        `certs` is the folder of certificates on its host, `binding` what it is bound to on this one.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """What a run is planned for: the checkpoint, and the machine, GPUs and hosts that a site has for its nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afserve.errors import ConfigError
@@ -9,6 +9,7 @@ from afserve.launch.plan.gpus import Gpus, probe_gpus
 from afserve.launch.plan.hosts import HostAssignment, HostedNode
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import FoundModel, find_model
+from afserve.launch.plan.numa import seats_here
 from afserve.launch.plan.wishes import RunSettings, UpFlags
 from afserve.tls import check_exposed
 
@@ -33,7 +34,8 @@ def survey_this_machine(flags: UpFlags, scratch: Path) -> Survey:
             raise ConfigError(f"--{name}: is for other hosts, of a --cluster FILE for example")
     check_isa(flags.wishes.engine.isa)
     gpus = Gpus() if flags.wishes.engine.device == "cpu" else probe_gpus()
-    return Survey(flags, find_asked(flags.run, scratch), this_machine(), gpus)
+    machine = replace(this_machine(), numa=seats_here())
+    return Survey(flags, find_asked(flags.run, scratch), machine, gpus)
 
 
 def find_asked(run: RunSettings, scratch: Path) -> FoundModel:
