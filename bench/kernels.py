@@ -15,11 +15,13 @@ from collections.abc import Iterator
 import torch
 
 from afserve.kernels.native import Native
-from bench.kernels_cases import KINDS, Case, Kind, attention_cases, expert_cases, small_cases
-from bench.kernels_clock import Row, best_of, measure_read
+from afserve.launch.measure.clock import best_of, measure_read, out_of_cache_data
+from afserve.launch.measure.experts import Kind
+from bench.kernels_cases import KINDS, Case, attention_cases, expert_cases, small_cases
 from bench.kernels_delta import delta_cases
 from bench.origin import ROOT, origin
 
+Row = dict[str, str | int | float]
 MM = 2048
 
 
@@ -27,7 +29,12 @@ def limits(native: Native, threads: int) -> Row:
     """GB/s of a plain read of more than the caches hold, and GFLOP/s of torch.mm in bfloat16."""
     a, b = torch.randn(MM, MM).bfloat16(), torch.randn(MM, MM).bfloat16()
     rate = 2 * MM**3 / best_of(lambda: torch.mm(a, b), 9).best / 1e9
-    return {"op": "limits", "threads": threads, "read_gb_s": measure_read(native), "mm_gflop_s": rate}
+    return {
+        "op": "limits",
+        "threads": threads,
+        "read_gb_s": measure_read(native, out_of_cache_data(native)),
+        "mm_gflop_s": rate,
+    }
 
 
 def row(case: Case, limit: Row, threads: int) -> Row:

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from afserve.engine.kv.free_blocks import FreeBlocks
-from afserve.kernels.grouped import Groups, quantised_groups
+from afserve.kernels.grouped import Groups
 from afserve.kernels.layer import BoundGqa, GqaLayer
 from afserve.kernels.native import Native
-from afserve.kernels.packed import ExpertShape, PackedExperts
+from afserve.kernels.packed import PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
-from bench.kernels_clock import out_of_cache
+from afserve.launch.measure.clock import out_of_cache
+from afserve.launch.measure.experts import BF16, INT8, PLAIN, Kind, drawn_expert, fill, grouped_kind
 
 SHAPES = ((32, 512, 256), (16, 2048, 768), (4, 7168, 2048))  # experts, hidden, inner
 ROWS = (1, 2, 3, 4, 8, 16, 32, 128)
 HEADS = ((8, 2, 64), (32, 4, 128))  # query heads, key/value heads, head size
 BATCHES, CONTEXTS = (1, 8, 64), (128, 1024, 8192)
 BLOCK = 16
-BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +45,18 @@ class Case:
     repeats: int = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How expert weights are kept, and bytes a weight."""
-
-    name: str
-    bytes: float
-    int8: bool = False
-    int4: Groups | None = None
-
-    def empty(self, native: Native, experts: int, hidden: int, inner: int) -> PackedExperts:
-        shape = ExpertShape(experts, hidden, inner, BF16)
-        if self.int4 is not None:
-            return native.empty_experts_int4(shape, self.int4)
-        return native.empty_experts(shape, self.int8)
-
-
-PLAIN = Kind("bf16", 2)
 KINDS = (
     PLAIN,
-    Kind("int8", 1, int8=True),
-    *(Kind(f"int4/{g.size}{'w' * g.wide}", g.bits / 8, int4=g) for g in (Groups(32), Groups(128, wide=True))),
+    INT8,
+    *(grouped_kind(f"int4/{g.size}{'w' * g.wide}", g) for g in (Groups(32), Groups(128, wide=True))),
 )
 """`int4/32`: 32 inputs to a scale of 16 bits; `w`: of 32 bits, as a checkpoint's own codes are kept."""
 
 
 def expert_cases(native: Native, quick: bool, kinds: tuple[Kind, ...] = KINDS) -> Iterator[Case]:
-    """A `Native` packs int4 codes only, so those are made here, once for all slots."""
     for experts, hidden, inner in SHAPES[:1] if quick else SHAPES:
         weights = 3 * experts * hidden * inner
-        up = torch.randn(2 * inner, hidden).to(BF16) / hidden**0.5
-        down = torch.randn(hidden, inner).to(BF16) / inner**0.5
+        up, down = drawn_expert(hidden, inner)
         for kind in kinds:
             size = int(weights * kind.bytes)
             banks = [kind.empty(native, experts, hidden, inner) for _ in range(-(-out_of_cache() // size))]
@@ -83,17 +64,6 @@ def expert_cases(native: Native, quick: bool, kinds: tuple[Kind, ...] = KINDS) -
             plain = torch_bank(experts, up, down) if kind == PLAIN else None
             for rows in ROWS:
                 yield expert_case(native, banks, plain, rows, size, kind.name)
-
-
-def fill(native: Native, banks: list[PackedExperts], up: Tensor, down: Tensor) -> None:
-    int4 = banks[0].int4
-    codes = [quantised_groups(w, int4.size) for w in (up, down)] if int4 is not None else []
-    for bank in banks:
-        for slot in range(bank.experts):
-            if codes:
-                native.set_expert_int4(bank, slot, *codes)
-            else:
-                native.set_expert(bank, slot, up, down)
 
 
 def torch_bank(experts: int, up: Tensor, down: Tensor) -> PackedExperts:

@@ -14,8 +14,9 @@ from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.native import Native
 from afserve.kernels.paged import PagedBatch
-from bench.kernels_cases import BF16, Case
-from bench.kernels_clock import out_of_cache
+from afserve.launch.measure.clock import out_of_cache
+from afserve.launch.measure.experts import BF16
+from bench.kernels_cases import Case
 
 SHAPE = DeltaShape(16, 32, 128, 128, 4)
 BLOCK, PROMPT = 64, 512

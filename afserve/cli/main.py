@@ -43,6 +43,7 @@ COMMANDS = {
     "keys": ("afserve.cli.keys:keys", "Make, list and revoke API keys."),
     "completion": ("afserve.cli.completion:completion", "Let a shell complete `afserve`: bash, zsh, fish."),
     "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),
+    "tune": ("afserve.cli.tune:tune", "How fast this machine is, and what `up` would choose here."),
     "version": ("afserve.cli.version:version", "Versions of afserve and what it stands on."),
 }
 

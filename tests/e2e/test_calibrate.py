@@ -15,6 +15,7 @@ from afserve.cli.main import run
 from afserve.comm.m2n.link import ExpertLink
 from afserve.config import ModelSource
 from afserve.kernels.ops import open_ops
+from afserve.launch.measure.others import CoreTime
 from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import find_model
 from afserve.placement.planner.perf.calibration import read_calibration
@@ -93,8 +94,9 @@ def test_the_machine_itself_is_judged(calibration: Path) -> None:
 def test_a_machine_that_changed_is_named() -> None:
     assert changed(1.05) == changed(0.95) == ""
     assert "+25%" in changed(1.25) and "-20%" in changed(0.8)
-    assert stolen((100.0, 5.0), (300.0, 5.0)) == stolen((0.0, 0.0), (0.0, 0.0)) == ""
-    assert "13%" in stolen((100.0, 5.0), (300.0, 31.0))
+    before = CoreTime(100.0, stolen=5.0)
+    assert stolen(before, CoreTime(300.0, stolen=5.0)) == stolen(CoreTime(), CoreTime()) == ""
+    assert "13%" in stolen(before, CoreTime(300.0, stolen=31.0))
 
 
 @pytest.mark.process

@@ -29,12 +29,12 @@ def said(capsys, *arguments: str) -> tuple[int, str, str]:
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
     code = (
-        "import sys, afserve.cli.main as m; m.run(['--help']); m.run(['up', '--help']);"
+        "import sys, afserve.cli.main as m; m.run(['--help']); m.run(['up', '--help']); m.run(['tune', '--help']);"
         "print([n for n in ('torch', 'grpc', 'rich', 'numpy', 'uvicorn', 'httpx') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("[]")
-    for name in ("up", "chat", "complete", "status", "bench", "node", "doctor", "version"):
+    for name in ("up", "chat", "complete", "status", "bench", "node", "doctor", "tune", "version"):
         assert f"\n  {name} " in done.stdout
 
 

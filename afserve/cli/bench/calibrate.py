@@ -24,6 +24,7 @@ from afserve.cli.settings import setting_option
 from afserve.config import AUTO, THREADS, EngineSettings
 from afserve.errors import ConfigError, shown
 from afserve.kernels.isa import check_isa, used_isa
+from afserve.launch.measure.others import CoreTime
 from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
@@ -46,24 +47,11 @@ def changed(ratio: float) -> str:
     )
 
 
-def core_seconds() -> tuple[float, float]:
-    """(all, stolen): ticks of all cores since the start, and those of them that a hypervisor gave to others; 0 where
-    the system does not tell."""
-    try:
-        ticks = [float(tick) for tick in Path("/proc/stat").read_text(encoding="ascii").split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return sum(ticks), ticks[7]
-
-
-def stolen(before: tuple[float, float], after: tuple[float, float]) -> str:
+def stolen(before: CoreTime, after: CoreTime) -> str:
     """What to say of core time that others had."""
-    every, others = after[0] - before[0], after[1] - before[1]
-    if every <= 0 or others / every <= _STOLEN:
+    if (share := after.stolen_since(before)) <= _STOLEN:
         return ""
-    return (
-        f"the host gave {others / every:.0%} of the cores' time to others meanwhile: runs will vary as much\n"
-    )
+    return f"the host gave {share:.0%} of the cores' time to others meanwhile: runs will vary as much\n"
 
 
 Row = dict[str, object]
@@ -128,7 +116,7 @@ def calibrate(model: str, threads: int, isa: str, quick: bool, as_json: bool, ou
     begin = time.perf_counter()
     _check_out(out)
     check_isa(isa)
-    lines, before = [], core_seconds()
+    lines, before = [], CoreTime.now()
     known = {"model": Path(model).name, "threads": threads, "isa": used_isa(isa)}
     for row in rows(model, threads, replace(SMALL if quick else Grid(), isa=isa), begun=_tell_of_others):
         lines.append(json.dumps(row | known | measured_here(this_machine().cores)))
@@ -136,7 +124,7 @@ def calibrate(model: str, threads: int, isa: str, quick: bool, as_json: bool, ou
             click.echo(lines[-1])
         if row["part"] == "changed":
             click.echo(changed(float(str(row["ratio"]))), err=True, nl=False)
-    click.echo(stolen(before, core_seconds()), err=True, nl=False)
+    click.echo(stolen(before, CoreTime.now()), err=True, nl=False)
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,6 @@
 """Rows of a decode measurement: as JSON lines with machine, commit and date, or as a table."""
 
 import os
-import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import afserve
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.figures import BatchFigures, spread
 from afserve.launch.plan.machine import this_machine
+from afserve.launch.plan.processors import processor_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,11 @@ def record(row: BenchRow, case: Case) -> dict[str, object]:
 def measured_here(cores: int | None) -> dict[str, object]:
     """Where and when a row was measured, and what else ran: as every row carries it."""
     return {
-        "machine": f"{processor()}, {cores} cores",
+        "machine": f"{processor_name()}, {cores} cores",
         "load": round(os.getloadavg()[0], 1),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     }
-
-
-def processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
 
 
 def commit() -> str:

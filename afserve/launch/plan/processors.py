@@ -3,6 +3,7 @@
 A model's instruction set is known only where every processor of it has that; others are not judged.
 """
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,10 @@ class ProcessorModel:
 def cpu_flags(path: Path = INFO) -> frozenset[str]:
     fields = _first(path)
     return frozenset(fields.get("flags", fields.get("features", "")).split())
+
+
+def processor_name(path: Path = INFO) -> str:
+    return _first(path).get("model name", "") or platform.processor() or platform.machine()
 
 
 def _first(path: Path) -> dict[str, str]:
