@@ -40,6 +40,23 @@ INLINE __m512 scales_at(const char* scales, bool wide, int tile) {
   __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(scales + tile * 32)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
+#elif defined(__aarch64__)
+// Where number (k, column) of a tile lies (isa.h); `value` is exact in bf16.
+INLINE void put_number(float value, int k, int column, float* tile) { tile[k * 16 + column] = value; }
+INLINE void put_number(float value, int k, int column, bf16* tile) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  tile[k / 2 * 32 + column * 2 + k % 2].bits = uint16_t(bits >> 16);
+}
+
+template <class E>
+INLINE void widen_int4_tile(const char* tile, bool e2m1, E* wide) {
+  for (int k = 0; k < BLOCK; k++)
+    for (int c = 0; c < 16; c++) {
+      int code = uint8_t(tile[int4_byte(k, c)]) >> (k % 16 / 8 * 4) & 15;
+      put_number(float(e2m1 ? E2M1_TWICE[code] : (code ^ 8) - 8), k, c, wide);
+    }
+}
 #else
 INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
   for (int line = 0; line < INT4_LINES; line++, tile += 64)
@@ -54,6 +71,7 @@ INLINE void widen_int4_tile(const char* tile, bool e2m1, bf16* wide) {
 }
 #endif
 
+#if !defined(__aarch64__)
 // A float tile is not in pair order.
 INLINE void widen_int4_tile(const char* tile, bool e2m1, float* wide) {
   for (int k = 0; k < BLOCK; k++)
@@ -64,6 +82,7 @@ INLINE void widen_int4_tile(const char* tile, bool e2m1, float* wide) {
       wide[k * 16 + c] = float(e2m1 ? E2M1_TWICE[code] : code - 8);
     }
 }
+#endif
 
 INLINE f32v int4_scales(const char* scales, bool wide, int column) {
   return wide ? load((const float*)scales + column) : load((const bf16*)scales + column);

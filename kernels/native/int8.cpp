@@ -30,11 +30,11 @@ void Panels::pack_int8(int index, const Source& source, const std::function<int(
     for (int k = 0; k < inputs_; k++) weights[k] = source.at(row, k);
     size_t panel = size_t(index) * panels_ + column / PANEL;
     float scale = int8_scale(weights.data(), inputs_);
-    int8_t* tile = reinterpret_cast<int8_t*>(memory_.data() + panel * panel_bytes_) + within / 16 * INT8_TILE + within % 16 * 4;
+    int8_t* tile = reinterpret_cast<int8_t*>(memory_.data() + panel * panel_bytes_) + within / 16 * INT8_TILE;
     int sum = 0;
     for (int k = 0; k < inputs_; k++) {
       int code = scale == scale ? int(lrintf(weights[k] / scale)) : 0;
-      tile[k / INT8_INPUTS * INT8_BLOCK + k % INT8_INPUTS / 4 * 64 + k % 4] = int8_t(code);
+      tile[k / INT8_INPUTS * INT8_BLOCK + int8_place(k % INT8_INPUTS, within % 16)] = int8_t(code);
       sum += code;
     }
     scales_[panel * PANEL + within] = scale;

@@ -17,12 +17,22 @@ INLINE void put_line(const f32v (&input)[4], int i, int c, bf16* wide) {
   }
 }
 
+// Inputs 4 i to 4 i + 3 of so many columns, a word each.
+INLINE u32v four_inputs(const int8_t* tile, int i, int c) {
+#if defined(__aarch64__)
+  u32v words[2] = {load_raw<u32v>(tile + int8_place(i / 2 * 8, c)), load_raw<u32v>(tile + int8_place(i / 2 * 8, c + 2))};
+  return i % 2 ? SHUFFLE(words[0], words[1], 1, 3, 5, 7) : SHUFFLE(words[0], words[1], 0, 2, 4, 6);
+#else
+  return load_raw<u32v>(tile + int8_place(4 * i, c));
+#endif
+}
+
 // A tile of 64 inputs to the same tile of two blocks of 32.
 template <class E>
 INLINE void widen_int8_tile(const int8_t* tile, E* wide) {
   for (int i = 0; i < 16; i++)
     for (int c = 0; c < 16; c += LANES) {
-      u32v four = load_raw<u32v>(tile + i * 64 + c * 4);
+      u32v four = four_inputs(tile, i, c);
       f32v input[4];
       for (int j = 0; j < 4; j++) input[j] = __builtin_convertvector((i32v)(four << (24 - 8 * j)) >> 24, f32v);
       put_line(input, i, c, wide);

@@ -10,12 +10,20 @@
 #include <unistd.h>
 #endif
 
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__) && defined(__aarch64__)
+#include <sys/sysctl.h>
+#endif
+
 const Isa* generic_isa();
 const Isa* avx2_isa();
 const Isa* avx512_isa();
 const Isa* avx512bf16_isa();
 const Isa* avx512bf16fma_isa();
 const Isa* amx_isa();
+const Isa* neon_isa();
+const Isa* neonbf16_isa();
 
 namespace {
 
@@ -57,6 +65,26 @@ bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+#elif defined(__linux__) && defined(__aarch64__)
+// Bits of Linux's HWCAP and HWCAP2.
+bool has_dot_products() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_bf16_and_i8mm() {
+  constexpr unsigned long both = 1ul << 13 | 1ul << 14;
+  return has_dot_products() && (getauxval(AT_HWCAP2) & both) == both;
+}
+#elif defined(__APPLE__) && defined(__aarch64__)
+bool has_feature(const char* name) {
+  int there = 0;
+  size_t size = sizeof there;
+  return sysctlbyname(name, &there, &size, nullptr, 0) == 0 && there;
+}
+bool has_dot_products() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_bf16_and_i8mm() {
+  return has_dot_products() && has_feature("hw.optional.arm.FEAT_BF16") && has_feature("hw.optional.arm.FEAT_I8MM");
+}
+#elif defined(__aarch64__)
+bool has_dot_products() { return false; }
+bool has_bf16_and_i8mm() { return false; }
 #endif
 
 struct Choice {
@@ -71,6 +99,9 @@ const Choice choices[] = {
     {avx512bf16_isa, [] { return has_avx512() && has_bf16(); }},
     {avx512_isa, has_avx512},
     {avx2_isa, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#elif defined(__aarch64__)
+    {neonbf16_isa, has_bf16_and_i8mm},
+    {neon_isa, has_dot_products},
 #endif
     {generic_isa, [] { return true; }},
 };

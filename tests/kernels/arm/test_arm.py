@@ -17,7 +17,11 @@ from tests.kernels.test_native_memory import needs_python
 NATIVE = Path(__file__).parents[3] / "kernels" / "native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 FLAGS = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread", "-w"]
-CPUS = {"max": ["generic"]}  # and the sets that it has
+CPUS = {  # and the sets that each has
+    "max": ["neonbf16", "neon", "generic"],
+    "neoverse-n1": ["neon", "generic"],
+    "cortex-a72": ["generic"],
+}
 KERNELS = (
     "linear", "linear_heads", "expert_ffn", "norms", "router", "attend_gqa", "attend_mla", "delta", "blocks",
 )  # fmt: skip
