@@ -66,6 +66,25 @@ QWEN3_MOE: Config = {
     "num_key_value_heads": 2,
 }
 
+THIN: Config = {  # what a layer costs beside its weights
+    **QWEN3_MOE,
+    "hidden_size": 384,
+    "moe_intermediate_size": 192,
+    "num_attention_heads": 6,
+    "num_experts": 40,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 20,
+    "num_key_value_heads": 1,
+}
+
+SMALL_EXPERTS: Config = {
+    **THIN,
+    "moe_intermediate_size": 96,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 12,
+}
+
 DEEPSEEK_V3: Config = {
     **COMMON,
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -281,6 +300,8 @@ class Shape:
 
 SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
+    "thin-187m": Shape(THIN, qwen3_moe),
+    "small-experts-178m": Shape(SMALL_EXPERTS, qwen3_moe),
     "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
     "qwen3-next-123m": Shape(QWEN3_NEXT, qwen3_next),
     "gpt-oss-111m": Shape(GPT_OSS, gpt_oss),

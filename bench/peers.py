@@ -15,6 +15,9 @@ nobody has used.
 
 compares few bits: our routed experts in int4 or int8 and, with `--dense-dtype`, all other linear maps, beside
 llama.cpp with every matrix in Q4_0 or Q8_0. Its embeddings are in few bits too, ours and both routers are not.
+
+`--isa avx2` limits afserve to an instruction set, and `--llama-isa avx2` says for which one llama.cpp was built; rows
+name both. Both limited to AVX2 is how a machine with more measures what one without it has.
 """
 
 import argparse
@@ -29,7 +32,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from afserve.config import EXPERT_DTYPES
+from afserve.config import AUTO, EXPERT_DTYPES, ISAS
+from afserve.kernels.isa import check_isa, used_isa
 from bench.origin import origin
 from bench.peers_worker import PROMPTS
 
@@ -159,7 +163,11 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
     names, suffix = ((*OURS, "transformers"), "") if kept == "auto" else (OURS, f" {kept}")
     suffix += "" if dense == "auto" else f" dense {dense}"
     engines: list[Engine] = [
-        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case, kept, dense], suffix=suffix)
+        Worker(
+            name,
+            [sys.executable, "-m", "bench.peers_worker", name, *case, kept, dense, options.isa],
+            suffix=suffix,
+        )
         for name in names
     ]
     if options.vllm_python:
@@ -204,6 +212,7 @@ def _measure(
                 "prompt_len": options.prompt_len if decodes else size,
                 "output_len": options.output_len if decodes else 1, "threads": options.threads,
                 "experts": options.expert_dtype, "dense": options.dense_dtype,
+                "isa": used_isa(options.isa), "llama_isa": options.llama_isa if options.llama_bench else "",
                 "load": round(os.getloadavg()[0], 1), **origin(),
             }
         )  # fmt: skip
@@ -239,11 +248,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--dense-dtype", default="auto", choices=EXPERT_DTYPES, help="of afserve's other linear maps"
     )
+    parser.add_argument("--isa", default=AUTO, choices=(AUTO, *ISAS), help="what afserve computes with")
+    parser.add_argument(
+        "--llama-isa", default="native", help="what llama.cpp was built for: native, avx2; for its rows"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     if bool(options.llama_bench) != bool(options.gguf):
         parser.error("--llama-bench and --gguf go together")
+    check_isa(options.isa)
     return options
 
 

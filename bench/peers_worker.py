@@ -1,7 +1,7 @@
 """One engine for `bench.peers`, in a process of its own: afserve's two modes, or transformers.
 
-Started with a name, a model folder, prompt length, output length, threads and what experts and other maps are kept in;
-answers lines of JSON.
+Started with a name, a model folder, prompt length, output length, threads, what experts and other maps are kept in, and
+the instruction set; answers lines of JSON.
 """
 
 import json
@@ -12,14 +12,17 @@ from statistics import median
 
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.figures import Timeline, figures
+from afserve.config import AUTO
 
 PROMPTS = 3  # of a length, measured one after another
 UNSEEN = 1000  # seeds of prompts that no other measurement has used: their prefixes are in no cache
 Run = Callable[[Case, int, int], Sequence[Timeline]]  # (what, sequences, seed)
 
 
-def main(name: str, model: str, prompt: int, output: int, threads: int, kept: str, dense: str) -> None:
-    case = Case(model, (1,), prompt, output, 1, threads)
+def main(
+    name: str, model: str, prompt: int, output: int, threads: int, kept: str, dense: str, isa: str = AUTO
+) -> None:
+    case = Case(model, (1,), prompt, output, 1, threads, isa)
     if name == "transformers":
         _transformers(name, case)
     else:
@@ -66,7 +69,13 @@ def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)
     nodes = {"attention": 1, "experts": None if colocated else 1}
     with LLM(
-        case.model, colocated=colocated, threads=threads, expert_dtype=kept, dense_dtype=dense, **nodes
+        case.model,
+        colocated=colocated,
+        threads=threads,
+        expert_dtype=kept,
+        dense_dtype=dense,
+        isa=case.isa,
+        **nodes,
     ) as llm:
         _answer(name, case, lambda asked, batch, seed: _batch(llm, asked, batch, seed))
 
@@ -97,4 +106,4 @@ def _transformers(name: str, case: Case) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), *sys.argv[6:8])
+    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), *sys.argv[6:9])

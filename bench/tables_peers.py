@@ -22,10 +22,16 @@ def peers_in_few_bits() -> str:
 
 
 def _beside(title: str, measured: list[Row], note: str) -> str:
-    told = ({"experts": "auto", "dense": "auto"} | row for row in measured)  # rows of before these had names
-    cases: dict[tuple[str, str, str], list[Row]] = {}
-    for row in told:
-        cases.setdefault((row["model"], row["experts"], row["dense"]), []).append(row)
+    unnamed = {
+        "experts": "auto",
+        "dense": "auto",
+        "isa": "",
+        "llama_isa": "",
+    }  # rows of before these had names
+    cases: dict[tuple[str, ...], list[Row]] = {}
+    for row in (unnamed | row for row in measured):
+        case = (row["model"], row["experts"], row["dense"], row["isa"], row["llama_isa"])
+        cases.setdefault(case, []).append(row)
     found = [newest(_of_last_run(of), "engine", "phase", "batch", "prompt_len") for of in cases.values()]
     return "\n\n".join(
         f"{_says(title, note if i == 0 else '', of)}\n\n{_tables(of)}" for i, of in enumerate(found)
@@ -46,6 +52,9 @@ def _says(title: str, note: str, found: list[Row]) -> str:
         f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
         "tokens per second by batch; `python -m bench.peers`."
     )
+    if first["isa"]:
+        said += f" afserve computed with {first['isa']}"
+        said += f", llama.cpp was built for {first['llama_isa']}." if first["llama_isa"] else "."
     if any(map(_prompt, found)):
         said += " Under a prompt's length: its tokens per second until the first token, one prompt at a time."
     return f"{said} {note}".rstrip()
