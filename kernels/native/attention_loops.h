@@ -123,6 +123,17 @@ INLINE f32v weight_lanes(f32v x, float scale, float top) {
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.99992523f));
     return (f32v)_mm512_scalef_ps(p, t);
   }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+  if constexpr (sizeof(E) == sizeof(bf16)) {  // the same polynomial
+    scale *= 1.44269504f;
+    __m256 t = (__m256)maximum(splat(-126.0f), x * scale - splat(scale * top));  // what is no number stays none
+    __m256 whole = _mm256_floor_ps(t);
+    f32v part = (f32v)_mm256_sub_ps(t, whole);
+    f32v p = part * 0.07802454f + 0.2260672f;
+    p = p * part + 0.69583349f;
+    p = p * part + 0.99992523f;
+    return (f32v)((i32v)p + ((i32v)_mm256_cvtps_epi32(whole) << 23));
+  }
 #endif
   return exp_lanes((x - top) * scale);
 }
