@@ -7,6 +7,7 @@
 import argparse
 import ast
 import io
+import itertools
 import json
 import subprocess
 import tarfile
@@ -125,6 +126,17 @@ def methods_of(node: ast.ClassDef) -> set[str]:
     }
 
 
+def attributes_of(node: ast.ClassDef) -> Iterator[str]:
+    """Those that the class body or a method gives a value or a type."""
+    for inner in statements(ast.Module([node], [])):
+        given = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+        for target in itertools.chain.from_iterable(getattr(one, "elts", [one]) for one in given):
+            if isinstance(target, ast.Name) and inner in node.body:
+                yield target.id
+            elif isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                yield target.attr
+
+
 def public_methods(classes: list[tuple[PurePosixPath, ast.ClassDef]]) -> dict[str, set[tuple[str, str]]]:
     users: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for path, node in classes:
@@ -145,11 +157,7 @@ def lone(protocols: list[ast.ClassDef], classes: list[ast.ClassDef]) -> Iterator
         by_name[node.name].append(node)
 
     def whole(node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> set[str]:
-        names = methods_of(node) | {
-            inner.target.id
-            for inner in node.body
-            if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)
-        }
+        names = methods_of(node) | set(attributes_of(node))
         for base in node.bases:
             name = ast.unparse(base).split("[")[0].rpartition(".")[2]
             if name not in seen and name != node.name and len(by_name[name]) == 1:

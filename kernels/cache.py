@@ -26,13 +26,6 @@ _ALIGNED = 16  # bytes: any element, and the words that keys are moved in
 LayerCache = tuple[Tensor, ...]
 
 
-class Copied(Protocol):
-    """The end of a copy, as `torch.cuda.Event` has it."""
-
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-
-
 class KeptShape(Protocol):
     """What one layer keeps. As text it says what a block's bytes are: caches that share blocks have the same one."""
 
@@ -102,7 +95,7 @@ class PagedCache:
         self._gather(blocks, found)
         return found.cpu()
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
         """As `read`, into (len(blocks), block_bytes) uint8 on the host. From a GPU to pinned memory it may be under way
         when this returns, before anything that the GPU is told to do later; what is returned then says when it ended.
         Raises ValueError."""

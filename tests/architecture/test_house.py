@@ -12,7 +12,7 @@ from bench.house import House, circles, product_sources, read_house
 LONGEST_FUNCTION = 68
 LARGEST_FOLDER = 30
 LONG_FILES = 2
-LONE_PROTOCOLS = 11
+LONE_PROTOCOLS = 7
 MANY_NAMES = 6.2
 LINES = 95_539
 
@@ -65,3 +65,11 @@ def test_what_the_figures_count() -> None:
 def test_circles_of_folders_are_found_through_others() -> None:
     assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
     assert circles({("a", "b"), ("b", "c")}) == []
+
+
+def test_what_a_class_gives_a_value_counts_as_what_a_protocol_asks_for() -> None:
+    asked = "from typing import Protocol\nclass P(Protocol):\n    @property\n    def x(self): ...\n"
+    one = "class A:\n    x = 1\n"
+    other = "class B:\n    def __init__(self):\n        self.y, self.x = 1, 2\n"
+    assert read_house({PurePosixPath("comm/c.py"): asked + one + other}).lone_protocols == []
+    assert read_house({PurePosixPath("comm/c.py"): asked + other}).lone_protocols == ["P"]

@@ -22,7 +22,6 @@ from afserve.engine.kv.host_slots import HostSlots, Placed
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import HOST, Named, RestoredPiece
 from afserve.engine.stats import HostStats, TierStats
-from afserve.kernels.cache import Copied
 
 _PIECE_BYTES = 1 << 20  # copied back at once, and checked while processors have it in their caches
 _PINNED_PIECE_BYTES = 32 << 20  # a GPU wants more at once
@@ -103,7 +102,7 @@ class _Fresh:
     """Blocks without a checksum, since they are still being copied."""
 
     placed: Placed
-    copied: Copied
+    copied: torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import checksum_of as block_checksum
 from afserve.comm.kv.messages import Name, Payload, checksum_of
 from afserve.engine.kv.cache import KvBlocks, KvCache
-from afserve.kernels.cache import Copied
 
 _LEFT, _LEFT_BY_COPIES = 32, 8  # one part in so many of the cache stays available
 
@@ -93,7 +92,7 @@ class PooledBlocks:
         """A copy of the bytes of held blocks, one behind the other."""
         return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Copied | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
         """As `KvCache.copy_out`."""
         return self._kv.copy_out(blocks, rows_NY)
 

@@ -3,11 +3,10 @@
 Nothing is wanted that could hold a program: safetensors, JSON and a chat template.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha1, sha256
-from typing import Protocol
 
 from afserve.errors import CheckpointError, ProtocolError, shown
 from afserve.member import MODEL_ROLES, Role
@@ -21,11 +20,6 @@ _MOST_BYTES = 1 << 50
 _MOST_TEXT = 1 << 30  # bytes of a text that is fetched
 
 
-class Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """`digest` is the sha256 of a large file, or git's own name (sha1) of a small one; its length says which."""
@@ -34,11 +28,11 @@ class HubFile:
     size: int
     digest: str
 
-    def hash(self) -> Hash:
+    def hash(self) -> "hashlib._Hash":
         """What, fed with all bytes, has `digest`."""
         if len(self.digest) == 64:
-            return sha256()
-        found = sha1(usedforsecurity=False)
+            return hashlib.sha256()
+        found = hashlib.sha1(usedforsecurity=False)
         found.update(b"blob %d\0" % self.size)
         return found
 
