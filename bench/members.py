@@ -35,20 +35,16 @@ from afserve.control.node.heartbeat import heartbeat_seconds
 from afserve.control.node.report import routed_seconds
 from afserve.control.wire import channel, messages
 from afserve.control.wire.desired import SILENCE_SECONDS, Deployment, shortest_silence
+from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Routed
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
     Assigned,
     Endpoint,
-    Filled,
-    FillSlots,
     FromNode,
     Heartbeat,
     Peers,
     Ready,
     Register,
-    Routed,
     ToNode,
 )
 from afserve.engine.stats import AttentionStats, ExpertStats

@@ -18,7 +18,8 @@ from afserve.control.membership.members import Members
 from afserve.control.recordings import Recordings
 from afserve.control.traces import TraceFiles
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.values import FromNode, Noted, Ready, Recorded, Routed, ToNode, Traced
+from afserve.control.wire.placement_values import Routed
+from afserve.control.wire.values import FromNode, Noted, Ready, Recorded, ToNode, Traced
 from afserve.engine.stats import AttentionStats
 from afserve.errors import ProtocolError
 from afserve.member import MODEL_ROLES, Life

@@ -33,6 +33,7 @@ from afserve.control.node.work_spans import WorkSpans
 from afserve.control.prompts import Prompts
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Requests
+from afserve.control.wire.placement_values import Routed
 from afserve.control.wire.request_values import Prefixes, Submit, ToAttention
 from afserve.control.wire.values import (
     AttentionNodes,
@@ -43,7 +44,6 @@ from afserve.control.wire.values import (
     Query,
     Record,
     Recorded,
-    Routed,
     Traced,
 )
 from afserve.engine.kv.moving.copying import Copier

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from afserve.control.membership.balancing import BalanceRules, Balancing, compact
 from afserve.control.membership.migration import Migration, Phase
-from afserve.control.wire.values import Adopt, FillSlots, Retire
+from afserve.control.wire.placement_values import Adopt, FillSlots, Retire
 from afserve.errors import ConfigError, DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.migrate import fills

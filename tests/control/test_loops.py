@@ -14,6 +14,7 @@ from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequest, KeptRequests
 from afserve.control.node.peers import ExpertPeers
 from afserve.control.node.stream import ControlStream
+from afserve.control.wire.placement_values import Filled, FillSlots, Unfilled
 from afserve.control.wire.request_values import (
     Acknowledge,
     Cancel,
@@ -24,18 +25,7 @@ from afserve.control.wire.request_values import (
     Tokens,
     first_request,
 )
-from afserve.control.wire.values import (
-    Drain,
-    Drained,
-    Filled,
-    FillSlots,
-    Gateways,
-    Peers,
-    Serve,
-    Shutdown,
-    ToNode,
-    Unfilled,
-)
+from afserve.control.wire.values import Drain, Drained, Gateways, Peers, Serve, Shutdown, ToNode
 from afserve.engine.filler import Filler
 from afserve.engine.scheduling.request import (
     GenerationRequest,

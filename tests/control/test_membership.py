@@ -28,20 +28,16 @@ from afserve.control.membership.migration import Phase
 from afserve.control.membership.placing import TRIED, UnreadableExperts
 from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.placement_values import Adopt, Filled, FillSlots, Retire, Unfilled
 from afserve.control.wire.values import (
-    Adopt,
     Drained,
     Endpoint,
-    Filled,
-    FillSlots,
     Gateways,
     Heartbeat,
     Identity,
     Ready,
     Register,
-    Retire,
     Shutdown,
-    Unfilled,
 )
 from afserve.engine.stats import ExpertStats
 from afserve.errors import ConfigError, RendezvousError

@@ -16,6 +16,7 @@ from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import put_settings, take_settings
+from afserve.control.wire.placement_values import Adopt, FillSlots, Retire, Routed
 from afserve.control.wire.placements import pack
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -28,7 +29,6 @@ from afserve.control.wire.request_values import (
     Tokens,
 )
 from afserve.control.wire.values import (
-    Adopt,
     Assigned,
     AttentionNodes,
     AttentionPeer,
@@ -37,7 +37,6 @@ from afserve.control.wire.values import (
     Endpoint,
     ExpertPeer,
     Failed,
-    FillSlots,
     Gateways,
     Heartbeat,
     Identity,
@@ -50,8 +49,6 @@ from afserve.control.wire.values import (
     Record,
     Recorded,
     Register,
-    Retire,
-    Routed,
     Shutdown,
     Standing,
     Stuck,

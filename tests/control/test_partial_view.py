@@ -15,7 +15,8 @@ import torch
 from afserve.control.membership.events import Dismiss, Said, Tell, Waited
 from afserve.control.membership.recovery import OnLoss
 from afserve.control.node.peers import ExpertPeers, Reached
-from afserve.control.wire.values import Adopted, ExpertPeer, Heartbeat, Peers, Stuck, Unheard
+from afserve.control.wire.placement_values import Adopted
+from afserve.control.wire.values import ExpertPeer, Heartbeat, Peers, Stuck, Unheard
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
 from afserve.member import Role, attention_life, attention_node, expert_life, expert_node

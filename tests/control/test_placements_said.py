@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.wire import messages
+from afserve.control.wire.placement_values import Adopt, FillSlots
 from afserve.control.wire.placements import SaidLast, SaidPlacement, pack, unpack
-from afserve.control.wire.values import Adopt, FillSlots
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.change import change, changed
 from afserve.placement.placement import FREE, LayerPlacement, Placement

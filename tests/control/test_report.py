@@ -14,7 +14,8 @@ from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds
 from afserve.control.node.report import Reporter
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.desired import MOST_HEARTBEATS, shortest_silence
-from afserve.control.wire.values import Heartbeat, Routed
+from afserve.control.wire.placement_values import Routed
+from afserve.control.wire.values import Heartbeat
 from afserve.engine.build import colocated
 from afserve.engine.stats import AttentionStats
 from afserve.families.table import load_spec

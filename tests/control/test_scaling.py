@@ -21,17 +21,8 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.recovery import OnLoss
 from afserve.control.wire.change_values import count_of
-from afserve.control.wire.values import (
-    Adopted,
-    Drain,
-    Drained,
-    Endpoint,
-    Filled,
-    FillSlots,
-    Peers,
-    Ready,
-    Shutdown,
-)
+from afserve.control.wire.placement_values import Adopted, Filled, FillSlots
+from afserve.control.wire.values import Drain, Drained, Endpoint, Peers, Ready, Shutdown
 from afserve.errors import ConfigError
 from afserve.member import AttentionPhase, Life, NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import FREE, LayerPlacement, Placement

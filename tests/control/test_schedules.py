@@ -45,23 +45,18 @@ from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.node.account import Account
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire, Unfilled
 from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
     Drain,
     Endpoint,
     Failed,
-    Filled,
-    FillSlots,
     Heartbeat,
     Peers,
     Progress,
     Ready,
     Register,
-    Retire,
     Shutdown,
     Stuck,
-    Unfilled,
 )
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.stats import AttentionStats, ExpertStats

@@ -9,21 +9,17 @@ from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.roster import State
 from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
 from afserve.control.node.account import Account
+from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire
 from afserve.control.wire.values import (
-    Adopt,
-    Adopted,
     Assigned,
     Drain,
     Drained,
     Endpoint,
-    Filled,
-    FillSlots,
     Gateways,
     Identity,
     NodeStage,
     Ready,
     Register,
-    Retire,
     Shutdown,
     Standing,
 )

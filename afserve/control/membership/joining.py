@@ -12,7 +12,8 @@ from afserve.control.membership.migration import Phase, asks
 from afserve.control.membership.placing import ExpertPlacing
 from afserve.control.membership.roster import Member, State
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.values import Assigned, Retire
+from afserve.control.wire.placement_values import Retire
+from afserve.control.wire.values import Assigned
 from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
 

@@ -23,13 +23,13 @@ from afserve.control.membership.roster import Member, State
 from afserve.control.membership.shortage import Shortage, ShortagePatience
 from afserve.control.membership.watching import Watch
 from afserve.control.membership.wishes import NodeWishes
-from afserve.control.wire import values
+from afserve.control.wire import placement_values, values
 from afserve.control.wire.desired import Deployment
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import NodeId
 
 
-def _reloaded(member: Member, filled: values.Filled) -> events.Incident:
+def _reloaded(member: Member, filled: placement_values.Filled) -> events.Incident:
     rate = filled.bytes / max(filled.seconds, 1e-6) / 1e9
     what = (
         f"{filled.experts} experts for epoch {filled.epoch}, {filled.bytes / 1e6:,.1f} MB at {rate:.1f} GB/s"
@@ -214,14 +214,14 @@ class Membership:
                 member.resident_bytes, member.progress = resident, values.Progress(1.0, "ready")
                 member.expert_error, member.dense_error, member.isa = expert_error, dense_error, isa
                 return self._joining.catch_up(member, now) if member.state is State.LOADING else []
-            case values.Filled(epoch):
+            case placement_values.Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)
                 if self.migration.adopting:
                     self._placing.unreadable.note_all_read()
                 return [*effects, _reloaded(member, value)] if value.experts else effects
-            case values.Unfilled():
+            case placement_values.Unfilled():
                 return self._unfilled(member, value, now)
-            case values.Adopted(epoch):
+            case placement_values.Adopted(epoch):
                 return self._answered(member, self.migration.adopted, epoch, now)
             case values.Drained():
                 self._draining.report_drained(member)
@@ -251,7 +251,7 @@ class Membership:
         member.epoch = epoch
         return effects
 
-    def _unfilled(self, member: Member, said: values.Unfilled, now: float) -> list[events.Effect]:
+    def _unfilled(self, member: Member, said: placement_values.Unfilled, now: float) -> list[events.Effect]:
         try:
             return self._placing.report_unfilled(member, said, now)
         except ProtocolError as error:

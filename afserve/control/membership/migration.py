@@ -13,7 +13,8 @@ from enum import Enum
 
 import numpy as np
 
-from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
+from afserve.control.wire.placement_values import Adopt, FillSlots, Retire
+from afserve.control.wire.values import ToNode
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.migrate import stages

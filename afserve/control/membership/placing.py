@@ -12,7 +12,7 @@ from afserve.control.membership.events import Effect, Happening, Incident, Place
 from afserve.control.membership.members import NO_EPOCH
 from afserve.control.membership.migration import holders
 from afserve.control.membership.roster import Member, State
-from afserve.control.wire.values import Unfilled
+from afserve.control.wire.placement_values import Unfilled
 from afserve.errors import ConfigError
 from afserve.member import NodeId, Role
 from afserve.placement.recovery import Barred, LayerExpert

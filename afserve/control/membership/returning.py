@@ -10,7 +10,8 @@ from afserve.control.membership.placing import ExpertPlacing
 from afserve.control.membership.roster import Member, State
 from afserve.control.membership.takeover import REJOIN_SECONDS, Inherited, NodeClaim, Takeover, inherit
 from afserve.control.membership.watching import Watch
-from afserve.control.wire.values import Retire, Standing
+from afserve.control.wire.placement_values import Retire
+from afserve.control.wire.values import Standing
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
 

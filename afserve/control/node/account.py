@@ -6,7 +6,7 @@ given, so whatever lies between is said as asked and not as done.
 
 from dataclasses import replace
 
-from afserve.control.wire import values
+from afserve.control.wire import placement_values, values
 from afserve.member import MODEL_ROLES, Role
 from afserve.placement.placement import Placement
 
@@ -42,12 +42,12 @@ class Account:
                 self._identity = values.Identity({**before, **things})
             case values.Ready(resident, isa=isa):
                 self._loaded, self._resident, self._isa = True, resident, isa
-            case values.Filled(epoch):
+            case placement_values.Filled(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held[epoch] = placement
-            case values.Unfilled(epoch):
+            case placement_values.Unfilled(epoch):
                 self._asked.pop(epoch, None)
-            case values.Adopted(epoch):
+            case placement_values.Adopted(epoch):
                 if (placement := self._asked.pop(epoch, None)) is not None:
                     self._held = {epoch: placement}
             case values.Drained():
@@ -60,10 +60,10 @@ class Account:
                 if value.node.role in MODEL_ROLES:
                     self._held = {value.deployment.placement.epoch: value.deployment.placement}
                     self._newest = value.deployment.placement.epoch
-            case values.FillSlots(placement) | values.Adopt(placement):
+            case placement_values.FillSlots(placement) | placement_values.Adopt(placement):
                 self._asked[placement.epoch] = placement
                 self._newest = max(self._newest, placement.epoch)
-            case values.Retire(epoch):
+            case placement_values.Retire(epoch):
                 self._held.pop(epoch, None)
                 self._asked.pop(epoch, None)
             case values.Gateways():

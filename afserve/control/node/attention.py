@@ -17,7 +17,7 @@ from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, silent
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire import values
+from afserve.control.wire import placement_values, values
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -122,7 +122,7 @@ class AttentionLoop:
     def _tell_controller(self) -> None:
         """What it waits for."""
         if self._adopting is not None and self._node.settled:
-            self._stream.send(values.Adopted(self._adopting))
+            self._stream.send(placement_values.Adopted(self._adopting))
             self._adopting = None
         if self._draining and not (self._node.busy or self._kept.wanted or self._kv.holding):
             self._draining = False
@@ -196,7 +196,7 @@ class AttentionLoop:
                 self._experts.update(command)
             case Reached():
                 self._experts.reached(command)
-            case values.Adopt(placement):
+            case placement_values.Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
             case values.Record():

@@ -13,7 +13,7 @@ from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
 from afserve.control.node.work_spans import WorkSpans
-from afserve.control.wire import values
+from afserve.control.wire import placement_values, values
 from afserve.credentials import Credentials
 from afserve.engine.filler import Filler
 from afserve.errors import PeerLost, ProtocolError
@@ -104,9 +104,9 @@ class ExpertLoop:
                 self._stream.send(values.Drained())
             case values.AttentionNodes(nodes):
                 self._node.in_phases({node.life.index: node.phase for node in nodes})
-            case values.FillSlots(placement, urgent):
+            case placement_values.FillSlots(placement, urgent):
                 self._fill(placement, urgent)
-            case values.Retire(epoch):
+            case placement_values.Retire(epoch):
                 self._filling.discard(epoch)
                 self._slots.forget(self._filler.abandon(epoch))
                 self._slots.retire(epoch)
@@ -129,7 +129,9 @@ class ExpertLoop:
             if loaded.unread:
                 self._slots.retire(loaded.epoch)
                 experts = tuple((fill.layer, fill.expert) for fill in loaded.unread)
-                self._stream.send(values.Unfilled(loaded.epoch, experts, loaded.why))
+                self._stream.send(placement_values.Unfilled(loaded.epoch, experts, loaded.why))
                 continue
             self._node.accept(loaded.epoch)
-            self._stream.send(values.Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))
+            self._stream.send(
+                placement_values.Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds)
+            )

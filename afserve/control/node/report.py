@@ -11,7 +11,7 @@ from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.heartbeat import HeartbeatThread, Stats
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import Routed
+from afserve.control.wire.placement_values import Routed
 from afserve.placement.rebalance.stats import RoutedRows
 
 MOST_ROUTED = 50  # such messages per second of all nodes: of DeepSeek-V3's shape 1.5 MB

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from afserve.control.wire import values
+from afserve.control.wire import placement_values, values
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
 from afserve.control.wire.placements import SaidLast, SaidPlacement
@@ -21,7 +21,7 @@ from afserve.placement.rebalance.stats import RoutedRows
 PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]
 
 
-def _put_routed(value: values.Routed, proto: Proto) -> None:
+def _put_routed(value: placement_values.Routed, proto: Proto) -> None:
     """In the narrowest unsigned integers that hold the largest count: one byte each for most seconds of decoding."""
     rows = value.rows
     largest = max(int(rows.prefill_LE.max()), int(rows.decode_LE.max()))
@@ -32,11 +32,11 @@ def _put_routed(value: values.Routed, proto: Proto) -> None:
         setattr(proto, name, counts_LE.astype(f"<u{width}").tobytes() if counts_LE.any() else b"")
 
 
-def _take_routed(proto: Proto) -> values.Routed:
+def _take_routed(proto: Proto) -> placement_values.Routed:
     if proto.width not in _WIDTHS:
         raise ValueError(f"counts of {proto.width} bytes")
     shape = proto.layers, proto.experts
-    return values.Routed(
+    return placement_values.Routed(
         RoutedRows(_counts(proto.prefill, proto.width, shape), _counts(proto.decode, proto.width, shape))
     )
 
@@ -92,37 +92,39 @@ def _take_said(proto: Proto, last: SaidLast) -> Placement:
     return last.hear(SaidPlacement(said.data, said.base if said.HasField("base") else None))
 
 
-def _put_adopt(value: values.Adopt, proto: Proto, last: SaidLast) -> None:
+def _put_adopt(value: placement_values.Adopt, proto: Proto, last: SaidLast) -> None:
     _put_said(value.placement, proto, last)
 
 
-def _take_adopt(proto: Proto, last: SaidLast) -> values.Adopt:
-    return values.Adopt(_take_said(proto, last))
+def _take_adopt(proto: Proto, last: SaidLast) -> placement_values.Adopt:
+    return placement_values.Adopt(_take_said(proto, last))
 
 
-def _put_fill(value: values.FillSlots, proto: Proto, last: SaidLast) -> None:
+def _put_fill(value: placement_values.FillSlots, proto: Proto, last: SaidLast) -> None:
     _put_said(value.placement, proto, last)
     proto.urgent = value.urgent
 
 
-def _take_fill(proto: Proto, last: SaidLast) -> values.FillSlots:
-    return values.FillSlots(_take_said(proto, last), proto.urgent)
+def _take_fill(proto: Proto, last: SaidLast) -> placement_values.FillSlots:
+    return placement_values.FillSlots(_take_said(proto, last), proto.urgent)
 
 
-def _put_unfilled(value: values.Unfilled, proto: Proto) -> None:
+def _put_unfilled(value: placement_values.Unfilled, proto: Proto) -> None:
     proto.epoch, proto.why = value.epoch, value.why
     proto.layer.extend(layer for layer, _ in value.experts)
     proto.expert.extend(expert for _, expert in value.experts)
 
 
-def _take_unfilled(proto: Proto) -> values.Unfilled:
+def _take_unfilled(proto: Proto) -> placement_values.Unfilled:
     if len(proto.layer) != len(proto.expert):
         raise ProtocolError(f"{len(proto.layer)} layers for {len(proto.expert)} experts that cannot be read")
-    return values.Unfilled(proto.epoch, tuple(zip(proto.layer, proto.expert, strict=True)), proto.why)
+    return placement_values.Unfilled(
+        proto.epoch, tuple(zip(proto.layer, proto.expert, strict=True)), proto.why
+    )
 
 
 FROM_NODE: dict[type, Codec] = {
-    values.Routed: ("routed", _put_routed, _take_routed),
+    placement_values.Routed: ("routed", _put_routed, _take_routed),
     values.Heartbeat: codec("heartbeat", values.Heartbeat),
     values.Progress: codec("progress", values.Progress),
     values.Register: codec("register", values.Register),
@@ -130,9 +132,9 @@ FROM_NODE: dict[type, Codec] = {
     values.Identity: codec("identity", values.Identity),
     values.Ready: codec("ready", values.Ready),
     values.Drained: codec("drained", values.Drained),
-    values.Filled: codec("filled", values.Filled),
-    values.Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
-    values.Adopted: codec("adopted", values.Adopted),
+    placement_values.Filled: codec("filled", placement_values.Filled),
+    placement_values.Unfilled: ("unfilled", _put_unfilled, _take_unfilled),
+    placement_values.Adopted: codec("adopted", placement_values.Adopted),
     values.Failed: codec("failed", values.Failed),
     values.Query: codec("query", values.Query),
     values.Stuck: codec("stuck", values.Stuck),
@@ -145,7 +147,7 @@ TO_NODE: dict[type, Codec] = {
     values.Peers: codec("peers", values.Peers),
     values.Drain: codec("drain", values.Drain),
     values.Shutdown: codec("shutdown", values.Shutdown),
-    values.Retire: codec("retire", values.Retire),
+    placement_values.Retire: codec("retire", placement_values.Retire),
     values.Serve: codec("serve", values.Serve),
     values.Record: codec("record", values.Record),
     values.Gateways: ("gateways", _put_gateways, _take_gateways),
@@ -154,6 +156,6 @@ TO_NODE: dict[type, Codec] = {
 }
 PLACED: dict[type, PlacedCodec] = {
     values.Assigned: ("assigned", _put_assigned, _take_assigned),
-    values.FillSlots: ("fill_slots", _put_fill, _take_fill),
-    values.Adopt: ("adopt", _put_adopt, _take_adopt),
+    placement_values.FillSlots: ("fill_slots", _put_fill, _take_fill),
+    placement_values.Adopt: ("adopt", _put_adopt, _take_adopt),
 }

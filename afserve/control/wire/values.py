@@ -1,5 +1,6 @@
 """What the controller, nodes and gateways say to each other of who is there and what each is to do, as plain frozen
-values; `messages.py` is how they travel. What is said of requests is in `request_values.py`.
+values; `messages.py` is how they travel. What is said of requests is in `request_values.py`, what of
+placements in `placement_values.py`.
 
 Nothing here knows gRPC, torch or processes.
 """
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire, Routed, Unfilled
 from afserve.engine.stats import Stats
 from afserve.errors import AfserveError
 from afserve.member import AttentionLife, AttentionPhase, ExpertLife, Life, NodeId
 from afserve.placement.placement import Placement
-from afserve.placement.rebalance.stats import RoutedRows
 
 PROTOCOL = 8
 
@@ -111,13 +112,6 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """Rows that an attention node has routed since it last said so; nothing is said while there are none."""
-
-    rows: RoutedRows
-
-
-@dataclass(frozen=True, slots=True)
 class Query:
     """A gateway wants to know `what`; the answer has the same number."""
 
@@ -193,35 +187,6 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class Drained:
     """No request is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """An expert node holds everything that the placement `epoch` names on it, and what was loaded for that."""
-
-    epoch: int
-    experts: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Unfilled:
-    """An expert node cannot read these experts, as (MoE layer, expert), of the placement `epoch`.
-
-    It goes on with what it has, and gives that epoch up. `why` is of the first.
-    """
-
-    epoch: int
-    experts: tuple[tuple[int, int], ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """An attention node routes by `epoch` and has nothing under way that was routed before."""
-
-    epoch: int
 
 
 # ---- controller to node
@@ -314,31 +279,6 @@ class Shutdown:
     """Exit now. `error` is why the run ends, where it does not end by wish; a gateway answers open requests with it."""
 
     error: AfserveError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FillSlots:
-    """To expert nodes: load what `placement` adds into free slots, then say `Filled` with its epoch.
-
-    `urgent` where rows wait for it: as fast as the weights can be read, whatever serving pays for that.
-    """
-
-    placement: Placement
-    urgent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """To attention nodes: route by `placement` from the next step on, then say `Adopted` with its epoch."""
-
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """To expert nodes: nothing routed under `epoch` will come any more."""
-
-    epoch: int
 
 
 FromNode = (
