@@ -22,8 +22,9 @@ from torch import Tensor
 
 from afserve.clock import FakeClock
 from afserve.comm.m2n import bank
-from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import Arrival, ExpertPort
+from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode

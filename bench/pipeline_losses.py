@@ -22,7 +22,8 @@ from multiprocessing.synchronize import Event
 import torch
 
 from afserve.comm.m2n.bank import Bank
-from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode

@@ -14,7 +14,7 @@ import torch
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.kv.sharing import SharedPrompt
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link_contract import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link_contract import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder

@@ -85,7 +85,7 @@ def test_a_failed_join_changes_nothing(kind):
 
 def test_a_link_uses_a_node_that_joined(build_cluster):
     """Placement over one node, then over two: the second is attached in between."""
-    from afserve.comm.m2n.link import ExpertPort
+    from afserve.comm.m2n.port import ExpertPort
     from afserve.engine.expert_node import ExpertNode
 
     narrow = Placement.contiguous(layers=1, experts=4, nodes=1)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.m2n.link import ExpertPort
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import DeviceSplit, Splitter, TorchSplit
 from afserve.comm.transports import connect

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from afserve.clock import Clock
-from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.transport import HOST, Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource

@@ -9,7 +9,7 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.puller import Load
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
-from afserve.comm.m2n.link import Ticket
+from afserve.comm.m2n.ticket import Ticket
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.scheduling.request import ANSWER, GenerationRequest

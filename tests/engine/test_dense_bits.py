@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from afserve.comm.m2n.link import Link, Ticket
+from afserve.comm.m2n.link_contract import Link
+from afserve.comm.m2n.ticket import Ticket
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, colocated, dtype_of, spec_of, tensors_of
 from afserve.errors import ConfigError

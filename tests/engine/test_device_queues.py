@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
 from afserve.comm.m2n import bank
-from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
 from afserve.comm.transports import connect
 from afserve.engine import device_queues

@@ -9,7 +9,7 @@ import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.m2n.link import Ticket
+from afserve.comm.m2n.ticket import Ticket
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.scheduling.request import GenerationRequest

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from afserve.clock import FakeClock
-from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.ticket import Ticket
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.scheduling.request import TokenEvent

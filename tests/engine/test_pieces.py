@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.comm.m2n.link import Ticket
+from afserve.comm.m2n.ticket import Ticket
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS, PieceSize, PromptShare
 from afserve.engine.prompt_batch import WaitingPrompts
 from afserve.member import AttentionPhase

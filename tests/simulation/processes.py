@@ -6,7 +6,8 @@ streams and the in-process transport; it never blocks.
 
 from collections import deque
 
-from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transports import connect
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop

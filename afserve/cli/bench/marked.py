@@ -10,7 +10,8 @@ from torch import Tensor
 
 from afserve.clock import Clock
 from afserve.comm.m2n.bank import LocalTicket, NoExpertNodes
-from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.transport import Layout, Transport
 from afserve.kernels.stack import Exchange
 from afserve.placement.placement import Placement

@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields
 import torch
 
 from afserve.cli.bench.case import prompts
-from afserve.comm.m2n.link import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import AUTO, EngineConfig, ModelSource

@@ -17,7 +17,7 @@ import torch
 from afserve.cli.bench.case import prompts
 from afserve.cli.bench.marked import MarkedLink
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link_contract import Link
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, dtype_of, spec_of, tensors_of

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
+from afserve.comm.m2n.bank import LocalBankLink
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect

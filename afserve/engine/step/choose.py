@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link_contract import Link
 from afserve.config import EngineConfig
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.step.layer_runner import LayerRunner

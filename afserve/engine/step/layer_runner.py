@@ -8,7 +8,7 @@ from typing import Generic
 
 from torch import Tensor
 
-from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.link_contract import Link
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter

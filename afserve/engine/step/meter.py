@@ -7,7 +7,7 @@ are metrics and what `afserve bench pipeline` prints.
 from collections.abc import Sequence
 
 from afserve.clock import Clock
-from afserve.comm.m2n.link import SentTicket
+from afserve.comm.m2n.link_contract import SentTicket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.engine.stats import smoothed

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from afserve.comm.m2n.link import SentTicket
+from afserve.comm.m2n.link_contract import SentTicket
 from afserve.engine.step.step_input import StepInput
 
 T = TypeVar("T", bound=SentTicket)
