@@ -1,6 +1,5 @@
 """Gloo between processes and between hosts: who is gone or disagrees is named, and only one address listens."""
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON
 from afserve.comm.transport import Box, Connecting, Header, Kind, ListenSpec
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
+from tests.comm.begun import FORKED
 from tests.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
 
 if "dist" in connect.kinds():
@@ -34,7 +34,7 @@ if "dist" in connect.kinds():
 
 pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
 BOX = Box(0, 0, 0)
-SPAWN = multiprocessing.get_context("spawn")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,8 +65,8 @@ def start():
     started = []
 
     def run(target, *args):
-        mine, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=target, args=(*args, theirs), daemon=True)
+        mine, theirs = FORKED.Pipe()
+        process = FORKED.Process(target=target, args=(*args, theirs), daemon=True)
         process.start()
         started.append(process)
         return process, mine
@@ -318,6 +318,7 @@ import sys
 from multiprocessing import Pipe
 sys.path.insert(0, sys.argv[1])
 from afserve.comm.transports import connect
+from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 from afserve.errors import PeerLost

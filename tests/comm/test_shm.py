@@ -1,6 +1,5 @@
 """Shared memory between real processes: a killed peer is named, its place can be taken, nothing is left behind."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -12,10 +11,10 @@ import pytest
 from afserve.comm.transport import Box, WireType
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, RendezvousError
+from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def echo(pipe):
@@ -45,9 +44,9 @@ def start():
     started = []
 
     def run(target, *args):
-        mine, theirs = SPAWN.Pipe()
+        mine, theirs = FORKED.Pipe()
         full = (*args[:1], theirs, *args[1:]) if args else (theirs,)
-        process = SPAWN.Process(target=target, args=full, daemon=True)
+        process = FORKED.Process(target=target, args=full, daemon=True)
         process.start()
         started.append(process)
         assert mine.poll(60), f"{target.__name__} said nothing"
@@ -80,7 +79,7 @@ def test_a_killed_expert_node_is_named(start):
 def test_a_killed_attention_nodes_place_can_be_taken(start):
     end, address = connect.listen("shm", expert=0, attention_nodes=2, layout=LAYOUT)
     box = Box(1, 0, 0)
-    process = SPAWN.Process(target=front, args=(address, (pipe := SPAWN.Pipe())[1], 3), daemon=True)
+    process = FORKED.Process(target=front, args=(address, (pipe := FORKED.Pipe())[1], 3), daemon=True)
     process.start()
     for _ in range(3):
         answer(end, box, arrive(end, box).header, 1)

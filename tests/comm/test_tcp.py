@@ -1,7 +1,6 @@
 """Plain TCP between processes and hosts: who is gone or disagrees is named; any bytes from the wire are survived."""
 
 import gc
-import multiprocessing
 import os
 import shutil
 import signal
@@ -24,10 +23,11 @@ from afserve.comm.transports import connect
 from afserve.comm.transports.entrance import dial
 from afserve.comm.transports.handshake import ask
 from afserve.errors import PeerLost, RendezvousError
+from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 
 BOX = Box(0, 0, 0)
-SPAWN = multiprocessing.get_context("spawn")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,8 +66,8 @@ def start():
     started = []
 
     def run(target, *args):
-        mine, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=target, args=(*args, theirs), daemon=True)
+        mine, theirs = FORKED.Pipe()
+        process = FORKED.Process(target=target, args=(*args, theirs), daemon=True)
         process.start()
         started.append(process)
         return process, mine
@@ -264,6 +264,7 @@ HOST = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from afserve.comm.transports import connect
+from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
 from afserve.comm.transport import Box
 box = Box(0, 0, 0)
