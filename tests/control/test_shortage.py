@@ -35,18 +35,24 @@ def back(membership, node):
     say(membership, join(membership, node), Endpoint("a" if node.role is Role.EXPERT else "", {}), Ready(1))
 
 
-def test_experts_that_nobody_holds_or_has_room_for_are_named():
-    membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES)
+STARTED_OR_NOT = pytest.mark.parametrize(
+    ("restarts", "seconds"), [(5, 30.0), (0, 2.0)], ids=["started anew", "keeps failing"]
+)
+
+
+@STARTED_OR_NOT
+def test_experts_that_nobody_holds_or_has_room_for_are_named(restarts, seconds):
+    membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES, restarts=restarts)
     membership.on(Left(members[expert_node(0)], "killed"), 100.0)
-    assert refusing(membership, 101.9) == ""
-    why = refusing(membership, 102.1)
+    assert refusing(membership, 99.9 + seconds) == ""
+    why = refusing(membership, 100.1 + seconds)
     assert why == (
         "expert 0 of MoE layer 0 (and 3 more) stood only on expert-0 (its process ended), "
         "and the other expert nodes have no room for that"
     )
-    assert refusing(membership, 110.0) == why, "the text does not change while nothing does"
+    assert refusing(membership, 140.0) == why, "the text does not change while nothing does"
     back(membership, expert_node(0))
-    assert refusing(membership, 110.1) == ""
+    assert refusing(membership, 140.1) == ""
 
 
 def test_experts_that_are_being_loaded_elsewhere_are_waited_for_as_long_as_by_running_requests():
@@ -56,9 +62,7 @@ def test_experts_that_are_being_loaded_elsewhere_are_waited_for_as_long_as_by_ru
     assert "expert 2 of MoE layer 0 (and 1 more) stood only on expert-1" in refusing(membership, 130.1)
 
 
-@pytest.mark.parametrize(
-    ("restarts", "seconds"), [(5, 30.0), (0, 2.0)], ids=["started anew", "keeps failing"]
-)
+@STARTED_OR_NOT
 def test_without_attention_nodes_nothing_new_is_taken(restarts, seconds):
     membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES, restarts=restarts)
     membership.on(Left(members[attention_node(0)], "killed"), 100.0)

@@ -39,8 +39,8 @@ class Rules:
     All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
     the rule `recover` also after `silence` if others wait for its work, after twice that if nobody gets a connection to
     it, after `slow` if they wait although it speaks, and a gateway after `gateway`; all of these on a quiet host
-    (`silence.py`). Whoever serves for `proven` has no
-    earlier losses. New requests are refused `short` after something is lost that cannot be had elsewhere; running ones
+    (`silence.py`). Whoever serves for `proven` has no earlier losses. New requests are refused `short` after something
+    is lost that cannot be had elsewhere and that nobody is started for. Running ones, and new ones where somebody is,
     wait for it until their `deadline`.
     """
 

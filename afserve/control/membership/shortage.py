@@ -61,17 +61,23 @@ class Shortage:
     ) -> None:
         """`failing` are places whose next process cannot be counted on. `planned`: nodes get new ones by wish.
 
-        New requests wait as long as running ones do for an attention node that is started, and for what is planned.
+        New requests wait as long as running ones do for a node that is started, and for what is planned.
         """
         found: dict[str, tuple[str, float]] = {}
-        soon = self._patience.long if planned else self._patience.short
+
+        def seconds(role: Role) -> float:
+            view = members.role_view(role)
+            coming = {*view.vacancies, *(member.node for member in view.unready)} - set(failing)
+            return self._patience.long if coming or planned else self._patience.short
+
         if not any(member.state is State.READY for member in members.living(Role.ATTENTION)):
-            started = set(members.places(Role.ATTENTION)) - set(failing)
-            seconds = self._patience.long if started else soon
-            found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
+            found["attention"] = (
+                "no attention node serves" + _why(members, Role.ATTENTION),
+                seconds(Role.ATTENTION),
+            )
         lost = self._homeless(members, placement)
         if lost.beyond:
-            found["room"] = _without_room(members, placement, lost.beyond), soon
+            found["room"] = _without_room(members, placement, lost.beyond), seconds(Role.EXPERT)
         elif lost.experts:
             found["loading"] = _not_loaded(members, placement, lost.experts), self._patience.long
         self._since = {lack: self._since.get(lack, now) for lack in found}
