@@ -16,6 +16,7 @@ _CALLS = {"x86_64": (237, 238, 239), "aarch64": (235, 237, 236)}  # mbind, set_m
 _MBIND, _SET_MEMPOLICY, _GET_MEMPOLICY = _CALLS.get(platform.machine(), (-1, -1, -1))
 _PREFERRED, _BIND = 1, 2
 _MODE_BITS = 0xFFF  # the others are flags
+_AT_ADDRESS = 2
 _MOST = 1024  # NUMA nodes that a kernel is built for at most
 _LONG_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 _Mask = ctypes.c_ulong * (_MOST // _LONG_BITS)
@@ -66,10 +67,12 @@ def refusal(memory: int) -> str:
         return place(ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, memory)
 
 
-def own_memory() -> int | None:
-    """The NUMA node that this thread's memory comes from first, whoever bound it; None where that is open."""
+def own_memory(address: int | None = None) -> int | None:
+    """The NUMA node that this thread's memory comes from first, or memory at an address, whoever bound it; None where
+    that is open."""
     mode, mask = ctypes.c_int(0), _Mask()
-    if _call(_GET_MEMPOLICY, ctypes.byref(mode), mask, _MOST, None, 0):
+    where = ctypes.c_void_p(address), ctypes.c_ulong(0 if address is None else _AT_ADDRESS)
+    if _call(_GET_MEMPOLICY, ctypes.byref(mode), mask, ctypes.c_ulong(_MOST), *where):
         return None
     if mode.value & _MODE_BITS not in (_PREFERRED, _BIND):
         return None

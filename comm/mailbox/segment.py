@@ -11,6 +11,7 @@ from, nor who waits on it.
 """
 
 import ctypes
+import logging
 import mmap
 import os
 import struct
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.comm.binding import own_memory, place
 from afserve.comm.mailbox.flags import BellWord, LaneWords
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.rendezvous import FIELDS
@@ -27,6 +29,7 @@ from afserve.comm.mailbox.wire import MAGIC, SEQUENCES, Frame, aligned
 from afserve.comm.transport import Box, Kind, Layout
 from afserve.errors import RendezvousError
 
+log = logging.getLogger("afserve.comm")
 PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
@@ -163,6 +166,18 @@ class Segment:
     def set_door(self, attention: int | None, number: int) -> None:
         """Where a node is woken that sleeps in its connections, before it does."""
         self._set(attention, _DOOR, number)
+
+    def draw_near(self, attention: int | None) -> None:
+        """What this node reads lies in its own memory from now on, whoever writes there first, where it was bound to
+        some. The node is the caller's thread; pages that have been written stay where they are."""
+        memory, kind = own_memory(), Kind.DISPATCH if attention is None else Kind.COMBINE
+        if memory is None:
+            return
+        size = aligned(Frame(kind, self.map.layout).capacity, PAGE)
+        for box in self.map.boxes(attention):
+            if refused := place(self._address(box, kind), size, memory):
+                log.warning("mailboxes lie where they are written first: %s", refused)
+                return
 
     def leave(self, attention: int | None) -> None:
         self._set(attention, _STATE, LEFT)

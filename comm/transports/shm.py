@@ -47,6 +47,7 @@ class ShmTransport(MemoryEnd):
         self._door = 0
         self._borrow: Callable[[Tensor | None, int], bool] | None = None
         for segment in segments:
+            segment.draw_near(attention)
             segment.claim(attention, os.getpid())
         self._look()
 
@@ -138,6 +139,7 @@ class ShmTransport(MemoryEnd):
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledSegment), "dialled on another transport"
+        dialled.segment.draw_near(self._attention)
         dialled.segment.claim(self._attention, os.getpid())
         dialled.segment.set_door(self._attention, self._door)
         self._leave(dialled.expert)
