@@ -6,4 +6,6 @@ They are children of that one, which ends with this process. What it could not i
 import multiprocessing
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["tests.comm.conformance", "hypothesis", "psutil", "pytest"])
+FORKED.set_forkserver_preload(
+    ["tests.comm.conformance", "tests.comm.carried_end", "hypothesis", "psutil", "pytest"]
+)

@@ -1,16 +1,15 @@
-"""An end of a KV transfer whose payloads a library carries: `python -m tests.comm.carried_end LIBRARY ...`.
+"""An end of a KV transfer whose payloads a library carries, as a process.
 
-It lends 40 blocks of 64 KiB and prints its address, or pulls them from one that is given and prints how that ended. It
-ends without the destructors of libraries, some of which clash with each other's.
+It lends 40 blocks of 64 KiB and says its address, or pulls them from one that is given and says how that ended. It ends
+without the destructors of libraries, some of which clash with each other's.
 """
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 
 from afserve.clock import AwakeClock
 from afserve.comm.kv.carriers import carried
@@ -92,8 +91,8 @@ class CarriedEnd:
         self.news.clear()
 
 
-def main() -> None:
-    library, what, *more = sys.argv[1:]
+def run(pipe: Connection, library: str, what: str, *more: str) -> None:
+    """It lends until it is killed."""
     kv_world.BLOCK, kv_world.content = BLOCK, content
     kv_world.Store.block_bytes = BLOCK
     end = CarriedEnd(library, spoils="spoils" in more)
@@ -104,27 +103,16 @@ def main() -> None:
         end.store.compute(NAMES)
         if falls:
             carried.OF_A_PEER = 1  # so that the first payload is not all of them
-        print(end.wires.address, flush=True)
-        told = threading.Thread(target=sys.stdin.readline, daemon=True)
-        told.start()
-        while told.is_alive():
+        pipe.send(end.wires.address)
+        while True:
             end.turn()
-    else:
-        end.exchange.pull(what, NAMES, 20.0, request=0, generation=3)
-        while not end.exchange.ended:
-            end.turn()
-        pulled = end.exchange.ended.pop()
-        right = [
-            end.store.memory[block] == content(NAMES[at])
-            for at, block in enumerate(end.store.pool.match(NAMES))
-        ]
-        print(
-            json.dumps({"right": sum(right), **{k: v for k, v in asdict(pulled).items() if k != "row"}}),
-            flush=True,
-        )
+    end.exchange.pull(what, NAMES, 20.0, request=0, generation=3)
+    while not end.exchange.ended:
+        end.turn()
+    pulled = end.exchange.ended.pop()
+    right = [
+        end.store.memory[block] == content(NAMES[at]) for at, block in enumerate(end.store.pool.match(NAMES))
+    ]
+    pipe.send({"right": sum(right), **asdict(pulled)})
     end.exchange.close()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
 """KV blocks whose payloads a library carries: what it brings wrong, late or not at all ends the pull."""
 
-import json
-import os
-import subprocess
 import sys
 import threading
-from pathlib import Path
+import time
 
+import psutil
 import pytest
 
 from afserve.clock import MonotonicClock
@@ -24,9 +22,9 @@ from afserve.errors import ConfigError, ProtocolError
 from afserve.launch.plan.hosts import HostedNode
 from afserve.launch.plan.transports import check_kv_transport
 from afserve.member import attention_node, expert_node
+from tests.comm import carried_end
+from tests.comm.begun import FORKED
 from tests.comm.kv_world import BLOCK, Store, chain, content
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Library:
@@ -242,16 +240,43 @@ def test_what_a_run_cannot_use_is_refused_before_it_starts(monkeypatch):
     check_kv_transport("mooncake", here[1:])
 
 
-def start(*command: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.comm.carried_end", *command],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Ends:
+    """Processes of one test."""
+
+    def __init__(self) -> None:
+        self.begun = []
+
+    def start(self, *args):
+        """With what it will say."""
+        mine, theirs = FORKED.Pipe()
+        process = FORKED.Process(target=carried_end.run, args=(theirs, *args), daemon=True)
+        process.start()
+        theirs.close()
+        self.begun.append(process)
+        return process, mine
+
+    def heard(self, *args):
+        """What a new one says; it goes on."""
+        _, pipe = self.start(*args)
+        assert pipe.poll(250), "it says nothing"
+        return pipe.recv()
+
+
+@pytest.fixture
+def ends():
+    made = Ends()
+    yield made
+    for process in made.begun:
+        process.kill()
+        process.join()
+
+
+def fallen(process):
+    for _ in range(10_000):
+        if not process.is_alive() or psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+            return
+        time.sleep(0.01)
+    raise AssertionError("it goes on")
 
 
 @pytest.mark.process
@@ -259,19 +284,13 @@ def start(*command: str) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize(
     "what", ["", "spoils", "SIGKILL", "SIGSTOP"], ids=["whole", "spoils", "killed", "stopped"]
 )
-def test_the_libraries_themselves_between_two_processes(name, what):
+def test_the_libraries_themselves_between_two_processes(ends, name, what):
     if why := lacking(name):
         pytest.skip(f"{name}: {why}")
-    owner = start(name, "lend", *[what] * what.startswith("SIG"))
-    try:
-        address = next(line for line in owner.stdout if line.startswith("tcp:")).strip()
-        puller = start(name, address, *["spoils"] * (what == "spoils"))
-        said, errors = puller.communicate(timeout=250)
-        assert puller.returncode == 0, errors
-        found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-    finally:
-        owner.kill()
-        owner.communicate()
+    address = ends.heard(name, "lend", *[what] * what.startswith("SIG"))
+    found = ends.heard(name, address, *["spoils"] * (what == "spoils"))
+    ends.begun[-1].join(20)
+    assert ends.begun[-1].exitcode == 0
     assert found["right"] == found["received"]
     if not what:
         assert (found["why"], found["received"]) == ("complete", 40)
@@ -284,20 +303,13 @@ def test_the_libraries_themselves_between_two_processes(name, what):
 @pytest.mark.process
 @pytest.mark.parametrize("name", CARRIERS)
 @pytest.mark.parametrize("what", ["SIGKILL", "SIGSTOP"], ids=["killed", "stopped"])
-def test_a_reader_that_falls_over_costs_the_owner_and_other_readers_nothing(name, what):
+def test_a_reader_that_falls_over_costs_the_owner_and_other_readers_nothing(ends, name, what):
     if why := lacking(name):
         pytest.skip(f"{name}: {why}")
-    owner, fallen = start(name, "lend"), None
-    try:
-        address = next(line for line in owner.stdout if line.startswith("tcp:")).strip()
-        fallen = start(name, address, what)
-        os.waitid(os.P_PID, fallen.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-        for _ in range(2):
-            said, errors = start(name, address).communicate(timeout=100)
-            found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-            assert (found["why"], found["right"]) == ("complete", 40), errors
-            assert found["seconds"] < 5
-    finally:
-        for process in filter(None, (owner, fallen)):
-            process.kill()
-            process.communicate()
+    address = ends.heard(name, "lend")
+    process, _ = ends.start(name, address, what)
+    fallen(process)
+    for _ in range(2):
+        found = ends.heard(name, address)
+        assert (found["why"], found["right"]) == ("complete", 40)
+        assert found["seconds"] < 5
