@@ -120,8 +120,8 @@ def survival() -> str:
     machines = "; ".join(sorted({row["machine"] for row in found}))
     return (
         f"**What is lost, alone and with others**, on prefill, decode and expert nodes of nano on two cores ({machines}, up to {found[-1]['date']}); "
-        "`python -m bench.faults --survival --transports shm,tcp,dist,pairs --busy N --save`. Transports with 10 busy loops ran side by side, four deployments "
-        "and 40 loops at once. The longest gap between two tokens of a request and the time until everything is there again, in seconds; nodes are stopped for up to 30 s. "
+        "`python -m bench.faults --survival --transports shm,tcp,dist,pairs --busy N --save`. Transports with 16 and 32 busy loops on the machine ran side by side, four deployments "
+        "at once beside builds and test runs. The longest gap between two tokens of a request and the time until everything is there again, in seconds; nodes are stopped for up to 30 s. "
         + (f"Failed: {failed}. " if failed else "")
         + "\n\n"
         + table(
