@@ -4,7 +4,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,9 @@ def tune(model: str | None, isa: str, seconds: float, as_json: bool) -> None:
     from afserve.kernels.isa import check_isa, isas_here
     from afserve.launch.plan.machine import this_machine
     from afserve.launch.plan.models import find_model
+    from afserve.launch.plan.numa import seats_here
 
-    begin, machine = time.perf_counter(), this_machine()
+    begin, machine = time.perf_counter(), replace(this_machine(), numa=seats_here())
     if not (here := isas_here()):
         raise ConfigError(
             "afserve tune measures the native library, which is not built: see `afserve doctor`"

@@ -2,6 +2,7 @@
 #include "int4.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 
@@ -17,11 +18,19 @@ uint16_t side_by_side(uint64_t codes) {
 }
 #endif
 
-// The four bits of a number.
+// The four bits of each number from -12 to 12; -1 where it is none.
+std::array<int8_t, 25> e2m1_codes() {
+  std::array<int8_t, 25> codes;
+  codes.fill(-1);
+  for (int8_t code = 15; code >= 0; code--) codes[E2M1_TWICE[code] + 12] = code;
+  return codes;
+}
+
 int8_t e2m1_code(int8_t number) {
-  for (int8_t code = 0; code < 16; code++)
-    if (E2M1_TWICE[code] == number) return code;
-  throw std::invalid_argument("code " + std::to_string(number) + " is not twice a number of e2m1");
+  static const std::array<int8_t, 25> codes = e2m1_codes();
+  int8_t code = number < -12 || number > 12 ? -1 : codes[number + 12];
+  if (code < 0) throw std::invalid_argument("code " + std::to_string(number) + " is not twice a number of e2m1");
+  return code;
 }
 
 // One column of a tile: 32 inputs, `n` of which there are.
