@@ -90,6 +90,13 @@ class EngineSettings:
         topic="model",
         common=True,
     )
+    expert_memory: str = setting(
+        "",
+        "Memory for the routed experts of each expert node, or of a colocated node: those used lately stay there, the "
+        "others are read from the checkpoint when they are needed. All are in memory without it.",
+        metavar="SIZE",
+        common=True,
+    )
     dense_dtype: str = setting(
         "auto",
         "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head.",
@@ -225,13 +232,19 @@ class EngineSettings:
                 )
         if self.kv_ssd:
             bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)
-        if self.kv_host:
-            bytes_of(flag_of("kv_host"), self.kv_host)
+        for name in ("kv_host", "expert_memory"):
+            if getattr(self, name):
+                bytes_of(flag_of(name), getattr(self, name))
 
     @property
     def kv_host_bytes(self) -> int:
         """Of each attention node; 0 without."""
         return bytes_of(flag_of("kv_host"), self.kv_host) if self.kv_host else 0
+
+    @property
+    def expert_memory_bytes(self) -> int:
+        """Of each node with experts; 0: as much as they need."""
+        return bytes_of(flag_of("expert_memory"), self.expert_memory) if self.expert_memory else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,27 @@ class Gating:
 class Experts:
     @overload
     def __init__(
-        self, slots: int, hidden: int, inner: int, dtype: int, bias: bool, gating: Gating | None
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: int,
+        bias: bool,
+        gating: Gating | None,
+        places: int = -1,
     ) -> None: ...
     @overload
     def __init__(
-        self, slots: int, hidden: int, inner: int, groups: Groups, bias: bool, gating: Gating | None
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        groups: Groups,
+        bias: bool,
+        gating: Gating | None,
+        places: int = -1,
     ) -> None: ...
+    def put(self, slot: int, place: int) -> None: ...
     def set_bias(self, slot: int, gate_up: int, down: int) -> None: ...
     def pack_int4(self, slot: int, gate_up: int, gate_up_scale: int, down: int, down_scale: int) -> None: ...
     def pack(

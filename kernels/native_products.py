@@ -87,8 +87,14 @@ class NativeProducts(Reference):
         if kept is None:
             return self._fall_back("expert_ffn", f"{shape.dtype} weights").empty_experts(shape, int8)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, kept, shape.bias, _gating(shape.gating))
+        handle = _native.Experts(*sizes, kept, shape.bias, _gating(shape.gating), *_places(shape))
         return PackedExperts(*sizes, None, None, handle, shape.dtype, int8, shape.gating, bias=shape.bias)
+
+    def put_expert(self, experts: PackedExperts, slot: int, place: int) -> None:
+        if isinstance(experts.handle, _native.Experts):
+            experts.handle.put(slot, place)
+        else:
+            self._plain.put_expert(experts, slot, place)
 
     def set_expert(
         self,
@@ -111,7 +117,7 @@ class NativeProducts(Reference):
             fallback = self._fall_back("expert_ffn", f"{shape.dtype} weights")
             return fallback.empty_experts_int4(shape, groups)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, _groups(groups), shape.bias, _gating(shape.gating))
+        handle = _native.Experts(*sizes, _groups(groups), shape.bias, _gating(shape.gating), *_places(shape))
         return PackedExperts(
             *sizes, None, None, handle, shape.dtype, gating=shape.gating, int4=groups, bias=shape.bias
         )
@@ -271,6 +277,11 @@ def _groups(groups: Groups) -> _native.Groups:
 def _gating(gating: Gating) -> _native.Gating | None:
     """None for a plain SwiGLU."""
     return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha)
+
+
+def _places(shape: ExpertShape) -> tuple[int, ...]:
+    """Where there are fewer than slots."""
+    return () if shape.places is None else (shape.places,)
 
 
 def _set_biases(experts: _native.Experts, slot: int, biases: Biases | None) -> None:

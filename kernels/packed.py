@@ -61,7 +61,8 @@ Biases = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """What slots are made for: their number, the sizes of an expert, the dtype of its rows, biases, the gating."""
+    """What slots are made for: their number, the sizes of an expert, the dtype of its rows, biases, the gating; and for
+    how many slots there is memory, if not for all."""
 
     slots: int
     hidden: int
@@ -69,6 +70,7 @@ class ExpertShape:
     dtype: torch.dtype
     bias: bool = False
     gating: Gating = SWIGLU
+    places: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -78,7 +80,10 @@ class ExpertShape:
 
 @dataclass(slots=True)
 class PackedExperts:
-    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases, or none."""
+    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases, or none.
+
+    `place_E`: where there is memory for fewer experts, which of the tensors' rows has a slot's weights; -1: none has.
+    """
 
     experts: int
     hidden: int
@@ -93,3 +98,11 @@ class PackedExperts:
     down_bias_EH: Tensor | None = None
     int4: Groups | None = None
     bias: bool = False
+    place_E: list[int] | None = None
+
+    def place_of(self, slot: int) -> int:
+        """Raises IndexError where the slot's weights are not in memory."""
+        place = slot if self.place_E is None else self.place_E[slot]
+        if place < 0:
+            raise IndexError(f"slot {slot} has no weights in memory")
+        return place

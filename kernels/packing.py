@@ -54,6 +54,7 @@ class Packing:
         bias: bool = False,
         gating: Gating = SWIGLU,
         int4: Groups | None = None,
+        places: int | None = None,
     ) -> PackedExperts:
         """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
 
@@ -62,9 +63,10 @@ class Packing:
         128 columns on the way; needs `holds_fp8`, or raises ConfigError.
         int4: weights are kept as int4 with a scale per group of inputs.
         bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
+        places: there is memory for the weights of so many slots, and `put_expert` says of which. On CPUs only.
         """
         expect_bits(int8, int4, fp8)
-        shape = ExpertShape(slots, hidden, inner, dtype, bias, gating)
+        shape = ExpertShape(slots, hidden, inner, dtype, bias, gating, places)
         if int4 is not None:
             return self._backend.empty_experts_int4(shape, int4)
         if fp8 and not shape.plain:
@@ -72,6 +74,12 @@ class Packing:
         if fp8:
             return self._backend.empty_experts_fp8(shape)
         return self._backend.empty_experts(shape, int8)
+
+    def put_expert(self, experts: PackedExperts, slot: int, place: int | None) -> None:
+        """The slot's weights are at this place from now on, and set next; None: it has none. No `expert_ffn` may name
+        the slot, and no other slot be at the place."""
+        expect_slot(slot, experts)
+        self._backend.put_expert(experts, slot, -1 if place is None else place)
 
     def set_expert(
         self,

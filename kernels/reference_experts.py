@@ -21,10 +21,11 @@ def sums_by_slot(
         if slot < 0:
             continue
         row, choice = torch.where(slot_RK == slot)
+        place = experts.place_of(slot)
         up_bias_J = None if experts.gate_up_bias_EJ is None else experts.gate_up_bias_EJ[slot]
         down_bias_H = None if experts.down_bias_EH is None else experts.down_bias_EH[slot]
-        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot], up_bias_J).chunk(2, dim=-1)
-        y = F.linear(experts.gating.join(gate, up), experts.down_EHI[slot], down_bias_H).float()
+        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[place], up_bias_J).chunk(2, dim=-1)
+        y = F.linear(experts.gating.join(gate, up), experts.down_EHI[place], down_bias_H).float()
         part = y * weight_RK[row, choice].float()[:, None]
         total_RH.index_add_(0, row, part.to(x_RH.dtype).float())
 

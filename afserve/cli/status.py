@@ -48,7 +48,7 @@ def _print(answer: Fields) -> None:
     console.print(table(answer, console.width))
     for line in missing_lines(answer):
         say(console, line, "bold")
-    for lines in (placement_lines, phase_lines, kv_lines, tier_lines, incident_lines):
+    for lines in (placement_lines, phase_lines, kv_lines, tier_lines, expert_lines, incident_lines):
         for line in lines(answer):
             say(console, line, "dim")
 
@@ -152,6 +152,23 @@ def tier_lines(answer: Fields) -> list[str]:
     any node has such a tier."""
     found = [n["stats"]["tiers"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
     return [*_hits(answer["kv_hits"]), *_in_host_memory([tiers["host"] for tiers in found]), *_on_disk(found)]
+
+
+def expert_lines(answer: Fields) -> list[str]:
+    """What memory for some of the experts serves, and whether traffic has a hot set."""
+    found = [node["stats"]["experts"] for node in answer["nodes"] if node["stats"]]
+    total = {name: sum(one[name] for one in found) for name in (found[0] if found else ())}
+    if not (total and total["capacity"]):
+        return []
+    uses, seconds = total["hits"] + total["misses"], total["read_seconds"]
+    rate = f" at {total['bytes_read'] / seconds / 1e9:.2f} GB/s" if seconds else ""
+    return [
+        f"experts in memory: {total['resident']:,} of {total['capacity']:,} that fit, "
+        f"{total['hits'] / max(1, uses):.1%} of {uses:,} uses found there, "
+        f"{total['bytes_read'] / 1e9:,.1f} GB read{rate}, "
+        f"{total['ahead_used']:,} of {total['read_ahead']:,} read ahead were used, {total['unreadable']:,} unreadable",
+        answer["hot_set"],
+    ]
 
 
 def _hits(tokens: Mapping[str, int]) -> list[str]:

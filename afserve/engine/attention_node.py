@@ -5,7 +5,7 @@ expert nodes. When it has left `stalled` true, `wait` parks until one has answer
 sockets: requests come in as values, tokens go out as events.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic
@@ -35,6 +35,7 @@ from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
 from afserve.errors import RequestError
+from afserve.expert_memory import ExpertMemoryStats
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
@@ -60,8 +61,7 @@ class AttentionNode(Generic[T]):
         spec = model.spec
         self._link, self._config, self.isa = link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
-        self.blocks = PooledBlocks(self.kv)
-        self.prefixes = HeldPrefixes()
+        self.blocks, self.prefixes = PooledBlocks(self.kv), HeldPrefixes()
         self.kv.on_forgotten = self.prefixes.gone
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
@@ -79,8 +79,8 @@ class AttentionNode(Generic[T]):
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
         self.unread = ""  # what to say of tensors that nothing read
-        self._guides = guides
-        self._row_bytes = spec.hidden * model.dtype.itemsize
+        self.expert_memory: Callable[[], ExpertMemoryStats] = ExpertMemoryStats  # of a bank in this process
+        self._guides, self._row_bytes = guides, spec.hidden * model.dtype.itemsize
         self._prompt_tokens = self._generated_tokens = 0
 
     def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:

@@ -17,6 +17,8 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
+from afserve.errors import ConfigError
+from afserve.expert_memory import FLAG
 from afserve.families.table import load_spec, naming_of
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
@@ -25,6 +27,8 @@ from afserve.models.decoder import AttentionModel, LoadHalf
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
+from afserve.models.tier.ahead import load_routers
+from afserve.models.tier.bank import TieredBank
 from afserve.models.unread import told_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
@@ -33,6 +37,7 @@ from afserve.trace import Trace
 
 Progress = Callable[[float], None]
 Held = Iterable[tuple[int, int, int]]
+AnyBank = ExpertBank | TieredBank
 _WIRE = {torch.float32: WireType.FLOAT32, torch.bfloat16: WireType.BFLOAT16, torch.float16: WireType.FLOAT16}
 
 
@@ -51,11 +56,13 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
     return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
 
 
-def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
-    """Raises CheckpointError."""
+def tensors_of(
+    source: ModelSource, spec: ModelSpec, device: torch.device, *, past_cache: bool = False
+) -> TensorSource:
+    """Raises CheckpointError. `past_cache`: what is read is not kept by the system."""
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, spec.coverage)
+    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, spec.coverage, past_cache)
     check_no_more_layers(Path(source.path), made.names, spec.layers, naming_of(spec))
     return made
 
@@ -139,15 +146,25 @@ def build_expert_bank(
     progress: Progress = silent,
     ops: Ops | None = None,
     recheck: Callable[[], bool] | None = None,
-) -> ExpertBank:
+    memory: int = 0,
+) -> AnyBank:
     """Reads the routed experts of `held` (MoE layer number, slot, expert), kept as `expert_dtype` says. Raises
-    CheckpointError, or ConfigError where the kernels cannot keep them so. `recheck`: see `Checkpoint.check_changes`."""
+    CheckpointError, or ConfigError where the kernels cannot keep them so. `recheck`: see `Checkpoint.check_changes`.
+    `memory`: bytes; of experts that need more, those that were used lately are in memory."""
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
-    tensors = tensors_of(source, spec, ops.device)
+    tensors = tensors_of(source, spec, ops.device, past_cache=memory > 0)
     if recheck is not None and isinstance(tensors, Checkpoint):
         tensors.check_changes(recheck)
-    bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), expert_dtype)
+    if memory and ops.device.type != "cpu":
+        raise ConfigError(
+            f"{FLAG}: experts on {ops.device} are all in its memory; leave it out", param="expert_memory"
+        )
+    naming, dtype = naming_of(spec), dtype_of(source, spec)
+    whole = ExpertBank(spec, slots, ops, tensors, naming, dtype, expert_dtype, memory)
+    bank: AnyBank = whole
+    if whole.places is not None:
+        bank = TieredBank(whole, load_routers(spec, tensors, naming, dtype, ops))
     bank.load(list(held), progress)
     return bank
 
@@ -159,5 +176,14 @@ def colocated(
     spec = spec_of(source)
     ops = open_ops(config.device, config.threads, isa=config.isa)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
-    bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
-    return build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)
+    bank = build_expert_bank(
+        source,
+        held,
+        spec.experts,
+        expert_dtype=config.expert_dtype,
+        ops=ops,
+        memory=config.expert_memory_bytes,
+    )
+    node = build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)
+    node.expert_memory = bank.stats
+    return node

@@ -232,6 +232,7 @@ class ExpertNode:
             self._hold_seconds,
             self._prompt_pieces,
             self._prompt_seconds,
+            self._bank.stats(),
         )
 
     def close(self) -> None:

@@ -14,7 +14,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from afserve.comm.m2n.bank import Bank
 from afserve.errors import ConfigError
+from afserve.expert_memory import places_within
 from afserve.families.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import Gating, PackedExperts
@@ -26,6 +28,7 @@ from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
 Held = Sequence[tuple[int, int, int]]
+Progress = Callable[[float], None]
 _MOST_LOADERS = 4
 log = logging.getLogger("afserve.models")
 
@@ -36,7 +39,7 @@ def _loaders(ops: Ops) -> int:
     return min(cores, _MOST_LOADERS) if ops.backend_name == "native" else 1
 
 
-class ExpertBank:
+class ExpertBank(Bank):
     """`slots` per MoE layer, all empty until `fill`ed. Layers are MoE layer numbers everywhere."""
 
     def __init__(
@@ -48,22 +51,38 @@ class ExpertBank:
         naming: Naming,
         dtype: torch.dtype,
         expert_dtype: str = "auto",
+        memory: int = 0,
     ) -> None:
+        """memory: bytes for the weights of all layers, where those of all slots are more; see `places`."""
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
         self._weigh_input = spec.moe.weigh_input
         self._kept = [
             Keeping(spec, ops, source, naming, dtype, expert_dtype).of(i) for i in range(spec.moe_layers)
         ]
+        self.slots = slots
+        self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
+        self.places = places_within(memory, spec, slots, self.expert_bytes) if memory else None
         bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
         self._layers: list[PackedExperts] = [
             ops.empty_experts(
-                slots, spec.hidden, spec.moe.inner, dtype, kept.int8, kept.fp8, bias, gating, kept.int4
+                slots,
+                spec.hidden,
+                spec.moe.inner,
+                dtype,
+                kept.int8,
+                kept.fp8,
+                bias,
+                gating,
+                kept.int4,
+                self.places,
             )
             for kept in self._kept
         ]
-        self.slots = slots
-        self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
 
     @property
     def packed(self) -> tuple[PackedExperts, ...] | None:
@@ -80,7 +99,7 @@ class ExpertBank:
         """Relative, of all weights that were rounded to `expert_dtype` so far; None where none was."""
         return None if self._error is None else self._error.relative
 
-    def load(self, held: Held, progress: Callable[[float], None]) -> None:
+    def load(self, held: Held, progress: Progress) -> None:
         """Fill (layer, slot, expert), several at a time: reading waits for the disk, and packing for the memory. This
         thread alone fills a GPU, whose kernels are launched in order. Raises CheckpointError."""
         threads = _loaders(self._ops)
@@ -88,16 +107,31 @@ class ExpertBank:
             filled = (pool.map if pool else map)(lambda one: self.fill(*one), held)
             for done, _ in enumerate(filled):
                 progress((done + 1) / len(held))
+        self.tell_rounding()
+
+    def tell_rounding(self) -> None:
         if self.rounding_error is not None:
             named = next(kept.name for kept in self._kept if kept.rounds)
             log.warning("expert weights are rounded to %s: relative error %.2g", named, self.rounding_error)
 
-    def fill(self, layer: int, slot: int, expert: int) -> None:
-        """Read one expert and pack it into a slot that nobody uses."""
+    def check_slot(self, layer: int, slot: int) -> None:
         if not 0 <= slot < self.slots or not 0 <= layer < len(self._layers):
             raise ConfigError(
                 f"slot {slot} of MoE layer {layer}: there are {self.slots} in {len(self._layers)} layers"
             )
+
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, so far; random ones are not read."""
+        return self._source.bytes_read
+
+    def put(self, layer: int, slot: int, place: int | None) -> None:
+        """Of a bank with fewer places than slots: the slot is filled at this place next; None: it has no weights."""
+        self._ops.put_expert(self._layers[layer], slot, place)
+
+    def fill(self, layer: int, slot: int, expert: int, *, again: bool = False) -> None:
+        """Read one expert and pack it into a slot that nobody uses. `again`: its rounding is counted already."""
+        self.check_slot(layer, slot)
         kept = self._kept[layer]
         where = self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert
         if kept.fp8 and self._fill_fp8(layer, slot, expert):
@@ -108,7 +142,7 @@ class ExpertBank:
             self._ops.set_expert_int4(self._layers[layer], slot, codes.gate_up, codes.down, *biases)
             return
         read = read_expert(*where, self._dtype)
-        if kept.rounds and self._error is not None:
+        if kept.rounds and self._error is not None and not again:
             self._error.look_at(read.gate_up_JH)
             self._error.look_at(read.down_HI)
         self._ops.set_expert(

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError, shown
 from afserve.json_file import LIST_BYTES, parse, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_HEADER = 100_000_000  # the safetensors library's own limit
+PAGE = 4096
 MOST_NAME = 255  # bytes, as Linux has it
 _LENGTH = 8
 _BITS = {  # of a number, by the names that the safetensors library has
@@ -78,8 +80,8 @@ class ShardFile:
         self.open()
         return self
 
-    def open(self) -> None:
-        """A FIFO in its place keeps nobody waiting."""
+    def open(self, *, past_cache: bool = False) -> None:
+        """A FIFO in its place keeps nobody waiting. `past_cache` is for `read_around`."""
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -90,12 +92,20 @@ class ShardFile:
         if not stat.S_ISREG(self.found.st_mode):
             os.close(self._descriptor)
             raise CheckpointError(f"{self.path}: is not a plain file")
+        self._past = self._opened_past_cache() if past_cache and hasattr(os, "O_DIRECT") else None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         os.close(self._descriptor)
+        if self._past is not None:
+            self._past.close()
+
+    def _opened_past_cache(self) -> File:
+        """The same file, whoever has its name now."""
+        with self._told():
+            return File(Path(f"/proc/self/fd/{self._descriptor}"), direct=True, writes=False)
 
     def tensors(self) -> list[StoredTensor]:
         """All of the header, by name."""
@@ -146,6 +156,21 @@ class ShardFile:
     def _check_all(self, done: int, count: int, offset: int) -> None:
         if done < count:
             raise self._broken(f"it ends at byte {offset + done:,}, {offset + count:,} are needed")
+
+    def read_around(self, pages: memoryview, begin: int, end: int) -> int:
+        """As `read`, into memory that begins at a page and is two pages longer than what is asked for: where in it that
+        begins. Past the page cache whole pages are read."""
+        if self._past is None:
+            self.read_into(pages[: end - begin], begin)
+            return 0
+        ahead = begin % PAGE
+        first, size = begin - ahead, -(-(end - begin + ahead) // PAGE) * PAGE
+        with self._told():
+            done = self._past.read_into(pages[:size], first)
+            if not self._past.direct:
+                os.posix_fadvise(self._descriptor, first, size, os.POSIX_FADV_DONTNEED)
+        self._check_all(done - ahead, end - begin, begin)
+        return ahead
 
     @property
     def changed_on_disk(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.models.shards import ShardFile, StoredTensor
+from afserve.models.shards import PAGE, ShardFile, StoredTensor
 
 _DTYPES = {
     "F64": torch.float64,
@@ -38,7 +38,9 @@ _DTYPES = {
 class TensorFiles:
     """Several threads may read at once. Each call raises CheckpointError for what cannot be read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, past_cache: bool = False) -> None:
+        """`past_cache`: reads go past the page cache where the file system can do that, else leave nothing there."""
+        self._past_cache, self.bytes_read = past_cache, 0
         self.recheck: Callable[[], bool] = lambda: False  # whether the folder still has what was read first
         self._folder = folder
         self._open: dict[str, _Shard] = {}
@@ -53,7 +55,7 @@ class TensorFiles:
     def tensor(self, file: str, name: str) -> Tensor:
         shard = self._shard(file)
         stored = shard.found(name)
-        return shard.read(stored, stored.begin, stored.end, stored.shape)
+        return self._read(shard, stored, stored.begin, stored.end, stored.shape)
 
     def shape(self, file: str, name: str) -> tuple[int, ...]:
         return self._shard(file).found(name).shape
@@ -65,7 +67,15 @@ class TensorFiles:
         assert 0 <= first <= first + count <= stored.shape[0], f"{name}: rows {first} to {first + count}"
         size = (stored.end - stored.begin) // max(1, stored.shape[0])
         begin = stored.begin + first * size
-        return shard.read(stored, begin, begin + count * size, (count, *stored.shape[1:]))
+        return self._read(shard, stored, begin, begin + count * size, (count, *stored.shape[1:]))
+
+    def _read(
+        self, shard: "_Shard", stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        read = shard.read(stored, begin, end, shape)
+        with self._guard:
+            self.bytes_read += end - begin
+        return read
 
     def _shard(self, file: str) -> "_Shard":
         with self._guard:
@@ -77,7 +87,7 @@ class TensorFiles:
     def _opened(self, file: str, *, anew: bool) -> "_Shard":
         path = self._folder / file
         if not anew:
-            return _Shard(_there(path))
+            return _Shard(_there(path), self._past_cache)
         state, refused = _state(path), self._refused.get(file)
         if refused is not None and refused[0] == state:
             raise refused[1]  # thousands of tensors may be asked for
@@ -87,7 +97,7 @@ class TensorFiles:
                     f"{path}: was written to since this process began to read it, and is another file now; put the "
                     "file back that the run began with"
                 )
-            return _Shard(_there(path))
+            return _Shard(_there(path), self._past_cache)
         except CheckpointError as error:
             self._refused[file] = state, error
             raise
@@ -96,9 +106,9 @@ class TensorFiles:
 class _Shard:
     """One open file and its header; it is closed with the last reference."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, past_cache: bool) -> None:
         self.file = ShardFile(path)
-        self.file.open()
+        self.file.open(past_cache=past_cache)
         weakref.finalize(self, self.file.close)
         self.stored: dict[str, StoredTensor] = {row.name: row for row in self.file.tensors()}
 
@@ -113,12 +123,16 @@ class _Shard:
             raise CheckpointError(
                 f"{self.file.path}: {stored.name} has dtype {stored.dtype}, which afserve cannot serve"
             )
-        bytes_B = torch.empty(end - begin, dtype=torch.uint8)
+        room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
+        first = -room_B.data_ptr() % PAGE
         try:
-            self.file.read_into(bytes_B.numpy().data, begin)
+            ahead = self.file.read_around(room_B[first:].numpy().data, begin, end)
             self.file.check_unchanged()
         except CheckpointError as error:
             raise CheckpointError(f"{error.message} ({stored.name})") from error
+        bytes_B = room_B[first + ahead : first + ahead + end - begin]
+        if bytes_B.storage_offset() % _DTYPES[stored.dtype].itemsize:
+            bytes_B = bytes_B.clone()
         return bytes_B.view(_DTYPES[stored.dtype]).view(shape)
 
 

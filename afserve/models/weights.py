@@ -44,6 +44,10 @@ class TensorSource(Protocol):
     def makes_int4(self) -> bool:
         """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
 
+    @property
+    def bytes_read(self) -> int:
+        """From files, so far."""
+
     def has_tensor(self, name: str) -> bool: ...
 
     def stores(self, name: str) -> bool:
@@ -80,12 +84,14 @@ class Checkpoint:
         device: torch.device = CPU,
         quantization: Quantization | None = None,
         coverage: QuantCoverage | None = None,
+        past_cache: bool = False,
     ) -> None:
-        """`coverage`: which weights config.json says are quantised."""
+        """`coverage`: which weights config.json says are quantised. `past_cache`: the system keeps nothing of what is
+        read."""
         self.folder = Path(folder)
         self._device = device
         self._fp8_block, self._coverage = fp8_block, coverage
-        self._files = TensorFiles(self.folder)
+        self._files = TensorFiles(self.folder, past_cache=past_cache)
         self._file_of = _locate(self.folder, self._files)
         self._read: set[str] = set()
         self._quantised = QuantisedWeights(quantization, self._raw, self.has_tensor, self._where, self._part)
@@ -104,6 +110,11 @@ class Checkpoint:
     def read(self) -> Collection[str]:
         """Names of those that were asked for."""
         return self._read
+
+    @property
+    def bytes_read(self) -> int:
+        """Of all tensors so far."""
+        return self._files.bytes_read
 
     def says(self, name: str) -> bool:
         """Whether any number of it is not zero."""
@@ -229,7 +240,7 @@ class Checkpoint:
 class DummyCheckpoint:
     """Random weights for any shape; the same name and seed give the same numbers on every node."""
 
-    makes_int4 = True
+    makes_int4, bytes_read = True, 0
 
     def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
         self._seed = seed

@@ -15,6 +15,7 @@ from afserve.comm.m2n.ticket import Part
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
+from afserve.expert_memory import ExpertMemoryStats
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.stack import LayeredExperts
 from afserve.placement.placement import Placement
@@ -41,6 +42,14 @@ class Bank(Protocol):
         """What does as `forward` for rows and sums of these dtypes without Python (`comm.transport.Answering`); None
         where nothing does."""
         return None
+
+    def stats(self) -> ExpertMemoryStats:
+        """Of a bank that has not all experts in memory; a snapshot, for the thread that calls `forward`."""
+        return ExpertMemoryStats()
+
+    def close(self) -> None:
+        """Ends its threads, if it has any."""
+        return
 
 
 class LocalTicket(NamedTuple):
@@ -130,4 +139,5 @@ class LocalBankLink(NoExpertNodes):
     def adopt(self, placement: Placement) -> None:
         """Every expert is here, whatever the placement says."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._bank.close()

@@ -3,6 +3,8 @@
 #include "experts.h"
 #include "linear.h"
 
+using namespace pybind11::literals;
+
 namespace {
 
 Source source(Address data, int dtype, size_t stride) { return {at<const void>(data), dtype_of(dtype), stride}; }
@@ -80,12 +82,13 @@ void bind_weights(py::module_& m) {
       });
   py::class_<Gating>(m, "Gating").def(py::init([](float limit, float alpha) { return Gating{true, limit, alpha}; }));
   py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts")
-      .def(py::init([](int slots, int hidden, int inner, int dtype, bool bias, const Gating* gating) {
-        return new Experts(slots, hidden, inner, dtype_of(dtype), {}, bias, gating ? *gating : Gating{});
-      }))
-      .def(py::init([](int slots, int hidden, int inner, const Groups& groups, bool bias, const Gating* gating) {
-        return new Experts(slots, hidden, inner, Dtype::i4, groups, bias, gating ? *gating : Gating{});
-      }))
+      .def(py::init([](int slots, int hidden, int inner, int dtype, bool bias, const Gating* gating, int places) {
+        return new Experts(slots, hidden, inner, dtype_of(dtype), {}, bias, gating ? *gating : Gating{}, places);
+      }), "slots"_a, "hidden"_a, "inner"_a, "dtype"_a, "bias"_a, "gating"_a, "places"_a = Panels::NOWHERE)
+      .def(py::init([](int slots, int hidden, int inner, const Groups& groups, bool bias, const Gating* gating, int places) {
+        return new Experts(slots, hidden, inner, Dtype::i4, groups, bias, gating ? *gating : Gating{}, places);
+      }), "slots"_a, "hidden"_a, "inner"_a, "groups"_a, "bias"_a, "gating"_a, "places"_a = Panels::NOWHERE)
+      .def("put", [](Experts& e, int slot, int place) { e.put(slot, place); })
       .def("set_bias",
            [](Experts& e, int slot, Address gate_up, Address down) { e.set_bias(slot, at<float>(gate_up), at<float>(down)); })
       .def("pack_int4",

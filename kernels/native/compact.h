@@ -26,6 +26,9 @@ class CompactPanel {
   // Writes `bytes(blocks)` at `to`.
   void pack(const Isa& isa, const bf16* panel, int blocks, char* to);
 
+  // Nothing is packed any more.
+  void clear() { patches_ = {}, whole_.resize(0); }
+
   // sum[rows][64] = a * panel, with the bits of the product with the panel that was packed. `after`: the panel that
   // this thread will most likely read next; a hint.
   void multiply(const Isa& isa, const char* at, const bf16* a, size_t stride, int rows, int blocks, float* sum,

@@ -71,18 +71,31 @@ void Grouping::mark(int rows) {
   }
 }
 
-Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups, bool bias, const Gating& gating)
+Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups, bool bias, const Gating& gating,
+                 int places)
     : slots_(slots),
       hidden_(hidden),
       inner_(inner),
-      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype, groups),
-      down_(slots, hidden, inner, dtype, groups),
+      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype, groups, places),
+      down_(slots, hidden, inner, dtype, groups, places),
       gating_(gating),
       gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
       down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
 
 void Experts::check(int slot) const {
   if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
+}
+
+void Experts::put(int slot, int place) {
+  check(slot);
+  gate_up_.put(slot, place);
+  down_.put(slot, place);
+}
+
+void Experts::check_placed() const {
+  for (const auto& group : grouping_.groups)
+    if (!gate_up_.placed(group.slot))
+      throw std::out_of_range("slot " + std::to_string(group.slot) + " has no weights in memory");
 }
 
 // Panel columns are gate, up, gate, up tiles of 16, so that SwiGLU needs only what one product made.
@@ -142,6 +155,7 @@ void Experts::compute(Engine& engine, const E* x, size_t stride, const int32_t* 
                       int choices, O* out, size_t out_stride, bool add, const End& end) {
   const Isa& isa = *engine.isa;
   grouping_.build(slot, weight, rows, choices, slots_);
+  check_placed();
   int together = panels_together(down_.panels(), rows, engine.pool.threads());
   size_t sums = size_t(ROW_BLOCK + rows * together) * PANEL * sizeof(float);
   bool by_bytes = gate_up_.multiplies_bytes<E>(isa);

@@ -21,9 +21,11 @@ struct Grouping {
 
 class Experts {
  public:
-  // `groups` of int4 weights along the inputs of both products. `bias`: slots have biases of both.
+  // `groups` of int4 weights along the inputs of both products. `bias`: slots have biases of both. `places`: of how many
+  // slots there is memory for the weights, if not of all; `put` says which those are.
   Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups = {}, bool bias = false,
-          const Gating& gating = {});
+          const Gating& gating = {}, int places = Panels::NOWHERE);
+  void put(int slot, int place);
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
   // (2 inner), gate over up, and (hidden). Throws where slots have none.
@@ -33,7 +35,7 @@ class Experts {
   int hidden() const { return hidden_; }
   size_t bytes() const { return gate_up_.bytes() + down_.bytes(); }
 
-  // out[rows][hidden] = (out +) sum of weight * FFN_slot(x). Slots must be below `slots`; throws if not.
+  // out[rows][hidden] = (out +) sum of weight * FFN_slot(x). Slots must be below `slots` and in memory; throws if not.
   template <class E, class O>
   void run(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows, int choices,
            O* out, size_t out_stride, bool add);
@@ -49,6 +51,7 @@ class Experts {
   void compute(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows, int choices,
                O* out, size_t out_stride, bool add, const End& end);
   void check(int slot) const;
+  void check_placed() const;
   int gate_up_row(int column) const;
   int down_row(int column) const { return column < hidden_ ? column : -1; }
 

@@ -69,7 +69,7 @@ void Panels::pack_int4(int index, const Int4Source& source, const std::function<
   for (int column = 0; column < panels_ * PANEL; column++) {
     int row = row_of(column), within = column % PANEL;
     if (row < 0) continue;
-    char* to = memory_.data() + (size_t(index) * panels_ + column / PANEL) * panel_bytes_;
+    char* to = this->to(index, column / PANEL);
     const int8_t* codes = source.codes + size_t(row) * inputs_;
     for (int b = 0; b < blocks_; b++, to += INT4_BLOCK) {
       if (b % group == 0) {

@@ -30,7 +30,7 @@ void Panels::pack_int8(int index, const Source& source, const std::function<int(
     for (int k = 0; k < inputs_; k++) weights[k] = source.at(row, k);
     size_t panel = size_t(index) * panels_ + column / PANEL;
     float scale = int8_scale(weights.data(), inputs_);
-    int8_t* tile = reinterpret_cast<int8_t*>(memory_.data() + panel * panel_bytes_) + within / 16 * INT8_TILE;
+    int8_t* tile = reinterpret_cast<int8_t*>(to(index, column / PANEL)) + within / 16 * INT8_TILE;
     int sum = 0;
     for (int k = 0; k < inputs_; k++) {
       int code = scale == scale ? int(lrintf(weights[k] / scale)) : 0;

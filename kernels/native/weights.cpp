@@ -1,5 +1,9 @@
 #include "weights.h"
 
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
 namespace {
 
 float widen(uint16_t bits) {
@@ -24,19 +28,29 @@ size_t Panels::bytes_of_panel() const {
   return size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype_);
 }
 
-Panels::Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups)
+Panels::Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups, int places)
     : panels_(ceil_div(columns, PANEL)),
       blocks_(ceil_div(inputs, BLOCK)),
       inputs_(inputs),
       dtype_(dtype),
       groups_(groups),
       panel_bytes_(bytes_of_panel()),
-      memory_(size_t(count) * panels_ * panel_bytes_) {
+      places_(places == NOWHERE ? count : places),
+      place_(count, NOWHERE),
+      memory_(size_t(places_) * panels_ * panel_bytes_) {
+  if (places == NOWHERE) std::iota(place_.begin(), place_.end(), 0);
   if (dtype == Dtype::i8) {
     scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
     corrections_.resize(scales_.size());
   }
   if (dtype == Dtype::compact) compact_.resize(size_t(count) * panels_);
+}
+
+void Panels::put(int index, int place) {
+  if (place < NOWHERE || place >= places_) throw std::out_of_range("place " + std::to_string(place) + " does not exist");
+  place_[index] = place;
+  for (size_t number = size_t(index) * panels_; !compact_.empty() && number < size_t(index + 1) * panels_; number++)
+    compact_[number].clear();
 }
 
 // 64 weight rows become a panel just as 64 keys do.
@@ -52,7 +66,7 @@ void Panels::pack_panels(int index, const Source& source, const std::function<in
       rows[column] = row < 0 ? zero.data() : static_cast<const E*>(source.data) + row * source.stride;
     }
     size_t number = size_t(index) * panels_ + panel;
-    char* at = memory_.data() + number * panel_bytes_;
+    char* at = this->to(index, panel);
     E* to = whole.empty() ? reinterpret_cast<E*>(at) : whole.data();
     isa->of<E>().pack_keys(rows, PANEL, inputs_, blocks_, to);
     if constexpr (sizeof(E) == sizeof(bf16))
@@ -67,8 +81,7 @@ void Panels::pack(int index, const Source& source, const std::function<int(int)>
   for (int column = 0; column < panels_ * PANEL; column++) {  // bf16 numbers, kept as floats
     int row = row_of(column);
     if (row < 0) continue;
-    char* panel = memory_.data() + (size_t(index) * panels_ + column / PANEL) * panel_bytes_;
-    float* to = reinterpret_cast<float*>(panel) + column % PANEL / 16 * TILE + column % 16;
+    float* to = reinterpret_cast<float*>(this->to(index, column / PANEL)) + column % PANEL / 16 * TILE + column % 16;
     for (int k = 0; k < inputs_; k++) to[k / BLOCK * PANEL_BLOCK + k % BLOCK * 16] = source.at(row, k);
   }
 }

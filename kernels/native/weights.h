@@ -19,11 +19,18 @@ struct Source {
 };
 
 // `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column;
-// compact ones multiply bf16 rows only.
+// compact ones multiply bf16 rows only. There may be memory for fewer: matrices are then in `places` of it in turn.
 class Panels {
  public:
+  static constexpr int NOWHERE = -1;
+
   // `row_of(column)` is the source row of a padded column, or -1 for padding.
-  Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups = {});
+  Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups = {}, int places = NOWHERE);
+
+  // Its weights are at this place from now on, once they are packed; NOWHERE: it has none. Nobody may read it meanwhile.
+  void put(int index, int place);
+  bool placed(int index) const { return place_[index] != NOWHERE; }
+
   void pack(int index, const Source& source, const std::function<int(int)>& row_of);
 
   // The same for int4 weights, whose codes and scales the caller has.
@@ -36,7 +43,7 @@ class Panels {
   size_t bytes() const { return memory_.bytes(); }
 
   const char* at(int index, int panel) const {
-    return memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_;
+    return memory_.data() + (size_t(place_[index]) * panels_ + panel) * panel_bytes_;
   }
 
   // `count` rows as the products want them: also as bytes, in scratch memory of this op, where they are multiplied so.
@@ -132,6 +139,7 @@ class Panels {
   }
 
   size_t bytes_of_panel() const;
+  char* to(int index, int panel) { return const_cast<char*>(at(index, panel)); }
   template <class E>
   void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
   void pack_int8(int index, const Source& source, const std::function<int(int)>& row_of);
@@ -140,6 +148,8 @@ class Panels {
   Dtype dtype_;
   Groups groups_;
   size_t panel_bytes_;
+  int places_;
+  std::vector<int> place_;  // by matrix; as many as there are, in their order, where each has one of its own
   Memory memory_;
   std::vector<float> scales_;         // of int8 weights, and what its products are put right by
   std::vector<int32_t> corrections_;

@@ -15,7 +15,7 @@ from afserve.comm.transport import HOST, Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.build import AnyBank, build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.kv.groups import KvGroup
@@ -23,7 +23,6 @@ from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.attention import load_attention
 from afserve.models.decoder import LoadHalf
-from afserve.models.experts import ExpertBank
 from afserve.placement.migrate import fills
 from afserve.placement.placement import Placement
 
@@ -41,7 +40,7 @@ class LocalCluster:
         self,
         attention: list[AttentionNode[Ticket]],
         experts: list[ExpertNode],
-        banks: list[ExpertBank],
+        banks: list[AnyBank],
         placement: Placement,
         layout: Layout,
         between: torch.device,
@@ -72,12 +71,14 @@ class LocalCluster:
         wrap: Wrap = _bare,
         groups: Sequence[KvGroup] = (),
         load_half: LoadHalf = load_attention,
+        expert_memory: int = 0,
     ) -> "LocalCluster":
         """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
         device expert nodes are there, and mailboxes in host memory.
 
         `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport;
-        `groups` are what attention nodes keep, `load_half` makes their layers' attention halves.
+        `groups` are what attention nodes keep, `load_half` makes their layers' attention halves. `expert_memory`: bytes
+        of each expert node, as of `build_expert_bank`.
         """
         spec = spec_of(source)
         ops = ops or open_ops(config.device, config.threads, isa=config.isa)
@@ -92,7 +93,9 @@ class LocalCluster:
                 "local", expert=index, attention_nodes=attention, layout=layout, device=between
             )
             held = plan.held(index)
-            bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=expert_ops)
+            bank = build_expert_bank(
+                source, held, slots, expert_dtype=config.expert_dtype, ops=expert_ops, memory=expert_memory
+            )
             port = ExpertPort(wrap(end), device=expert_ops.device)
             nodes.append(
                 ExpertNode(

@@ -68,6 +68,10 @@ def test_experts_stay_in_four_bits(folders, dtype):
             source, config(micro_batches=micro_batches), attention=attention, experts=experts
         )
         assert collect(cluster.run(asked)) == wanted
+    memory = (spec := spec_of(source)).moe_layers * (spec.top_k + 1) * spec.expert_parameters()
+    few = LocalCluster.build(source, config(), attention=1, experts=1, expert_memory=memory)
+    assert few.banks[0].packed is None
+    assert collect(few.run(asked)) == wanted
     (packed, *_) = build_expert_bank(source, [(0, 0, 0)], 1).packed
     assert packed.int4 == Groups(32, e2m1=True)
 

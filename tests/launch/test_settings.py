@@ -62,7 +62,7 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
         return ("a", "b"), "a, b"
     if one.kind is Path:
         return folder / "any", str(folder / "any")
-    if one.name == "kv_host":
+    if one.name in ("kv_host", "expert_memory"):
         return "7GiB", "7GiB"
     if one.kind is str:
         return "7", "7"

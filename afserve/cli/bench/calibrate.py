@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from afserve.cli.bench.ours import Turn
     from afserve.cli.bench.stages import AttentionSide
     from afserve.config import ModelSource
-    from afserve.models.experts import ExpertBank
+    from afserve.engine.build import AnyBank
 
 _CHANGED, _STOLEN = 0.10, 0.02
 """Of its speed, and of its cores' time: beyond these the user is told."""
@@ -301,9 +301,7 @@ def wholes(engine: "AttentionSide", grid: Grid, halves: dict[int, float]) -> Ite
                 yield from point.rows()
 
 
-def serving(
-    engine: "AttentionSide", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]"
-) -> Iterator[Row]:
+def serving(engine: "AttentionSide", bank: "AnyBank", grid: Grid, served: "Iterator[Turn]") -> Iterator[Row]:
     """The served runs' rows, and how much longer their steps are than those of the same engine by itself, measured
     right before and right after each: a machine's speed drifts by more than the control plane costs."""
     from afserve.cli.bench.stages import WARM, Decoding

@@ -18,9 +18,9 @@ from afserve.child import module
 from afserve.cli.bench.marked import MarkedLink
 from afserve.cli.bench.stages import AttentionSide, ExpertCalls, Row
 from afserve.config import AUTO, ModelSource
+from afserve.engine.build import AnyBank
 from afserve.errors import PeerLost
 from afserve.kernels.ops import open_ops
-from afserve.models.experts import ExpertBank
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def neighbour(source: ModelSource, tokens: int, isa: str) -> Iterator[Callable[[
 
 
 def beside_rows(
-    engine: AttentionSide, bank: ExpertBank, tokens: int, context: int, steps: int, turns: int
+    engine: AttentionSide, bank: AnyBank, tokens: int, context: int, steps: int, turns: int
 ) -> Iterator[Row]:
     """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour, in turns. What is
     told is how many times as long each took right after it was alone: the median."""

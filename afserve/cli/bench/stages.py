@@ -20,13 +20,12 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.link_contract import Link
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import build_expert_bank, dtype_of, spec_of, tensors_of
+from afserve.engine.build import AnyBank, build_expert_bank, dtype_of, spec_of, tensors_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.runner import T
 from afserve.families.table import naming_of
 from afserve.kernels.ops import Ops
 from afserve.models.decoder import AttentionModel, DecoderLayer
-from afserve.models.experts import ExpertBank
 
 Row = dict[str, object]
 BLOCK = 16
@@ -80,7 +79,7 @@ class AttentionSide:
         tensors = tensors_of(source, self.spec, ops.device)
         self.model = AttentionModel(self.spec, tensors, naming_of(self.spec), ops, self.dtype, longest)
 
-    def bank(self) -> ExpertBank:
+    def bank(self) -> AnyBank:
         spec = self.spec
         held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
         return build_expert_bank(self.source, held, spec.experts, ops=self.ops)
@@ -167,9 +166,7 @@ def _local(layer: DecoderLayer, x_TH: torch.Tensor, number: int) -> None:
 class ExpertCalls:
     """One layer's experts. Tokens choose among `share` of the experts; the node holds `held` of those."""
 
-    def __init__(
-        self, engine: AttentionSide, bank: ExpertBank, tokens: int, share: float, held: float
-    ) -> None:
+    def __init__(self, engine: AttentionSide, bank: AnyBank, tokens: int, share: float, held: float) -> None:
         spec, made = engine.spec, torch.Generator().manual_seed(tokens)
         pool = max(spec.top_k, round(share * spec.experts))
         self._engine, self._bank, self._tokens = engine, bank, tokens

@@ -1,5 +1,7 @@
 """An attention node as a process: everything is opened, the loop runs, and everything is closed."""
 
+from dataclasses import replace
+
 from afserve.clock import AwakeClock
 from afserve.comm.kv.reach import address_of, listen_at
 from afserve.control.node.attention import IDLE, AttentionLoop, Moved
@@ -38,7 +40,7 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
     nodes = assigned.deployment.count(Role.ATTENTION)
 
     def stats() -> AttentionStats:
-        return node.stats(kv.stats(), kv.tiers())
+        return replace(node.stats(kv.stats(), kv.tiers()), experts=node.expert_memory())
 
     drawn = stats if node.trace is None else DrawnCounts(stats, node.trace)
     report = Reporter(heartbeat, stream, drawn, node.take_routed, attention=nodes)

@@ -147,6 +147,7 @@ def _colocated(
         placement.held(0),
         spec.experts,
         expert_dtype=deployment.engine.expert_dtype,
+        memory=deployment.engine.expert_memory_bytes,
         progress=first,
         ops=ops,
     )
@@ -155,6 +156,7 @@ def _colocated(
     node = build_attention_node(
         deployment.source, deployment.engine, link, later, ops=ops, trace=trace, expert_error=rounded
     )
+    node.expert_memory = bank.stats
     identity.result()
     return node, _closing(link.close, trace, deployment)
 
@@ -194,6 +196,7 @@ def build_expert(
         placement.held(assigned.node.index),
         layout.slots,
         expert_dtype=deployment.engine.expert_dtype,
+        memory=deployment.engine.expert_memory_bytes,
         progress=progress,
         ops=ops,
         recheck=unchanged(deployment.source, Role.EXPERT, identity, full=deployment.verify == FULL),
@@ -215,11 +218,19 @@ def build_expert(
         expert_error=bank.rounding_error,
         isa=ops.isa,
     )
-    return node, filler, _closing(transport.close, trace, deployment)
+    return node, filler, _closing(_both(transport.close, bank.close), trace, deployment)
 
 
 def _trace(assigned: Assigned) -> Trace | None:
     return Trace(str(assigned.node)) if assigned.deployment.trace_folder else None
+
+
+def _both(first: Close, then: Close) -> Close:
+    def closing() -> None:
+        first()
+        then()
+
+    return closing
 
 
 def _closing(close: Close, trace: Trace | None, deployment: Deployment) -> Close:

@@ -1,4 +1,5 @@
-"""What a node says about itself in each heartbeat: plain numbers, no torch. Each is declared here, and nowhere else.
+"""What a node says about itself in each heartbeat: plain numbers, no torch. Each is declared here, or in the
+groups that stand here, and nowhere else.
 
 A snapshot: made by the thread that steps the node, between two steps, and read by any other. Numbers are totals from
 the node's start but where "now" is said; seconds are sums but where "at most" is said.
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afserve.counters import Metric, Over, counter
+from afserve.expert_memory import ExpertMemoryStats
 
 PEER = "peer"  # where KV was found, beside the tiers below a cache
 _KV_BYTES = "Bytes of KV blocks that left a node for another one, or came."
@@ -15,6 +17,7 @@ _HOST_BYTES = "Bytes of KV blocks copied from host memory, or to it."
 _HOST_DROPPED = "Blocks that host memory does not have any more."
 _DISK_BYTES = "Bytes of KV blocks read from the disk, or written."
 _DISK_DROPPED = "Blocks that the disk does not have, or no more."
+_ALL_IN_MEMORY = ExpertMemoryStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ class AttentionStats:
         over=Over.PHASE,
     )
     tiers: TierStats = TierStats()
+    experts: ExpertMemoryStats = _ALL_IN_MEMORY
 
     @property
     def hits(self) -> dict[str, int]:
@@ -215,6 +219,7 @@ class ExpertStats:
     hold_seconds: float = counter(0.0, "Time rows were held to be grouped.", "expert_node_hold_seconds")
     prompt_pieces: int = counter(0, "Pieces of prompts' messages.", "expert_node_prompt_pieces")
     prompt_seconds: float = counter(0.0, "Time spent on these.", "expert_node_prompt_seconds")
+    experts: ExpertMemoryStats = _ALL_IN_MEMORY
 
 
 Stats = AttentionStats | ExpertStats

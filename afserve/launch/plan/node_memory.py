@@ -6,7 +6,8 @@ Of nodes on GPUs it is the GPU's memory, which `topology` then takes for the mac
 from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
-from afserve.errors import DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.expert_memory import FLAG, places_within
 from afserve.launch.plan.footprint import NODE_OVERHEAD, gib, kept_dtype, role_bytes, usable
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
@@ -25,12 +26,31 @@ class NodeWeights:
 def node_weights(
     spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int
 ) -> NodeWeights:
-    """Of one attention node and of the fullest expert node."""
+    """Of one attention node and of the fullest expert node; of experts no more than --expert-memory."""
     own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), wishes.engine.dense_dtype)
+    most = wishes.engine.expert_memory_bytes or routed * slots
     host = wishes.engine.kv_host_bytes if wishes.engine.device == "cpu" else 0
     if not nodes.experts:
-        return NodeWeights(own + routed, 0, host)
-    return NodeWeights(own, slots * routed // spec.experts, host)
+        return NodeWeights(own + min(most, routed), 0, host)
+    return NodeWeights(own, min(most, slots * routed // spec.experts), host)
+
+
+def check_expert_memory(
+    spec: ModelSpec, source: ModelSource, wishes: Wishes, slots: int, picked: dict[str, str]
+) -> None:
+    """Whether --expert-memory can be, and what it means. Raises ConfigError."""
+    asked = wishes.engine.expert_memory_bytes
+    if not asked:
+        return
+    if wishes.experts_on != "cpu":
+        raise ConfigError(
+            f"{FLAG}: experts on {wishes.experts_on} are all in its memory; leave it out, or put experts on CPUs",
+            param="expert_memory",
+        )
+    routed = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1]
+    places = places_within(asked, spec, slots, max(1, routed // (spec.moe_layers * spec.experts)))
+    few = f"{places} of {slots} experts of each layer at a time, the others are read when they are needed"
+    picked["expert memory"] = few if places else f"all {slots} experts of each layer fit"
 
 
 def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:

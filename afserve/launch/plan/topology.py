@@ -35,6 +35,7 @@ from afserve.launch.plan.kv_blocks import block_size, per_token
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
+    check_expert_memory,
     check_host_kv,
     check_processes,
     left_by,
@@ -137,6 +138,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     threads = threads_of(machine, wishes, nodes, seats, picked)
     shares = not seats and shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
+    check_expert_memory(spec, source, wishes, slots.total if nodes.experts else spec.experts, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
     block = _block(spec, source, wishes)
     each = per_token(spec, element_bytes(source, spec), block)

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
-from afserve.launch.plan.footprint import computed_dtype, gib, role_bytes
+from afserve.launch.plan.footprint import GIB, computed_dtype, gib, role_bytes
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.spec import ModelSpec
 
 _OF_THE_FREE = 0.75  # memory that a proposed command may take: reading and packing take more for a moment
+_EXPERT_SHARES = (0.5, 0.4, 0.3, 0.2, 0.1)  # of the free memory, for the experts of one node
 _PLAIN = "auto"
 _POOL = "h20=64"  # an example that holds every known shape
 
@@ -30,6 +31,13 @@ def ways_on(
     rows = [("afserve up", "the bundled nano, the same architecture at a size that fits anywhere")]
     if weights and few != asked and _fits(spec, replace(source, layers=None), machine, few):
         rows.append((f"afserve up --model {name} --expert-dtype {few}", "all of it, here"))
+    if weights and (memory := _expert_memory(spec, source, machine, wishes)):
+        rows.append(
+            (
+                f"afserve up --model {name} --expert-memory {memory}",
+                "all of it, the rest read from disk as needed",
+            )
+        )
     rows.append(_random_weights(spec, source, machine, (asked, "int4")))
     if not weights and hub:
         rows.append(
@@ -39,6 +47,15 @@ def ways_on(
     rows.append((plan, "what to buy, how to split it, what it costs"))
     rows.append((f"{plan} --cluster FILE", "the same as a file for `afserve up --cluster FILE`"))
     return "Ways on:\n" + "\n".join(f"  {command}     {what}" for command, what in rows)
+
+
+def _expert_memory(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> str:
+    """The most that fits beside everything else; empty where nothing does."""
+    for share in _EXPERT_SHARES:
+        size = f"{int(machine.memory * share * 10 / GIB) / 10}GiB"
+        if not size.startswith("0.0") and _fits(spec, source, machine, wishes.engine.expert_dtype, size):
+            return size
+    return ""
 
 
 def _random_weights(
@@ -74,13 +91,17 @@ def _most_layers(
     return low if low >= least else None
 
 
-def _fits(spec: ModelSpec, source: ModelSource, machine: Machine, dtype: str) -> bool:
+def _fits(
+    spec: ModelSpec, source: ModelSource, machine: Machine, dtype: str, expert_memory: str = ""
+) -> bool:
     """With one command's defaults, as `_command` gives nothing else."""
     part = replace(machine, memory=int(machine.memory * _OF_THE_FREE))
     if computed_dtype(spec, source) == "float16" and dtype != _PLAIN:
         return False
     try:
-        choose(spec, source, part, Wishes(engine=EngineSettings(expert_dtype=dtype)))
+        choose(
+            spec, source, part, Wishes(engine=EngineSettings(expert_dtype=dtype, expert_memory=expert_memory))
+        )
     except (DoesNotFitError, ConfigError):
         return False
     return True

@@ -13,7 +13,7 @@ from afserve.control.backend import ServedModel
 from afserve.server.answers.hosted import Hosted
 from afserve.server.bodies.prepared import Computed
 from afserve.server.endpoints.service import Service
-from afserve.server.metrics.nodes import hits, queues
+from afserve.server.metrics.nodes import hits, hot_set, queues
 from afserve.server.metrics.observe import exposition
 from afserve.server.replies.refusal import json_response
 from afserve.server.text.prepare import BodyKind
@@ -159,6 +159,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
         "refused": dict(view.refused),
         "phases": queues(view.nodes),
         "kv_hits": hits(view.nodes),
+        "hot_set": hot_set(view.nodes),
         "goodput": model.metrics.goodput.figures(),
         "nodes": [asdict(node) for node in view.nodes],
     }

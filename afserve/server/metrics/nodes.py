@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.counters import DeclaredCounter, Metric, Over, counters_of
 from afserve.engine.stats import KINDS, AttentionStats
+from afserve.expert_memory import verdict
 from afserve.metrics import Labels, MetricFamily, Sample, gauge, totals
 
 Declared = list[tuple[DeclaredCounter, Metric]]
@@ -47,6 +48,12 @@ def _found_by_tier(nodes: Sequence[NodeView]) -> MetricFamily:
         ((("node", name), ("tier", tier)), tokens) for name, of in stats for tier, tokens in of.hits.items()
     ]
     return totals("afserve_kv_hit_tokens", "Prompt tokens whose KV was found, by where it was.", found)
+
+
+def hot_set(nodes: Sequence[NodeView]) -> str | None:
+    """What traffic makes of memory for some of the experts; None where no node has such a memory."""
+    kept = [node.stats.experts for node in nodes if node.stats is not None]
+    return verdict(kept) if any(one.capacity for one in kept) else None
 
 
 def _values(nodes: Sequence[NodeView], parts: Declared, beside: int) -> Iterator[tuple[Labels, float]]:

@@ -1,0 +1,236 @@
+"""Nodes with memory for some of their experts: the tokens of nodes that hold all, for every size, form and topology."""
+
+import os
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from afserve.comm.m2n.bank import LocalBankLink
+from afserve.config import ModelSource
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, spec_of
+from afserve.engine.scheduling.request import SamplingParams
+from afserve.errors import CheckpointError, ConfigError
+from afserve.expert_memory import verdict
+from afserve.kernels.ops import open_ops
+from afserve.models.tier.bank import TieredBank
+from afserve.placement.migrate import fills, stages
+from afserve.placement.placement import Placement
+from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
+from tests.engine.test_live_migration import shuffled, with_spare
+from tests.engine.test_quantised_checkpoints import FORMS
+from tests.models.quantising import quantised
+
+FEW = 8  # tokens of a request
+
+
+ASKED = requests(prompts(), SamplingParams(max_tokens=FEW, temperature=0.0, ignore_eos=True))
+
+
+def first_of(expected):
+    return [tokens[:FEW] for tokens in expected]
+
+
+def everything(source):
+    spec = spec_of(source)
+    return [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
+
+
+def memory_for(source, places, kept="auto"):
+    """Bytes for so many experts of each layer."""
+    spec = spec_of(source)
+    return places * spec.moe_layers * build_expert_bank(source, [], 1, expert_dtype=kept).expert_bytes
+
+
+def bank_of(source, places, kept="auto", ops=None):
+    slots, memory = spec_of(source).experts, memory_for(source, places, kept)
+    return build_expert_bank(source, everything(source), slots, expert_dtype=kept, memory=memory, ops=ops)
+
+
+def node_of(source, bank, **fields):
+    return build_attention_node(source, config(**fields), LocalBankLink(bank))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_all_experts_in_memory(name, tiny_checkpoint, expected):
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    spec = spec_of(source)
+    for places in {spec.top_k, spec.top_k + 1, max(spec.top_k, spec.experts // 2)}:
+        bank = bank_of(source, places)
+        assert isinstance(bank, TieredBank)
+        assert collect(drive(node_of(source, bank), ASKED)) == first_of(expected(name))
+        bank.close()
+
+
+@pytest.mark.parametrize("topology", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("name", FAMILIES[:3])
+def test_in_every_topology(name, topology, tiny_checkpoint, expected):
+    attention, experts = topology
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    memory = memory_for(source, spec_of(source).top_k)
+    cluster = LocalCluster.build(
+        source,
+        config(micro_batches=2, max_batch_tokens=12),
+        attention=attention,
+        experts=experts,
+        expert_memory=memory,
+    )
+    assert collect(cluster.run(ASKED)) == first_of(expected(name))
+
+
+@pytest.mark.parametrize("form", ["fp8", "w4a16"])
+def test_quantised_checkpoints_too(form, tiny_checkpoint, fp8_folder, tmp_path):
+    source = ModelSource(str(fp8_folder), "fp8")
+    if form == "w4a16":
+        source, _ = quantised(tiny_checkpoint("qwen3"), tmp_path, *FORMS[form])
+    bank = bank_of(source, spec_of(source).top_k + 1)
+    assert collect(drive(node_of(source, bank), ASKED)) == collect(drive(colocated(source, config()), ASKED))
+    assert bank.stats().misses
+    bank.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("kept", ["float32", "bfloat16", "int8", "int4"])
+def test_sums_have_the_same_bits(kept, rows, tiny_checkpoint):
+    """Whatever is in memory, in one pass or several, and added to other sums."""
+    dtype = kept if kept.endswith(("32", "16")) else "bfloat16"
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q", dtype=dtype)
+    asked = "auto" if dtype == kept else kept
+    spec, draw = spec_of(source), torch.Generator().manual_seed(rows)
+    whole = build_expert_bank(source, everything(source), spec.experts, expert_dtype=asked)
+    few = bank_of(source, spec.top_k + 1, asked)
+    for turn in range(6):
+        x = torch.randn(rows, spec.hidden, generator=draw).to(getattr(torch, dtype))
+        slot = torch.stack(
+            [torch.randperm(spec.experts, generator=draw)[: spec.top_k] for _ in range(rows)]
+        ).int()
+        slot[slot == turn] = -1
+        weight = torch.rand(rows, spec.top_k, generator=draw)
+        before = torch.full((rows, spec.hidden), 0.25, dtype=x.dtype if turn % 2 else torch.float32)
+        results = []
+        for bank in (whole, few):
+            results.append(before.clone())
+            bank.forward(turn % spec.moe_layers, x, slot, weight, results[-1], add=turn > 2)
+        assert torch.equal(*results)
+    few.close()
+
+
+def test_the_reference_does_so_too(tiny_checkpoint, expected):
+    source, ops = ModelSource(str(tiny_checkpoint("qwen3")), "q"), open_ops(backend="torch")
+    bank = bank_of(source, spec_of(source).top_k, ops=ops)
+    node = build_attention_node(source, config(), LocalBankLink(bank), ops=ops)
+    assert collect(drive(node, ASKED)) == first_of(expected("qwen3"))
+
+
+def test_replicas_move_while_tokens_are_made(tiny_checkpoint, expected):
+    source, rng = ModelSource(str(tiny_checkpoint("v3")), "v3"), random.Random(3)
+    plain = LocalCluster.build(source, config(), experts=2)
+    start = plain.placement
+    plain.close()
+    slots = start.slots_per_node() + 2
+    current = with_spare(start, slots)
+    memory = memory_for(source, spec_of(source).top_k + 1)
+    cluster = LocalCluster.build(
+        source,
+        config(micro_batches=2, max_batch_tokens=16),
+        attention=2,
+        experts=2,
+        placement=current,
+        expert_memory=memory,
+    )
+    for request in requests(prompts()):
+        cluster.submit(request)
+    events, epochs = [], 0
+    old: list[int] = []
+    pending: list[Placement] = []
+    while any(node.busy for node in cluster.attention):
+        events += cluster.step()
+        if old and all(node.settled for node in cluster.attention):
+            cluster.retire(old.pop())
+        if not old and not pending:
+            pending = list(stages(current, shuffled(rng, start, slots), slots))
+        if not old and pending:
+            following = pending.pop(0)
+            for fill in fills(current, following):
+                cluster.banks[fill.node].fill(fill.layer, fill.slot, fill.expert)
+            cluster.switch(following)
+            old.append(current.epoch)
+            current, epochs = following, epochs + 1
+    assert collect(events) == expected("v3") and epochs > 5
+
+
+@pytest.fixture
+def cut(tiny_checkpoint, tmp_path):
+    """A copy of a checkpoint; what cuts its file to a third, and what puts it back as it was."""
+    folder = tmp_path / "cut"
+    shutil.copytree(tiny_checkpoint("qwen3"), folder)
+    file = folder / "model.safetensors"
+    whole, was = file.read_bytes(), file.stat()
+
+    def shorten():
+        os.truncate(file, len(whole) // 3)
+
+    def restore():
+        with file.open("r+b") as opened:
+            opened.write(whole)
+        os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+    return ModelSource(str(folder), "q"), shorten, restore
+
+
+def test_an_expert_that_cannot_be_read_costs_the_requests_that_need_it(cut, expected, caplog):
+    source, shorten, restore = cut
+    bank = bank_of(source, spec_of(source).top_k)
+    node = node_of(source, bank)
+    node.expert_memory = bank.stats
+    shorten()
+    ends = drive(node, ASKED)
+    assert all("not finite" in event.error for event in ends if event.error) and any(e.error for e in ends)
+    assert bank.stats().unreadable > 0
+    assert "cannot be read, rows that chose it have no sum" in caplog.text
+    with pytest.raises(CheckpointError):
+        bank.fill(0, 0, 3)
+    restore()
+    for layer, slot, expert in everything(source):
+        bank.fill(layer, slot, expert)
+    assert collect(drive(node, ASKED)) == first_of(expected("qwen3"))
+
+
+def test_an_expert_node_goes_on_without_what_it_cannot_read(cut, expected):
+    source, shorten, restore = cut
+    memory = memory_for(source, spec_of(source).top_k)
+    cluster = LocalCluster.build(source, config(), experts=2, expert_memory=memory)
+    shorten()
+    assert any(event.error for event in cluster.run(ASKED))
+    restore()
+    assert collect(cluster.run(ASKED)) == first_of(expected("qwen3"))
+
+
+def test_what_is_counted(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    spec = spec_of(source)
+    bank = bank_of(source, spec.experts // 2)
+    drive(node_of(source, bank), ASKED)
+    counted = bank.stats()
+    assert counted.capacity == counted.resident == spec.moe_layers * (spec.experts // 2)
+    assert counted.hits and counted.misses and not counted.unreadable
+    assert counted.bytes_read >= counted.misses * bank.expert_bytes
+    assert counted.served_10 <= counted.served_25 <= counted.served_50 <= counted.hits + counted.misses
+    assert "your traffic ha" in verdict([replace(counted, hits=counted.hits + 1000)])
+    bank.close()
+
+
+def test_too_little_memory_is_refused_with_what_is_needed(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    spec = spec_of(source)
+    with pytest.raises(ConfigError, match=f"a token needs {spec.top_k} there"):
+        bank_of(source, spec.top_k - 1)
+
+
+def test_memory_for_all_is_the_plain_bank(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    assert not isinstance(bank_of(source, spec_of(source).experts), TieredBank)
+    assert colocated(source, config(expert_memory="1GiB"))
