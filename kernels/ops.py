@@ -54,8 +54,7 @@ class Ops:
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
         self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
-        self.put_expert = packing.put_expert
-        self.borrow_core = backend.borrow_core
+        self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
 

@@ -100,6 +100,10 @@ class PackedExperts:
     bias: bool = False
     place_E: list[int] | None = None
 
+    def put(self, slot: int, place: int) -> None:
+        assert self.place_E is not None, "these slots have memory of their own"
+        self.place_E[slot] = place
+
     def place_of(self, slot: int) -> int:
         """Raises IndexError where the slot's weights are not in memory."""
         place = slot if self.place_E is None else self.place_E[slot]

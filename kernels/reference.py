@@ -80,7 +80,6 @@ class Reference:
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         slots, hidden, inner = shape.slots, shape.hidden, shape.inner
-        places = slots if shape.places is None else shape.places
 
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=shape.dtype, device=self.device)
@@ -89,8 +88,8 @@ class Reference:
             slots,
             hidden,
             inner,
-            zeros(places, 2 * inner, hidden),
-            zeros(places, hidden, inner),
+            zeros(shape.places or slots, 2 * inner, hidden),
+            zeros(shape.places or slots, hidden, inner),
             dtype=shape.dtype,
             int8=int8,
             gating=shape.gating,
@@ -101,8 +100,7 @@ class Reference:
         )
 
     def put_expert(self, experts: PackedExperts, slot: int, place: int) -> None:
-        assert experts.place_E is not None, "these slots have memory of their own"
-        experts.place_E[slot] = place
+        experts.put(slot, place)
 
     def set_expert(
         self,
@@ -113,9 +111,8 @@ class Reference:
         biases: Biases | None = None,
     ) -> None:
         assert experts.gate_up_EJH is not None and experts.down_EHI is not None
-        place = experts.place_of(slot)
-        experts.gate_up_EJH[place] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
-        experts.down_EHI[place] = int8_rounded(down_HI) if experts.int8 else down_HI
+        experts.gate_up_EJH[experts.place_of(slot)] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
+        experts.down_EHI[experts.place_of(slot)] = int8_rounded(down_HI) if experts.int8 else down_HI
         if experts.gate_up_bias_EJ is not None and experts.down_bias_EH is not None:
             assert biases is not None, "checked at the door"
             experts.gate_up_bias_EJ[slot], experts.down_bias_EH[slot] = biases

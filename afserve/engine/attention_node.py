@@ -35,9 +35,9 @@ from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
 from afserve.errors import RequestError
-from afserve.expert_memory import ExpertMemoryStats
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
+from afserve.placement.expert_memory import ExpertMemoryStats
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
 from afserve.trace import Arrow, Slice, Trace

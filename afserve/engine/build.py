@@ -18,7 +18,6 @@ from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.errors import ConfigError
-from afserve.expert_memory import FLAG
 from afserve.families.table import load_spec, naming_of
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
@@ -31,6 +30,7 @@ from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
 from afserve.models.unread import told_unread
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
+from afserve.placement.expert_memory import FLAG
 from afserve.spec import ModelSpec
 from afserve.tokens.tokenizer import eos_ids
 from afserve.trace import Trace

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from afserve.comm.m2n.bank import Bank
 from afserve.errors import ConfigError
-from afserve.expert_memory import places_within
 from afserve.families.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import Gating, PackedExperts
@@ -25,6 +24,7 @@ from afserve.models.expert_tensors import read_codes, read_expert
 from afserve.models.keeping import Keeping
 from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
+from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
 
 Held = Sequence[tuple[int, int, int]]

@@ -15,9 +15,9 @@ from afserve.comm.m2n.ticket import Part
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
-from afserve.expert_memory import ExpertMemoryStats
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.stack import LayeredExperts
+from afserve.placement.expert_memory import ExpertMemoryStats
 from afserve.placement.placement import Placement
 
 

@@ -10,12 +10,15 @@ import torch
 
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import ModelSource
-from afserve.engine.build import build_attention_node, build_expert_bank, colocated, spec_of
+from afserve.engine.build import build_attention_node, build_expert_bank, colocated, spec_of, tensors_of
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import CheckpointError, ConfigError
-from afserve.expert_memory import verdict
+from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops
+from afserve.launch.plan.models import CONFIGS
+from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
+from afserve.placement.expert_memory import verdict
 from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
@@ -221,6 +224,58 @@ def test_what_is_counted(tiny_checkpoint):
     assert counted.served_10 <= counted.served_25 <= counted.served_50 <= counted.hits + counted.misses
     assert "your traffic ha" in verdict([replace(counted, hits=counted.hits + 1000)])
     bank.close()
+
+
+def test_the_next_layers_experts_are_read_ahead_where_guesses_are_right():
+    """Of a model that was trained: rows change little from layer to layer."""
+    source = ModelSource(str(CONFIGS / "nano"), "nano")
+    bank = bank_of(source, 8)
+    one = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    drive(node_of(source, bank), requests(prompts((5,), vocab=2000), one))
+    counted = bank.stats()
+    assert counted.read_ahead >= counted.ahead_used > counted.read_ahead // 3
+    bank.close()
+
+
+def test_guesses_that_are_wrong_end_the_reading(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    spec = spec_of(source)
+    ops = open_ops()
+    ahead = load_routers(spec, tensors_of(source, spec, ops.device), naming_of(spec), torch.float32, ops)
+    x, last = torch.randn(2, spec.hidden), spec.moe_layers - 1
+    assert ahead.suggest(last, x) == [] == ahead.suggest(0, torch.randn(65, spec.hidden))
+    guessed = ahead.suggest(last - 1, x)
+    assert len(set(guessed)) == len(guessed) <= 2 * spec.top_k and ahead.is_right
+    for _ in range(40):
+        ahead.guess(last, guessed)
+        ahead.check(last, [])
+    assert not ahead.is_right
+    for _ in range(40):
+        ahead.guess(last, guessed)
+        ahead.check(last, guessed)
+    assert ahead.is_right
+
+
+def test_reading_ahead_takes_nothing_that_is_in_use(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    places = spec_of(source).top_k
+    memory = bank_of(source, places)._memory
+    held = memory.hold(0, range(places))
+    memory.fetch(0, [places])
+    assert memory.read_ahead == 0 and memory.missing(0, range(places)) == []
+    memory.release(held, memory.wait(held))
+    memory.fetch(0, [*range(places - 1), places])
+    assert memory.read_ahead == 1 and memory.missing(0, range(places + 1)) == [places - 1]
+    memory.close()
+
+
+def test_an_expert_node_without_routers_guesses_nothing(tiny_checkpoint, caplog):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    spec, ops = spec_of(source), open_ops()
+    other = ModelSource(str(tiny_checkpoint("mixtral")), "m")
+    tensors = tensors_of(other, spec_of(other), ops.device)
+    ahead = load_routers(spec, tensors, naming_of(spec), torch.float32, ops)
+    assert ahead.suggest(0, torch.randn(1, spec.hidden)) == []
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(tiny_checkpoint):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afserve.counters import Metric, Over, counter
-from afserve.expert_memory import ExpertMemoryStats
+from afserve.placement.expert_memory import ExpertMemoryStats
 
 PEER = "peer"  # where KV was found, beside the tiers below a cache
 _KV_BYTES = "Bytes of KV blocks that left a node for another one, or came."

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
-from afserve.expert_memory import FLAG, places_within
 from afserve.launch.plan.footprint import NODE_OVERHEAD, gib, kept_dtype, role_bytes, usable
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
+from afserve.placement.expert_memory import FLAG, places_within
 from afserve.spec import ModelSpec
 
 

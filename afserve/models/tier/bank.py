@@ -11,11 +11,11 @@ from torch import Tensor
 
 from afserve.comm.m2n.bank import Bank
 from afserve.errors import CheckpointError
-from afserve.expert_memory import ExpertMemoryStats
 from afserve.models.experts import ExpertBank, Held, Progress
 from afserve.models.tier.ahead import NextExperts
 from afserve.models.tier.hot_set import HotSet
 from afserve.models.tier.memory import ExpertMemory, Reading
+from afserve.placement.expert_memory import ExpertMemoryStats
 
 
 class TieredBank(Bank):

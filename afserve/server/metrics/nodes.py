@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.counters import DeclaredCounter, Metric, Over, counters_of
 from afserve.engine.stats import KINDS, AttentionStats
-from afserve.expert_memory import verdict
 from afserve.metrics import Labels, MetricFamily, Sample, gauge, totals
+from afserve.placement.expert_memory import verdict
 
 Declared = list[tuple[DeclaredCounter, Metric]]
 _SERVING = ("ready", "draining")
