@@ -150,7 +150,7 @@ def _follow_ours(share_DLE: list[Floats], nodes: int, slots: int, start: Placeme
     for now, load, counts in _ticks(share_DLE):
         if due[0] <= now and force is not due[1]:
             force = due[1]
-            core.note_acknowledged(force.epoch)
+            core.settle(force)
         seen.append(float(ratios(force.slot_array(), force.share_array(), load).mean()))
         stats.merge(counts)
         stats.advance_windows(now)

@@ -101,7 +101,7 @@ def _followed(core: Rebalancer, old_LE: Floats, new_LE: Floats) -> tuple[float, 
         stats.advance_windows(tick / 4)
         decision = core.decide(tick / 4, stats)
         if decision is not None and decision.placement is not None:
-            core.note_acknowledged(decision.placement.epoch)
+            core.settle(decision.placement)
             if tick >= 40 and decision.action is Action.SHARES:
                 first = min(first, (tick + 1 - 40) / 4 + IN_FORCE_S)
     return first, core.placement.share_array()

@@ -94,31 +94,27 @@ class Rebalancer:
         self.decisions: deque[Decision] = deque(maxlen=64)
         self._streak = 0
         self._next = self._rested = float("-inf")
-        self._unsettled: int | None = None
+        self._unsettled = False
         self._epoch = placement.epoch  # the highest ever given out
         self._era: Floats | None = None  # all rows before this era began
         self._era_began = float("-inf")
 
-    def note_acknowledged(self, epoch: int) -> None:
-        """Every attention node has acknowledged `epoch`: the next move may be decided."""
-        if self._unsettled is not None and epoch >= self._unsettled:
-            self._unsettled = None
-
-    def abandon(self, in_force: Placement) -> None:
-        """A move was given up: `in_force` is what every node truly holds. Its successor still gets a new epoch."""
-        self.placement, self._unsettled = in_force, None
+    def settle(self, in_force: Placement) -> None:
+        """A move was made, or given up: `in_force` is what every node truly holds, and the next one may be decided. It
+        gets a new epoch."""
+        self.placement, self._unsettled = in_force, False
         self._epoch = max(self._epoch, in_force.epoch)
 
     def replace_nodes(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
         """Other nodes are to hold the experts from now on: the way there, at once. STAY means there is no room."""
         self.nodes = nodes
-        self.abandon(in_force)
+        self.settle(in_force)
         why = f"{len(nodes) - len(nodes.dead)} nodes are to hold the experts"
         return self._answer(now, stats, self._view("now", stats.window_load(0)), Action.RESCUE, why)
 
     def decide(self, now: float, stats: RoutingStats) -> Decision | None:
         """None between checks and while a move is under way; else a decision, most often to stay."""
-        if now < self._next or self._unsettled is not None:
+        if now < self._next or self._unsettled:
             return None
         self._next = now + self.rules.interval_s
         newest, seen = self._look(now, stats)
@@ -244,7 +240,7 @@ class Rebalancer:
         assert decision.placement is not None
         self.placement, self._epoch = decision.placement, decision.placement.epoch
         self._streak, self._rested = 0, decision.now + self.rules.rest_s
-        self._unsettled = decision.placement.epoch
+        self._unsettled = True
         self.decisions.append(decision)
         return decision
 

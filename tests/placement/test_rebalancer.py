@@ -35,7 +35,7 @@ class Traffic:
             self.stats.advance_windows(self.now)
             decision = core.decide(self.now, self.stats) if core else None
             if decision and decision.placement is not None:
-                core.note_acknowledged(decision.placement.epoch)
+                core.settle(decision.placement)
             decisions += [decision] if decision else []
         return decisions
 
@@ -92,9 +92,7 @@ def test_nothing_is_decided_while_a_move_is_under_way():
         traffic.now += 0.5
         decision = core.decide(traffic.now, traffic.stats)
     assert core.decide(traffic.now + 60, traffic.stats) is None
-    core.note_acknowledged(decision.placement.epoch - 1)
-    assert core.decide(traffic.now + 60, traffic.stats) is None
-    core.note_acknowledged(decision.placement.epoch)
+    core.settle(decision.placement)
     assert core.decide(traffic.now + 60, traffic.stats) is not None
 
 
@@ -102,7 +100,7 @@ def test_an_abandoned_move_leaves_what_stands_and_never_reuses_its_epoch():
     core, traffic = started()
     in_force = core.placement
     decision = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
-    core.abandon(in_force)
+    core.settle(in_force)
     assert core.placement is in_force
     later = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
     assert later.placement.epoch > decision.placement.epoch > in_force.epoch
@@ -147,6 +145,7 @@ def test_shares_are_tried_before_weights():
         assert decisions[0].action is Action.SHARES
 
 
+@pytest.mark.slow
 def test_a_dear_move_is_not_made():
     price = MovePrice(expert_bytes=1e15, link_bytes_per_s=1e9)
     core, traffic = started(rules=RebalanceRules(price=price))

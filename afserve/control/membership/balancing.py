@@ -253,7 +253,7 @@ class Balancing:
         nodes = self._nodes(holders, in_force.nodes, wide)
         if in_force is not self._known or nodes != self._rebalancer.nodes:
             self._known, self._rebalancer.nodes = in_force, nodes
-            self._rebalancer.abandon(compact(in_force.with_nodes(len(nodes)), wide))
+            self._rebalancer.settle(compact(in_force.with_nodes(len(nodes)), wide))
 
     def imbalance(self) -> tuple[float, ...]:
         """max / mean node load per layer, of what is in force, over the fastest window; 1 where nobody holds any."""

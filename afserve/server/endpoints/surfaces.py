@@ -79,11 +79,6 @@ class ResponseStore(Store):
         self._row(db, owner, response_id)
         db.execute("DELETE FROM responses WHERE id=?", (response_id,))
 
-    @transaction
-    def count_responses(self, db: sqlite3.Connection) -> int:
-        self._shrink(db)
-        return int(db.execute("SELECT count(*) FROM responses").fetchone()[0])
-
     def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> StoredResponse:
         self._shrink(db)
         sound = response_id.encode("utf-8", "replace").decode()
