@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.process
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n")
 ADMIN = {"Authorization": "Bearer secret"}
-PAUSE = 0.05
+PAUSE = 0.25  # seconds; some requests are under way at any moment
 
 
 @pytest.fixture
