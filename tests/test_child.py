@@ -33,6 +33,7 @@ def test_devices_are_asked_for_beside_a_clone(beside_a_clone):
     assert isinstance(probe_gpus(), Gpus)
 
 
+@pytest.mark.slow
 def test_a_module_is_taken_from_the_working_directory_where_its_parent_does(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("print('here')")
     monkeypatch.chdir(tmp_path)

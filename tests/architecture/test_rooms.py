@@ -69,6 +69,7 @@ def imports(path: Path, package: str = "afserve") -> Iterator[tuple[int, str]]:
                 )
 
 
+@pytest.mark.slow
 def test_imports_go_downward_only() -> None:
     rank = {room: number for number, room in enumerate(ROOMS)}
     broken = []
@@ -87,6 +88,7 @@ def test_no_import_cycles() -> None:
     assert not circles({(module, target) for module, target in edges if "afserve" not in (module, target)})
 
 
+@pytest.mark.slow
 def test_no_import_cycles_among_benches() -> None:
     files = {
         path: ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -178,6 +180,7 @@ def test_the_python_client_api_starts_without_the_http_server() -> None:
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_python_client_api_runs_without_an_http_client() -> None:
     """httpx brings rich, click and pygments along."""
     heavy = {"httpx", "rich", "starlette", "torch"}

@@ -54,6 +54,7 @@ def test_the_page_names_every_method():
     assert named == asked
 
 
+@pytest.mark.slow
 def test_one_file_and_one_row_serve_the_same_tokens(mapped, monkeypatch, tiny_checkpoint, capsys):
     """One attention node and two expert nodes over it, against the colocated engine."""
     assert mapped <= MOST_LINES

@@ -229,6 +229,7 @@ def test_values_survive_the_wire(value):
     assert decode(encode_host(value)) == value
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
 def test_any_bytes_are_survived(data):

@@ -83,6 +83,7 @@ def test_dense_bits_give_the_tokens_of_rounded_weights(name, kept, tiny_checkpoi
     assert f"dense weights are rounded to {kept}" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kept", ["int8", "int4"])
 def test_topologies_agree_with_everything_in_few_bits(dtype, kept, tiny_checkpoint):

@@ -64,6 +64,7 @@ def test_the_tokens_are_those_of_one_device(name, devices, source_of):
     assert len(joint.rows) == node.stats().steps * halves, "once in each half of each step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices"), [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v2-groups", 4)]
 )
@@ -80,6 +81,7 @@ def test_with_experts_elsewhere(name, devices, experts, source_of, expected):
     cluster.attention[0].check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("name", "devices"), [("qwen3", 4), ("v3", 2)])
 def test_preemption(name, devices, caching, source_of, expected):
@@ -152,6 +154,7 @@ def test_heads_that_several_devices_keep_are_other_blocks(source_of):
     assert one.kv.fingerprint == two.kv.fingerprint != four.kv.fingerprint
 
 
+@pytest.mark.slow
 def test_groups_of_kv_on_several_devices(source_of):
     """Two groups, in blocks of other sizes, both split."""
     source, settings = source_of("mixtral-window"), config(max_batch_tokens=32, prefill_tokens=32)

@@ -101,6 +101,7 @@ class RowsThroughFp8(Bank):
         self._bank.forward(layer, dequantise(value, scale), slot_RK, weight_RK, out_RH, add)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_in_fp8_give_the_tokens_of_rounded_rows(name, dtype, tiny_checkpoint):

@@ -155,6 +155,7 @@ def test_expert_nodes_answer_at_once_and_count_what_they_did(tiny_checkpoint, wo
     assert stats.rows >= sum(one.rows for one in here) > 0 < stats.busy_seconds
 
 
+@pytest.mark.slow
 def test_a_trace_and_another_busy_micro_batch_go_layer_by_layer(tiny_checkpoint, world, calls):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
     asked = requests(prompts())

@@ -25,6 +25,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(giving_way, "MADE", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_each_request_alone(name, caching, tiny_checkpoint):
@@ -40,6 +41,7 @@ def test_tokens_are_those_of_each_request_alone(name, caching, tiny_checkpoint):
     assert node.stats().preemptions >= 2 and node.stats().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_on_separate_nodes(micro_batches, tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")

@@ -206,6 +206,7 @@ def test_rows_that_are_masked_together_get_what_each_gets_alone(rows):
             assert row[token] == max(allowed) and (guide is None or token % 2 == 0)
 
 
+@pytest.mark.slow
 def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
     logits = torch.tensor([[0.0, 900.0, 1.0, 0.0, 2.0, 0.0]])
     counts = torch.zeros(6)

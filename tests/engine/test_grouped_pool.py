@@ -118,6 +118,7 @@ def test_groups_have_to_fit(groups, why):
         check_groups(groups, 2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_any_schedule_keeps_what_sequences_see(seed):
     """Shared beginnings, preemptions, cancellations; small groups beside the first one."""

@@ -416,6 +416,7 @@ def test_what_never_fits_or_would_wait_behind_too_many_is_the_schedulers():
     assert not handing.ask(asked(4), THERE, lambda blocks: 0.0)
 
 
+@pytest.mark.slow
 def test_a_tenant_that_floods_a_prefill_node_delays_another_by_its_share(tiny_checkpoint):
     """Its queue is on the decode node, where 64 prompts are under way at once, and on the prefill node."""
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1, kv_blocks=400)

@@ -11,6 +11,7 @@ from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["avx2", "generic"])  # all other tests run with the best one
 def test_topologies_agree(tiny_checkpoint, isa: str) -> None:
     if isa not in isas_here():

@@ -118,6 +118,7 @@ def test_a_sequence_goes_on_in_another_cache(name, here, there, tokens, tiny_che
     assert all(len(after[request]) == NEW - len(before[request]) for request in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3", "qwen3"])
 def test_blocks_are_found_by_name_at_another_node(name, tiny_checkpoint, expected):
     """Only full blocks travel, under their names: a prompt that begins with them does not compute them again."""
@@ -227,6 +228,7 @@ def test_a_fingerprint_says_what_blocks_are_and_its_digest_stays(tiny_checkpoint
     assert node.kv.block_bytes == 3 * 8 * 28 * 4
 
 
+@pytest.mark.slow
 def test_who_was_not_told_its_weights_shares_with_nobody(tiny_checkpoint):
     from afserve.engine.attention_node import AttentionNode
 

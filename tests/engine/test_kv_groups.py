@@ -181,6 +181,7 @@ def test_prompts_that_other_nodes_compute(cluster, alone, helpers):
     assert sum(end.moves.stats().split for end in world.prefilling) == helpers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_to_the_wires(cluster, alone, seed):
     world = Phased(cluster(3, experts=2, micro_batches=2), 1, seed=seed, faulty=0.3)

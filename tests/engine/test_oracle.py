@@ -13,6 +13,7 @@ from tests.engine.driving import FAMILIES, LENGTHS, NEW, collect, config, drive,
 from tests.engine.local_cluster import LocalCluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_colocated_greedy_tokens(name, tiny_checkpoint, expected):
     node = colocated(ModelSource(str(tiny_checkpoint(name)), name), config())
@@ -144,6 +145,7 @@ def test_roles_read_only_their_tensors(tiny_checkpoint, tmp_path):
         build_expert_bank(ModelSource(str(tmp_path / "attention"), "a"), [(0, 0, 3)], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adaptive_micro_batches_change_no_token(name, tiny_checkpoint, expected):
     source = ModelSource(str(tiny_checkpoint(name)), name)

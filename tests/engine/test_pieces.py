@@ -248,6 +248,7 @@ def test_a_share_is_of_the_time_in_which_prompts_wait():
     assert not share.is_due
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [(), DECODE])
 def test_prompts_of_several_nodes_are_faster_together_where_calls_cost_much(beside, monkeypatch):
     """As on GPUs, where a call reads the weights of all experts: 400 us, and 0.2 us a row."""

@@ -212,6 +212,7 @@ def test_a_newer_dispatch_replaces_one_of_which_some_experts_are_done():
     assert not made.node._prompts and made.node._prompts.batch is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_decoding_waits_less_than_with_pieces_of_rows_and_prompts_do_not_pay(nodes):
     flood = Case("reading", FEW, SLOW * nodes, period=0.3, **READING)

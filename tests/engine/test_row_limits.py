@@ -90,6 +90,7 @@ def test_steps_keep_to_the_limit_of_their_phase_and_tokens_stay(cluster):
     assert seen[0] <= made.step_rows(DECODE) and seen[1] == LONG
 
 
+@pytest.mark.slow
 def test_a_change_in_the_middle_of_a_prompt(cluster):
     source, made, built, seen = cluster
     asked = requests(prompts((180, 150)), SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))

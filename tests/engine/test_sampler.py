@@ -50,6 +50,7 @@ def test_greedy_is_argmax():
     assert sample(rows, [sequence(temperature=0.0)] * 5) == rows.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_softmax():
     row = logits(3)
     got = draws(row, temperature=1.3)

@@ -116,6 +116,7 @@ def test_families_with_other_steps_go_layer_by_layer(name, folder_of, calls):
     assert collect(LocalCluster.build(source, config(**fields), experts=2).run(asked)) == tokens
 
 
+@pytest.mark.slow
 def test_other_backends_and_dtypes_go_layer_by_layer(tiny_checkpoint, calls):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3", dtype="float16")
     assert collect(drive(colocated(source, config()), requests(prompts())))

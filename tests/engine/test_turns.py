@@ -46,6 +46,7 @@ def test_a_prompt_waits_for_as_many_tokens_of_each_other_one_as_it_has(flood, la
     finish(asked)
 
 
+@pytest.mark.slow
 def test_of_three_hundred_long_prompts_a_short_one_waits_for_a_few():
     asked = Asked(scheduler(max_sequences=64, max_batch_tokens=128))
     long = [asked.submit(A, 380) for _ in range(300)]

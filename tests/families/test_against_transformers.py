@@ -34,6 +34,7 @@ def test_logits_of_a_prompt_in_chunks(name, checkpoint, truth):
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "experts", "micro_batches"), [(1, 1, 1), (2, 3, 2)])
 @pytest.mark.parametrize("name", TINY)
 def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches, checkpoint, continued):
@@ -77,6 +78,7 @@ def test_a_move_between_nodes(name, checkpoint, continued):
     assert tokens == continued(name)[2]
 
 
+@pytest.mark.slow
 def test_experts_of_qwen3_5_in_tensors_of_all(checkpoint, continued, tmp_path):
     """What some checkpoints of a family have stacked gives the tokens of those that have it apart."""
     stored = load_file(checkpoint("qwen3.5") / "model.safetensors")

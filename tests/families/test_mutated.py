@@ -70,6 +70,7 @@ def test_a_lost_expert_is_named_where_others_of_the_family_lie_together(part, ch
     refused(folder, stored, name, "gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_tensor_that_does_not_fit_is_named(form, tiny_checkpoint, tmp_path):
     quantised(tiny_checkpoint("qwen3"), tmp_path, *FORMS[form])

@@ -57,6 +57,7 @@ def test_tokens_are_those_of_the_same_values(folders):
     assert collect(LocalCluster.build(few, config(), attention=1, experts=2).run(asked)) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_stay_in_four_bits(folders, dtype):
     """The same tokens whatever nodes there are."""

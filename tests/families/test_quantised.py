@@ -18,6 +18,7 @@ FORMS = {
 NO_WIDTH = {"glm4-no-shared"}  # its shared expert has matrices without a number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", sorted(TINY.keys() - NO_WIDTH))
 def test_tokens_are_those_of_the_same_values(name, form, checkpoint, tmp_path):

@@ -192,6 +192,7 @@ print(json.dumps({door: at_the_node(each) for door, each in wishes.items()}))
 """
 
 
+@pytest.mark.slow
 def test_a_new_setting_is_one_declaration(tmp_path):
     (tmp_path / "up.toml").write_text("longest-hold = 0.25\n")
     after = '    TOPIC: ClassVar[str] = "nodes"\n'

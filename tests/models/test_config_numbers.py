@@ -226,6 +226,7 @@ def test_any_number_is_named_or_a_shape_for_the_planner(tmp_path, examples):
     slightly_odd(check, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [25, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

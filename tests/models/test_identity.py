@@ -354,6 +354,7 @@ def sparse_checkpoint(folder, layers, experts, size):
     return (folder / SINGLE).stat().st_size
 
 
+@pytest.mark.slow
 def test_a_large_checkpoint_is_known_soon(tmp_path, record_property):
     """14 GB in 18,624 tensors, as a sparse file. Here: 0.6 s for the first look, 0.01 s from the cache."""
     size = sparse_checkpoint(tmp_path / "large", 48, 128, 750_000)

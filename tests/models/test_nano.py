@@ -58,6 +58,7 @@ def test_mtp_module_has_its_usual_names_and_shares_embedding_and_head() -> None:
     assert {"mlp.gate.e_score_correction_bias", "mlp.experts.31.down_proj.weight"} <= names
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_model_that_was_trained(oracle: PreTrainedModel) -> None:
     model = checkpoint.load(NANO)
     ids = torch.arange(600).view(2, 300) * 7 % model.s.vocab
@@ -122,6 +123,7 @@ def test_it_explains_functions_in_a_wording_that_it_was_not_taught() -> None:
     assert sum(answer.exact for answer in said) >= 48, [a.said for a in said if not a.exact]
 
 
+@pytest.mark.slow
 def test_what_the_documentation_asks_has_its_answer() -> None:
     (join,) = [fact for fact in facts.read(NANO) if fact.name == "os.path.join"]
     for wording in (lessons.WORDINGS[0], *lessons.HELD_OUT):

@@ -144,6 +144,7 @@ def test_windows_repeat_for_a_seed_and_differ_between_epochs() -> None:
     assert not torch.equal(pairs[0][0], pairs[13][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taught", [False, True])
 def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path, taught: bool) -> None:
     def begun() -> Trainer:

@@ -241,6 +241,7 @@ def test_a_header_that_contradicts_itself_is_refused_by_tensor(header, said, tmp
         TensorFiles(tmp_path).tensor(SINGLE, "x")
 
 
+@pytest.mark.slow
 def test_no_descriptor_outlives_the_files_that_are_read(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / SINGLE)
     before = len(os.listdir("/proc/self/fd"))

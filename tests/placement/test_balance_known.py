@@ -142,6 +142,7 @@ def test_extreme_loads_still_give_a_valid_placement(load):
         assert found.certificate.gap >= 0
 
 
+@pytest.mark.slow
 def test_the_same_problem_gives_the_same_answer():
     load = np.random.default_rng(1).lognormal(0, 1, (3, 20))
     first, second = (balance(Problem(scenarios(load), Nodes.even(5, 22))) for _ in range(2))

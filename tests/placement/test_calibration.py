@@ -324,6 +324,7 @@ def test_the_gateway_is_a_line() -> None:
     assert gateway.per_group == pytest.approx(2e-5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_calibration_is_an_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(lines()))
@@ -338,6 +339,7 @@ def test_a_calibration_is_an_engine(capsys: pytest.CaptureFixture[str], tmp_path
     assert told[0]["engines"]["afd"]["about"].endswith("mine.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "--kind afd", "--kind colocated"])
 def test_a_plan_of_own_curves_says_that_nodes_share_no_cores_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
@@ -349,6 +351,7 @@ def test_a_plan_of_own_curves_says_that_nodes_share_no_cores_in_it(
     assert ("share the cores of one machine" in capsys.readouterr().out) == (kind != "--kind colocated")
 
 
+@pytest.mark.slow
 def test_a_plan_beyond_what_was_measured_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(lines()))

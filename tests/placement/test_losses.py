@@ -178,6 +178,7 @@ def planned(kind: str = "afd", copies: int = 1) -> tuple[Question, Plan]:
     return asked, answer(asked).plans[0]
 
 
+@pytest.mark.slow
 def test_what_a_loss_costs_a_plan() -> None:
     asked, plan = planned()
     attention, experts = roles_of(asked, plan, RecoveryTimes())
@@ -204,6 +205,7 @@ def test_a_colocated_device_takes_its_experts_with_it() -> None:
     assert role.units * role.size == plan.attention.devices
 
 
+@pytest.mark.slow
 def test_experts_that_fit_nowhere_else_wait_for_the_device() -> None:
     asked, plan = planned()
     full = replace(asked.pools[1].chip, memory=asked.pools[1].chip.memory * 0.01)
@@ -256,6 +258,7 @@ def call(capsys: pytest.CaptureFixture[str], more: str) -> tuple[int, str, str]:
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_losses_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--kind afd --lose experts@1s --lose attention@1500ms --mtbf 5000h --json")
     values = json.loads(out)

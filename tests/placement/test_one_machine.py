@@ -59,6 +59,7 @@ def test_which_nodes_have_no_core() -> None:
     assert Processes(2, 1, 2, 8).crowd(3) == ALONE
 
 
+@pytest.mark.slow
 def test_fewer_cores_take_longer_and_a_core_each_is_the_closed_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_an_idle_node_makes_every_call_longer(tmp_path: Path) -> None:
     assert slow.tpot(Processes(1, 1, 2, 8), 96) == plain.tpot(Processes(1, 1, 2, 8), 96)
 
 
+@pytest.mark.slow
 def test_runs_of_a_crowd_are_taken_over_to_that_crowd_alone(tmp_path: Path) -> None:
     known = {"part": "run", "context": 96, "micro_batches": 2}
     plain = machine(calibration(tmp_path), 2)
@@ -133,6 +135,7 @@ def test_a_step_in_one_call_has_stages_of_its_own(tmp_path: Path) -> None:
         assert once.tpot(nodes, 96) == pytest.approx(apart.tpot(nodes, 96))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shares=st.tuples(st.floats(0.2, 3.0), st.floats(0.2, 3.0)),
@@ -157,6 +160,7 @@ def test_a_longer_half_or_way_never_makes_a_step_shorter(
     assert shorter.tpot(two, 96) == longer.tpot(two, 96)
 
 
+@pytest.mark.slow
 def test_runs_of_steps_in_one_call_say_nothing_of_others(tmp_path: Path) -> None:
     rows = [*SLOW_WAY, *whole(1, 0.5)]
     plain, one, two = machine(calibration(tmp_path, *rows), 2), Processes(1, 1, 1, 8), Processes(1, 1, 2, 8)

@@ -61,6 +61,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page, picture, cluster = (tmp_path / name for name in ("p.html", "p.png", "c.toml"))
@@ -258,6 +259,7 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--load" in err
 
 
+@pytest.mark.slow
 def test_planning_imports_no_torch() -> None:
     code = f"""
 import sys
@@ -270,6 +272,7 @@ assert not {{"torch", "grpc", "matplotlib", "transformers"}} & set(sys.modules)
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_file_is_of_a_plan_that_can_be_started(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_cluster_file_is_of_a_plan_that_can_be_started(
     assert "cannot start the best plan, its nodes span several devices" in err
 
 
+@pytest.mark.slow
 def test_a_cluster_file_names_the_folder_of_a_model_without_a_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -310,6 +314,7 @@ def test_the_flags_of_a_question_travel_in_groups(capsys: pytest.CaptureFixture[
     assert code == 2 and "--model" in err
 
 
+@pytest.mark.slow
 def test_copies_of_every_expert_are_priced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pool = "plan --model qwen3-30b-a3b --pool h20=8 --tpot 30ms --context 2048"
     once = json.loads(call(capsys, f"{pool} --json")[1])["best"]
@@ -365,6 +370,7 @@ def test_a_crowd_waits_longer_for_its_first_token(capsys: pytest.CaptureFixture[
     assert 0 < elsewhere["ttft_ms"] < waits[1]
 
 
+@pytest.mark.slow
 def test_the_engine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "engines: colocated as vllm (" in call(capsys, "plan --model minimax-m2 --pool gb200=8")[1]
     assert "colocated as afserve" in call(capsys, "plan --model nano --pool cpu-host=2 --context 512")[1]

@@ -22,6 +22,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_three_are_played_and_the_best_is_named(
     capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

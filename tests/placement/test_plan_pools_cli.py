@@ -19,6 +19,7 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
+@pytest.mark.slow
 def test_three_pools_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "--model qwen3-30b-a3b --pool h20=8 --pool l40s=8 --tpot 30ms --input 2000 --output 200 --prompts apart"
     code, out, _ = call(capsys, f"plan {asked} --json")

@@ -82,6 +82,7 @@ def question_of(line: str) -> Question:
     return asked_question(dict(plan_command.make_context("plan", line.split()).params))
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_plan_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, values, printed = write(capsys, SMALL.split(), tmp_path)
     assert {key: values[key] for key in printed} == printed
@@ -118,6 +119,7 @@ def test_the_same_question_gives_the_same_bytes(capsys: pytest.CaptureFixture[st
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_flags_stand_as_they_were_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = "--tpot 30ms --pool h20=4 --p99 --model qwen3-30b-a3b --context 2048"
     _, values, _ = write(capsys, line.split(), tmp_path)
@@ -159,6 +161,7 @@ def test_without_a_batch_a_change_is_none() -> None:
     assert set(sensitivity(sooner, best).values()) == {None}
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>&\"'"
     hardware = (ROOT / "configs/hardware/h20.toml").read_text()
@@ -264,6 +267,7 @@ def test_only_what_the_question_has_is_varied() -> None:
     assert "expert skew" not in {one.name for one in assumptions(measured)}
 
 
+@pytest.mark.slow
 def test_what_was_typed_is_told_from_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = [
         "--model",

@@ -83,6 +83,7 @@ def test_no_number_of_devices_shortens_the_experts(experts: float, parts: int) -
     assert float(shared.seconds[0]) * parts >= 1.0, "together they have as much to do"
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_that_meet_the_target_share_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     parts = []
     for target in (4000, 1500, 800, 600):
@@ -94,6 +95,7 @@ def test_the_fewest_devices_that_meet_the_target_share_a_prompt(capsys: pytest.C
     assert parts[0] == 1 and parts == sorted(parts) and parts[-1] > 2
 
 
+@pytest.mark.slow
 def test_a_split_is_told_played_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file, asked = tmp_path / "cluster.toml", f"{LONG} --pool h20=16 --ttft 600ms"
     code, out, err = call(capsys, f"plan {asked} --cluster {file}")

@@ -53,6 +53,7 @@ def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pools", "tpot"),
     [("qwen3-30b-a3b", {"l40s": 4, "h20": 2}, 0.03), ("mixtral-8x7b", {"h20": 2, "l20": 3}, 0.05)],
@@ -140,6 +141,7 @@ def test_the_lowest_latency_is_sensitive_at_its_own_batch() -> None:
     assert sensitivity(asked, best)["TPOT target"] == 0.0
 
 
+@pytest.mark.slow
 def test_two_pools_of_512_search_every_layout() -> None:
     found = answer(question("deepseek-v3", {"h800": 512, "h20": 512}))
     assert found.tried > 100_000
@@ -183,6 +185,7 @@ def test_three_pools_each_of_its_own_hardware() -> None:
     assert best.usd_per_mtok < here.usd_per_mtok
 
 
+@pytest.mark.slow
 def test_prompts_elsewhere_still_take_the_experts_time() -> None:
     asked = question("deepseek-v3", {"h800": 64}, kinds=("afd",), prompts=(APART,))
     asked = replace(asked, layout=GivenLayout(attention_devices=16, expert_devices=24))
@@ -206,6 +209,7 @@ def test_sensitivity_names_what_helps() -> None:
     assert changes["TPOT target"] > 0
 
 
+@pytest.mark.slow
 def test_pareto_trades_speed_for_throughput() -> None:
     shares, steps = zip(*pareto(question("qwen3-30b-a3b", {"h20": 8}), points=5), strict=True)
     assert shares[-1] == 1.0

@@ -55,6 +55,7 @@ def play(asked: Question, plan: Plan, random: bool = False, **more: object) -> P
     return simulation.result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pools", "context"),
     [
@@ -98,6 +99,7 @@ def test_one_pool_reads_the_prompts_of_all_ranks() -> None:
     assert sorted([*one.asked, *other.asked]) == [0.0, 0.0, 0.1, 0.1]
 
 
+@pytest.mark.slow
 def test_stragglers_and_impatience_cost_time() -> None:
     asked, plan = planned("deepseek-v3", {"h800": 16, "h20": 24}, 4096)
     calm, jitter = play(asked, plan), play(asked, plan, jitter=0.05)
@@ -106,6 +108,7 @@ def test_stragglers_and_impatience_cost_time() -> None:
     assert times[0] < times[1] < times[2]
 
 
+@pytest.mark.slow
 def test_same_seed_same_run() -> None:
     asked, plan = planned("qwen3-235b-a22b", {"h20": 16}, 8192)
     uneven = replace(asked.setting, workload=replace(asked.setting.workload, context_deviation=4000.0))

@@ -81,6 +81,7 @@ def test_a_play_of_minutes_is_refused_with_the_most_that_is_played(
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.slow
 def test_the_most_steps_that_are_named_are_played(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -213,6 +213,7 @@ def test_times_are_those_of_the_plain_implementation(name, firsts, ends, order):
     assert sum(place * number for place, number in enumerate(ended)) == order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_stops_early_says_what_the_whole_run_says(name):
     asked, said = recorded()[:200], set()

@@ -455,6 +455,7 @@ def test_instructions_between_messages(http, server, before, told):  # noqa: F81
     assert prompt_text(server) == told.format(*reminded) + "<|assistant|>"
 
 
+@pytest.mark.slow
 def test_an_items_reasoning_is_the_next_messages(http, server):  # noqa: F811
     """Not that of the one before, where an item between them is passed over."""
     thought = {

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 from pathlib import Path
@@ -24,6 +26,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_gateway_imports_no_torch_and_stays_small():
     assert int(run(CODE)) < 100 * 1024  # KiB, at its highest
 

@@ -94,6 +94,7 @@ def guarded(make_backend, run_server):
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_large_body(guarded, loop_time, name):
     path, body = HOSTILE[name]
@@ -137,6 +138,7 @@ def test_a_head_of_many_short_lines(server, loop_time, lines, status):
     assert loop_time.longest < MOST_SECONDS, loop_time.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_long_answer_with_every_score(make_backend, run_server, loop_time, stream):
     backend = make_backend(eos=False)
@@ -163,6 +165,7 @@ def test_an_answer_has_a_limit(make_backend, run_server):
         assert reply.status_code == 200 and reply.text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_seen(loop_time):
     def busy(until: Callable[[], bool]) -> None:
         while not until():

@@ -163,6 +163,7 @@ def test_pages_of_this_machine_may_ask(http):
     assert "x-afserve-ignored" in said.headers["access-control-expose-headers"]
 
 
+@pytest.mark.slow
 def test_several_names(make_backend, run_server):
     backend = make_backend()
     backend.model = replace(backend.model, aliases=("small:latest",))

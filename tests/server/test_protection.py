@@ -275,6 +275,7 @@ def test_a_whole_answer_that_is_not_read_is_dropped(make_backend, run_server):
 # ---- one direction closed
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_read_is_dropped(make_backend, run_server):
     with run_server(make_backend(), write_deadline=0.3, max_body_bytes=64 << 20) as server:
         file = ("x", b"x" * (32 << 20))
@@ -312,6 +313,7 @@ def test_a_client_that_has_nothing_more_to_say_gets_its_answer(make_backend, run
             assert answer.endswith(b"}" if not stream else b"0\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_a_file_is_whole_for_a_client_that_has_nothing_more_to_say(server):
     """Nothing is put into a body of a known length to see whether its client is there."""
     file = ("x", b"x" * (7 << 20))

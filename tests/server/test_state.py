@@ -59,6 +59,7 @@ def test_a_batch_goes_on_in_the_next_life(make_backend, run_server, tmp_path, mo
     assert len(second.requests) < 40, "what was answered is not asked again"
 
 
+@pytest.mark.slow
 def test_gateways_share_what_they_keep(make_backend, run_server, tmp_path, monkeypatch):
     monkeypatch.setattr(work, "LOOK_SECONDS", 0.1)
     state = str(tmp_path)

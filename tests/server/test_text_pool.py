@@ -110,6 +110,7 @@ def bodies_of(text):
     yield BodyKind.OLLAMA_GENERATE, {"model": "tiny", "prompt": text, "stream": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", BOMBS)
 def test_a_tokenizer_that_takes_without_end_is_asked_where_there_are_limits(expression, tokenizer_with):
     """What it cannot do is refused in words, one text at a time; others are answered by that process or the next."""
@@ -171,6 +172,7 @@ def test_answers_as_bytes(checkpoint, tokenizer):
     assert len(to_bytes(many)) < 4 * 250 + 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bomb", "reason"), [(NESTED, "--text-seconds"), (HUGE, "--text-mib"), (DEEP, "goes too deep")]
 )
@@ -190,6 +192,7 @@ def test_a_template_costs_its_own_request_only(folder_with, tokenizer, bomb, rea
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bomb", "reason"), [(NESTED, "0.5 s of CPU time"), (HUGE, "256 MiB of memory")])
 def test_a_template_without_end_is_found_at_the_start(folder_with, tokenizer, bomb, reason):
     async def start():
@@ -248,6 +251,7 @@ def children():
     return {child.pid for child in psutil.Process().children()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 @pytest.mark.parametrize("seen", [False, True], ids=["now", "before"])
 @pytest.mark.usefixtures("hangs_up")
@@ -287,6 +291,7 @@ def test_a_process_that_is_killed_over_a_request_is_replaced_once(folder_with, t
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_one_who_gives_up_leaves_no_answer_to_the_next(folder_with, tokenizer):
     folder = folder_with(WHEN_ASKED.replace("%s", "{% for a in range(99999) %}{% endfor %}"))
 

@@ -88,6 +88,7 @@ def test_every_api_reads_the_same(http, server, reply, said, calls):  # noqa: F8
         assert told(strict_json(text)) == (said, finite)
 
 
+@pytest.mark.slow
 def test_a_call_that_is_cut_by_its_limit_stays_open(http, server):  # noqa: F811
     server.backend.reply = CALL % '{"command": "rm -rf build"}'
     path = "/v1/chat/completions"

@@ -327,6 +327,7 @@ def test_turn_and_salt_reach_the_engine(client, server):
     assert (flex.priority, flex.cache_salt) == (100, "mine") and first.priority == -5
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_answer(client, server):
     server.backend.hold_at = 2
     try:

@@ -170,6 +170,7 @@ def test_a_promise_is_refused_by_name(http, server, path, name, given):  # noqa:
     assert server.backend.requests == []
 
 
+@pytest.mark.slow
 def test_every_field_that_is_known_anywhere_is_one_of_both(http):
     """By the declaration itself: a wish is named, a promise refused, and what asks for nothing is neither."""
     for path in OPENAI:
@@ -286,6 +287,7 @@ def test_any_value_of_a_wish_is_passed_over_and_never_refused(values):
     assert set(fields.passed) <= set(values) - set(promises)
 
 
+@pytest.mark.slow
 @given(
     tool=st.dictionaries(
         st.sampled_from(["type", "name", "function", "parameters", "input_schema", "x"]), JSON

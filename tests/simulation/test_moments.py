@@ -105,6 +105,7 @@ def play(world, begin, moment, loss):
     return struck
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_nobody_notices_a_loss(case, model):
     worlds = [World(seed, model, roles=True) for seed in SEEDS]
