@@ -14,6 +14,7 @@ from torch import Tensor
 
 from afserve.clock import AwakeClock, Clock
 from afserve.comm.m2n.exchanges import Exchanges
+from afserve.comm.m2n.near import Near
 from afserve.comm.m2n.recover import Recoveries
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import RowSplit, Splitter
@@ -33,7 +34,7 @@ class ExpertLink:
     """Over any transport. `deadline` is how many seconds an answer may take, and an expert may be on no node.
 
     `device` is where rows come from and sums go to, when that is not where the transport's mailboxes are; `stage`
-    replaces the way between the two.
+    replaces the way between the two. `near`: which replicas are to be preferred.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class ExpertLink:
         clock: Clock | None = None,
         device: torch.device = HOST,
         stage: Stage | None = None,
+        near: Near | None = None,
     ) -> None:
         self._transport = transport
         self._sender, self._limiting = transport.offers.sender, transport.offers.limiting
         self._attention = attention
-        self._layout = layout
+        self._layout, self._near = layout, near
         self._deadline = deadline
         # Whoever waits polls it at least every 50 ms: an answer is not late because this node was stopped.
         self._clock = AwakeClock() if clock is None else clock
@@ -292,7 +294,7 @@ class ExpertLink:
         """A table of the placement in force without the nodes that are not there."""
         absent = frozenset(range(self._placement.nodes)) - self._attached
         where = HOST if self._stage is not None else self._device
-        self._table = RouteTable(self._placement, self._layout.slots, self._native, where, absent)
+        self._table = RouteTable(self._placement, self._layout.slots, self._native, where, absent, self._near)
         self._exchanges.clear()
         self._recoveries.absent(absent, "it has not joined")
         self._recoveries.route_by(self._placement, self._table)

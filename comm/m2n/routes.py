@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from afserve.comm.m2n.near import Near
 from afserve.comm.transport import HOST, NO_SLOT
 from afserve.errors import ConfigError
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -73,7 +74,7 @@ class RouteTable:
     """All layers of one placement, for nodes of `slots` slots each. The tables lie on `device`, as the router's ids do.
 
     `native` is the native library's module, of use in host memory only. No row goes to the nodes in `without`: replicas
-    elsewhere take over their rows, in proportion to their shares.
+    elsewhere take over their rows, in proportion to their shares. Rows prefer replicas that are `near`.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RouteTable:
         native: Any | None = None,
         device: torch.device = HOST,
         without: frozenset[int] = frozenset(),
+        near: Near | None = None,
     ) -> None:
         if placement.slots_per_node() > slots:
             raise ConfigError(
@@ -95,6 +97,7 @@ class RouteTable:
             if layer not in seen:
                 host_native = native if device.type == "cpu" else None
                 there = _remaining(layer, without) if without else layer
+                there = there if near is None else near.shares(there)
                 tables = _tables(there, placement.experts, slots, host_native, without)
                 seen[layer] = tables.to(device)
         self.layers = tuple(seen[layer] for layer in placement.layers)

@@ -14,6 +14,7 @@ import torch
 
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.near import Near
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, Transport
@@ -83,6 +84,7 @@ def build_attention(
         placement=placement,
         deadline=deployment.engine.loss_deadline,
         device=ops.device,
+        near=_near(assigned),
     )
     trace = _trace(assigned)
     _first(deployment, identity)
@@ -120,6 +122,13 @@ def _ops(deployment: Deployment) -> Ops:
     ops = open_ops(engine.device, engine.threads, isa=engine.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else engine.threads)
     return ops
+
+
+def _near(assigned: Assigned) -> Near | None:
+    """Only where each NUMA node has as many attention nodes, as `Near` takes for granted."""
+    deployment, count = assigned.deployment, assigned.deployment.engine.numa_nodes
+    even = count > 1 and deployment.count(Role.ATTENTION) % count == 0
+    return Near.of(assigned.node, count) if even else None
 
 
 def _share_cores(deployment: Deployment, transport: Transport, ops: Ops) -> None:
