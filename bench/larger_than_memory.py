@@ -8,11 +8,13 @@ memory the node takes, and whether its tokens are right.
 The twin has the first layers of the large one and fits: its tokens with a part of its experts in memory are compared
 with those of all of them. Prompts of random tokens go to one colocated node; decoding names other experts at each
 step. The disk's own rate is what `afserve doctor --io` says of the folder, before and after, the fastest way of each.
-The read rate is bytes of experts over the time in which any was read, with what packing them takes meanwhile.
+Seconds of a processor for each GB are the node's, with what it computes. The read rate is bytes of experts over the
+time in which any was read, with what packing them takes meanwhile.
 """
 
 import argparse
 import json
+import os
 import random
 import threading
 import time
@@ -64,7 +66,9 @@ def experts(here: Served) -> tuple[dict[str, Any], str]:
     """What the node counts of its memory, and the verdict."""
     status = httpx.get(f"{here.url}/status", headers=here.admin).raise_for_status().json()
     (node,) = [node for node in status["nodes"] if node["role"] == "attention"]
-    return {**node["stats"]["experts"], "pid": node["pid"]}, status["hot_set"]
+    stat = Path(f"/proc/{node['pid']}/stat").read_text().rpartition(")")[2].split()
+    spent = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    return {**node["stats"]["experts"], "pid": node["pid"], "cpu_seconds": spent}, status["hot_set"]
 
 
 class Resident:
@@ -111,7 +115,9 @@ def twin_tokens(twin: Path, memory: str) -> dict[str, Any]:
     }
 
 
-def large(model: Path, memory: str, rounds: int, streams: int, tokens: int) -> list[dict[str, Any]]:
+def large(
+    model: Path, memory: str, rounds: int, streams: int, prompt: int, tokens: int
+) -> list[dict[str, Any]]:
     rows = []
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     flags = ["--model", str(model), "--colocated", "--kv-tokens", "4096", "--expert-memory", memory]
@@ -122,16 +128,17 @@ def large(model: Path, memory: str, rounds: int, streams: int, tokens: int) -> l
         for turn in range(rounds):
             disk = [disk_rate(model)]
             start, _ = experts(here)
-            seconds, answers = run(here, prompts(streams, 8, turn), tokens, streams)
+            seconds, answers = run(here, prompts(streams, prompt, turn), tokens, streams)
             time.sleep(1.0)  # until a heartbeat has the last counts
             end, verdict = experts(here)
             disk.append(disk_rate(model))
             rows.append(
                 row(start, end, verdict, disk, seconds, sum(map(len, answers)))
-                | {"streams": streams, "expert_memory": memory, "model_bytes": size}
+                | {"streams": streams, "prompt": prompt, "expert_memory": memory, "model_bytes": size}
             )
             print(json.dumps(rows[-1]), flush=True)
         most = watched.ends()
+    print(json.dumps(most), flush=True)
     return [one | {f"most_{name}": most[name] for name in sorted(most)} for one in rows]
 
 
@@ -146,6 +153,7 @@ def row(
         "seconds": round(seconds, 2),
         "bytes_read": did["bytes_read"],
         "read_rate": rate,
+        "cpu_seconds_per_gb": did["cpu_seconds"] / did["bytes_read"] * 1e9,
         "read_share_of_time": did["read_seconds"] / seconds,
         "disk_rates": disk,
         "share_of_disk": rate / median(disk),
@@ -164,13 +172,14 @@ def main() -> None:
     parser.add_argument("--expert-memory", default="6GiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     asked = parser.parse_args()
     made = [twin_tokens(asked.twin, "512MiB")] if asked.twin else []
     for one in made:
         print(json.dumps(one), flush=True)
-    made += large(asked.model, asked.expert_memory, asked.rounds, asked.streams, asked.tokens)
+    made += large(asked.model, asked.expert_memory, asked.rounds, asked.streams, asked.prompt, asked.tokens)
     if asked.save:
         with OUT.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(origin() | one) + "\n" for one in made)

@@ -7,6 +7,7 @@ says of itself is checked against its size before it is used. What the tensors a
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_HEADER = 100_000_000  # the safetensors library's own limit
 PAGE = 4096
+_PIECE = 512 << 10  # of a read past the page cache
 MOST_NAME = 255  # bytes, as Linux has it
 _LENGTH = 8
 _BITS = {  # of a number, by the names that the safetensors library has
@@ -157,16 +159,18 @@ class ShardFile:
         if done < count:
             raise self._broken(f"it ends at byte {offset + done:,}, {offset + count:,} are needed")
 
-    def read_around(self, pages: memoryview, begin: int, end: int) -> int:
+    def read_around(self, pages: memoryview, begin: int, end: int, readers: Executor | None) -> int:
         """As `read`, into memory that begins at a page and is two pages longer than what is asked for: where in it that
-        begins. Past the page cache whole pages are read."""
-        if self._past is None:
+        begins. Past the page cache whole pages are read, in pieces by `readers`."""
+        if self._past is None or readers is None:
             self.read_into(pages[: end - begin], begin)
             return 0
         ahead = begin % PAGE
         first, size = begin - ahead, -(-(end - begin + ahead) // PAGE) * PAGE
+        starts = range(0, size, _PIECE)
         with self._told():
-            done = self._past.read_into(pages[:size], first)
+            ends = [pages[at : min(at + _PIECE, size)] for at in starts]
+            done = sum(readers.map(self._past.read_into, ends, [first + at for at in starts]))
             if not self._past.direct:
                 os.posix_fadvise(self._descriptor, first, size, os.POSIX_FADV_DONTNEED)
         self._check_all(done - ahead, end - begin, begin)

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from afserve.errors import CheckpointError
 from afserve.models.shards import PAGE, ShardFile, StoredTensor
 
+_PIECES = 16  # of tensors, that are read at once: what a disk's own rate takes
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -40,7 +42,8 @@ class TensorFiles:
 
     def __init__(self, folder: Path, *, past_cache: bool = False) -> None:
         """`past_cache`: reads go past the page cache where the file system can do that, else leave nothing there."""
-        self._past_cache, self.bytes_read = past_cache, 0
+        self._pieces = ThreadPoolExecutor(_PIECES, "tensor-reader") if past_cache else None
+        self.bytes_read = 0
         self.recheck: Callable[[], bool] = lambda: False  # whether the folder still has what was read first
         self._folder = folder
         self._open: dict[str, _Shard] = {}
@@ -87,7 +90,7 @@ class TensorFiles:
     def _opened(self, file: str, *, anew: bool) -> "_Shard":
         path = self._folder / file
         if not anew:
-            return _Shard(_there(path), self._past_cache)
+            return _Shard(_there(path), self._pieces)
         state, refused = _state(path), self._refused.get(file)
         if refused is not None and refused[0] == state:
             raise refused[1]  # thousands of tensors may be asked for
@@ -97,7 +100,7 @@ class TensorFiles:
                     f"{path}: was written to since this process began to read it, and is another file now; put the "
                     "file back that the run began with"
                 )
-            return _Shard(_there(path), self._past_cache)
+            return _Shard(_there(path), self._pieces)
         except CheckpointError as error:
             self._refused[file] = state, error
             raise
@@ -106,9 +109,10 @@ class TensorFiles:
 class _Shard:
     """One open file and its header; it is closed with the last reference."""
 
-    def __init__(self, path: Path, past_cache: bool) -> None:
-        self.file = ShardFile(path)
-        self.file.open(past_cache=past_cache)
+    def __init__(self, path: Path, pieces: ThreadPoolExecutor | None) -> None:
+        """`pieces` read past the page cache."""
+        self.file, self._pieces = ShardFile(path), pieces
+        self.file.open(past_cache=pieces is not None)
         weakref.finalize(self, self.file.close)
         self.stored: dict[str, StoredTensor] = {row.name: row for row in self.file.tensors()}
 
@@ -126,7 +130,7 @@ class _Shard:
         room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
         first = -room_B.data_ptr() % PAGE
         try:
-            ahead = self.file.read_around(room_B[first:].numpy().data, begin, end)
+            ahead = self.file.read_around(room_B[first:].numpy().data, begin, end, self._pieces)
             self.file.check_unchanged()
         except CheckpointError as error:
             raise CheckpointError(f"{error.message} ({stored.name})") from error

@@ -24,6 +24,7 @@ from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.test_live_migration import shuffled, with_spare
+from tests.engine.test_lost_peer import doubled
 from tests.engine.test_quantised_checkpoints import FORMS
 from tests.models.quantising import quantised
 
@@ -276,6 +277,25 @@ def test_an_expert_node_without_routers_guesses_nothing(tiny_checkpoint, caplog)
     tensors = tensors_of(other, spec_of(other), ops.device)
     ahead = load_routers(spec, tensors, naming_of(spec), torch.float32, ops)
     assert ahead.suggest(0, torch.randn(1, spec.hidden)) == []
+
+
+def test_a_lost_nodes_rows_go_to_replicas_that_are_read(tiny_checkpoint, expected):
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    spec = spec_of(source)
+    plain = LocalCluster.build(source, config(), experts=2)
+    both = doubled(plain.placement, 2 * plain.placement.slots_per_node())
+    plain.close()
+    memory = memory_for(source, spec.top_k)
+    cluster = LocalCluster.build(source, config(), experts=2, placement=both, expert_memory=memory)
+    for request in ASKED:
+        cluster.submit(request)
+    events = [event for _ in range(12) for event in cluster.step()]
+    cluster.lose(1)
+    cluster.attention[0].lose(1, "it was killed")
+    while cluster.attention[0].busy:
+        events += cluster.step()
+    assert collect(events) == first_of(expected("v3"))
+    assert cluster.banks[0].stats().misses
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(tiny_checkpoint):
