@@ -83,6 +83,7 @@ def test_imports_go_downward_only() -> None:
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 def test_no_import_cycles() -> None:
     edges = {(module_name(p), target) for p in sources() for _, target in imports(p)}
     assert not circles({(module, target) for module, target in edges if "afserve" not in (module, target)})

@@ -19,6 +19,7 @@ from afserve.launch.plan.models import find_model
 native = pytest.mark.skipif(not isas_here(), reason="the native library is not built")
 
 
+@pytest.mark.slow
 @native
 def test_what_it_measures_and_what_up_would_choose(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "--json", "--seconds", "1", "--model", "nano"]) == 0
@@ -39,6 +40,7 @@ def test_what_it_measures_and_what_up_would_choose(capsys: pytest.CaptureFixture
     assert found["others"]["cores"] == cores and isinstance(found["warnings"], list)
 
 
+@pytest.mark.slow
 @native
 def test_the_report_is_read_in_half_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "--seconds", "1", "--isa", isas_here()[-1], "--model", "nano"]) == 0

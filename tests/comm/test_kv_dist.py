@@ -271,6 +271,7 @@ def hear(noise, kept, behind):
         two.close()
 
 
+@pytest.mark.slow
 def test_many_peers_at_once_beside_one_that_never_reads(monkeypatch):
     monkeypatch.setattr("afserve.comm.kv.messages.PIECE_BYTES", 7 * BLOCK)
     owner, *pullers = (CarriedEnd(Gloo(), "dist") for _ in range(6))

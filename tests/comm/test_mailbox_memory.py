@@ -74,6 +74,7 @@ def test_pages_stay_while_there_are_few(pair):
     assert 64 * WIDE.hidden * 8 <= end._lanes.kept < 64 * WIDE.hidden * 8 + 8 * PAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
 def test_what_is_too_much_is_given_back_with_the_next_message(pair, monkeypatch):
     monkeypatch.setattr(lanes, "KEPT_BYTES", 0)
@@ -111,6 +112,7 @@ def test_shared_pages_really_go(pair, monkeypatch):
     assert there() - before <= 3 * WIDE.hidden * 8 + 4 * PAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
 def test_behind_the_limit_of_its_attention_node_nothing_stays(pair):
     front, end = pair

@@ -58,6 +58,7 @@ def tokens(folder, load_format="dummy", topology=()):
     return collect(cluster.run(asked))
 
 
+@pytest.mark.slow
 def test_one_file_and_one_row(toy, tmp_path, capsys):
     assert toy <= MOST_LINES
     folder = folder_of(tmp_path / "dummy", **NARROW)

@@ -97,6 +97,7 @@ def test_topologies_agree_with_everything_in_few_bits(dtype, kept, tiny_checkpoi
         assert collect(cluster.run(asked)) == wanted
 
 
+@pytest.mark.slow
 def test_the_error_is_measured(tiny_checkpoint):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")

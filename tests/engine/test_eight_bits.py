@@ -36,6 +36,7 @@ def with_rounded_experts(folder: Path, to: Path, rounded=int8_rounded) -> ModelS
     return ModelSource(str(to), "rounded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int4_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path, caplog):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")

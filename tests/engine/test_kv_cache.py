@@ -142,6 +142,7 @@ def test_blocks_are_found_by_name_at_another_node(name, tiny_checkpoint, expecte
         assert said + collect(events)[0] == expected(name)[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3", "qwen3"])
 def test_evicted_blocks_can_be_kept_elsewhere_and_put_back(name, tiny_checkpoint, expected):
     """A tier in ten lines: what is evicted is read while it is still there, and written back when it is asked for."""

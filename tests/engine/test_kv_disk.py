@@ -87,6 +87,7 @@ def test_other_salts_and_other_models_find_nothing(node, tiny_checkpoint, tmp_pa
     assert one.restore(request).received == {"disk": 4}
 
 
+@pytest.mark.slow
 def test_damaged_blocks_are_computed_again(node, expected):
     """A bit of the third block is another one: two come back, the rest is computed."""
     one, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]

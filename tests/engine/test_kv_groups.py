@@ -163,6 +163,7 @@ def test_copies_are_gone_on_with(cluster, alone):
     assert world.said[3] == alone[3] and world.cached[3] >= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("helpers", [0, 1])
 def test_prompts_that_other_nodes_compute(cluster, alone, helpers):
     world = Phased(cluster(2 + helpers, experts=2, micro_batches=2), 1 + helpers)

@@ -199,6 +199,7 @@ def play(seed, tokens, tiny_checkpoint, expected):
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_nobody_notices(seed, tiny_checkpoint, expected):
     assert play(seed, 16, tiny_checkpoint, expected).losses
@@ -265,6 +266,7 @@ def test_who_comes_back_in_time_is_waited_for(stuck):
     assert node.recovery().stalled["homeless"] >= 29.0
 
 
+@pytest.mark.slow
 def test_only_requests_that_meet_the_expert_end(tiny_checkpoint):
     """One of many requests' steps: whoever chose other experts has the tokens of the undisturbed run."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")

@@ -20,6 +20,7 @@ def test_colocated_greedy_tokens(name, tiny_checkpoint, expected):
     assert collect(drive(node, requests(prompts()))) == expected(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_prefill_logits(name, tiny_checkpoint, oracle):
     """Log-probabilities of every prompt position equal the oracle's to 1e-4 in float32."""

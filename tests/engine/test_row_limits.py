@@ -73,6 +73,7 @@ def set_phases(built, *phases):
         expert.in_phases(dict(enumerate(phases)))
 
 
+@pytest.mark.slow
 def test_steps_keep_to_the_limit_of_their_phase_and_tokens_stay(cluster):
     source, made, built, seen = cluster
     asked = requests(

@@ -130,6 +130,7 @@ def test_two_prompts_with_a_lead_each_do_not_wait_for_each_other(tiny_checkpoint
     assert counts(world)[:2] == (3, 0)
 
 
+@pytest.mark.slow
 def test_more_nodes_hand_a_prompt_over_sooner(tiny_checkpoint):
     """In rounds of this world, ten of which a layer of a chunk takes at the expert nodes, whoever waits there."""
     took = {}
@@ -145,6 +146,7 @@ def test_more_nodes_hand_a_prompt_over_sooner(tiny_checkpoint):
     assert took[2] < 0.7 * took[1] and took[3] < 0.8 * took[2], took
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     name = "v3" if seed % 2 else "qwen3"

@@ -93,6 +93,7 @@ def test_a_selection_bias_of_infinity_selects_and_of_nan_ends(spoil):
         assert all(error is None for _, error in outcomes(spoil("v3", bias, value), requests()).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("value", BAD)
 def test_one_expert_ends_the_requests_that_meet_it(spoil, clean, value, micro_batches):

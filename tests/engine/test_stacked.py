@@ -63,6 +63,7 @@ def test_steps_in_one_call_are_those_layer_by_layer(name, expert_dtype, dense_dt
     assert wanted[3] == wanted[1][1] and not once[3], "what is drawn is a dispatch"
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
     new=st.integers(1, 12),

@@ -23,6 +23,7 @@ def finish(asked, most=5000):
     raise AssertionError("it does not end")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     flood=st.tuples(st.integers(20, 60), LENGTH),

@@ -50,6 +50,7 @@ def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches,
         assert sum(event.cached_tokens for event in again) == 16 + 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_preemption(name, checkpoint, continued):
     source = ModelSource(str(checkpoint(name)), name)

@@ -215,6 +215,7 @@ def test_arguments_are_an_object(types, form):
         plain_schema(whole, "f", closed=True, arguments=True)
 
 
+@pytest.mark.slow
 def test_a_schema_that_leads_everywhere_is_bounded():
     """Each of many definitions leads to all, and only the last one ends."""
     held = {str(i): {"anyOf": [needing("a", {"$ref": f"#/$defs/{j}"}) for j in range(40)]} for i in range(40)}

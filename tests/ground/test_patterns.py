@@ -102,6 +102,7 @@ PATTERNS = st.builds("{}{}".format, AHEAD, LATER)
 TEXTS = st.text("ab._7 ", min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(PATTERNS, st.lists(TEXTS, min_size=1, max_size=6))
 def test_answers_are_those_of_re(text, names):

@@ -124,6 +124,7 @@ def test_against_transformers(name, taps):
     torch.testing.assert_close(torch.cat((first, last)), wanted[0], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @EVERY
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
@@ -172,6 +173,7 @@ def test_any_cutting_reads_and_leaves_the_same(name, counts, block, dtype):
         )
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_batch_of_everything(name):
     """Tokens that are decoded, at the beginning of a block and inside of one, prompts, and a prompt of one token."""

@@ -29,6 +29,7 @@ def test_our_side_computes_what_it_is_asked(form: str) -> None:
     assert kt_kernel_worker.seconds_of(engine, layer, 2, 1, 0.0) > 0
 
 
+@pytest.mark.slow
 def test_the_process_answers_line_by_line_and_is_stopped_between() -> None:
     side = kt_kernel.Side(
         [

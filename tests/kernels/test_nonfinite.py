@@ -75,6 +75,7 @@ def test_an_expert_loses_its_rows_only(
     nonfinite.check_experts(ops, lambda up, down: pack_experts(ops, up, down, int8), dtype, value, rows)
 
 
+@pytest.mark.slow
 @with_values
 def test_an_expert_in_fp8_blocks_loses_its_rows_only(value: float) -> None:
     ops = Ops(BlockReference(), torch.device("cpu"), 1)

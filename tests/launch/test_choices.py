@@ -313,6 +313,7 @@ def test_a_command_that_is_proposed_fits(typed: str, memory: float, tmp_path: Pa
     assert layers >= 2, "a dense layer and one with experts"
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_proposed_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for line in proposed(["--model", "deepseek-v3"], 8, tmp_path):
         if line.startswith("afserve plan"):

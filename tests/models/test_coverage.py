@@ -46,6 +46,7 @@ def test_a_plain_checkpoint_that_says_it_is_quantised_is_refused(told, tiny_chec
         assert told["quant_method"] in said and f"in its {key}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "left_out",
     [{"dynamic": {"-:.*self_attn.*": {}}}, {"modules_in_block_to_quantize": [["mlp.experts"], ["mlp.up_proj"]]},

@@ -57,6 +57,7 @@ def one_row_more(stored):
     stored[HEAD][-1, -1] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("change", "rows"), [(another_head, "64 of 64"), (one_row_more, "1 of 64")])
 def test_a_head_of_its_own_is_refused_until_one_is_chosen(name, change, rows, folder_with, tiny_checkpoint):
@@ -71,6 +72,7 @@ def test_a_head_of_its_own_is_refused_until_one_is_chosen(name, change, rows, fo
     assert torch.equal(tied, logprobs(tiny_checkpoint(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_tensor_under_either_name_or_both_is_tied_without_a_word(
     name, folder_with, tiny_checkpoint, caplog

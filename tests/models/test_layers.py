@@ -182,6 +182,7 @@ def test_no_field_is_passed_over(base, part, name, value):
         assert not same(run(checked(first, second)), unchanged(attention, moe))
 
 
+@pytest.mark.slow
 def test_layers_may_differ():
     """Each layer has its own window, rotation, biases and FFN; a window longer than the prompt changes no number."""
     narrow, long = replace(GQA, window=5), replace(GQA, window=1000)
@@ -201,6 +202,7 @@ def test_biases_are_apart():
     assert {n for n, _ in names if n.endswith("_proj.bias")} == {"model.layers.0.self_attn.o_proj.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gated=True), DELTA]
 )

@@ -20,6 +20,7 @@ def short_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_checkpoint.corpus, "documents", lambda: [text])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", sorted(make_checkpoint.SHAPES))
 def test_transformers_loads_it_and_logits_have_a_sensible_scale(

@@ -69,6 +69,7 @@ def test_logits_are_those_of_the_model_that_was_trained(oracle: PreTrainedModel)
         )
 
 
+@pytest.mark.slow
 def test_transformers_loads_the_mtp_module_and_drafts_alike(oracle: PreTrainedModel) -> None:
     """transformers looks for DeepSeek-V3's own layer number; here the module is under this model's."""
     oracle._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{oracle.config.num_hidden_layers}\..*"]
@@ -116,6 +117,7 @@ def test_held_out_text_is_held_out() -> None:
     assert all(Document(path, text).held_out for path, text in paths.items())
 
 
+@pytest.mark.slow
 def test_it_explains_functions_in_a_wording_that_it_was_not_taught() -> None:
     """A few of those that `python -m bench.nano.answers` asks for, through the engine; rounding may cost one or two."""
     about = facts.drawn(facts.read(NANO), 60, seed=5)

@@ -172,6 +172,7 @@ def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path, taug
         assert torch.equal(ours, other), name
 
 
+@pytest.mark.slow
 def test_only_targets_that_count_are_learnt() -> None:
     torch.manual_seed(0)
     model = Nano(TINY)

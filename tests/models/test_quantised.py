@@ -158,6 +158,7 @@ def test_zero_points_that_say_nothing_are_passed_over(tmp_path):
         assert torch.equal(read_back, values)
 
 
+@pytest.mark.slow
 def test_an_expert_stored_otherwise_than_its_layer_is_named(tiny_checkpoint, tmp_path):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
     few, plain = quantised(tiny_checkpoint("qwen3"), tmp_path, GPTQ, gptq())
@@ -170,6 +171,7 @@ def test_an_expert_stored_otherwise_than_its_layer_is_named(tiny_checkpoint, tmp
         build_expert_bank(few, [(0, 0, 2)], 1)
 
 
+@pytest.mark.slow
 def test_layers_that_are_not_quantised_stay_as_they_are(tiny_checkpoint, tmp_path):
     first, second = spec_of(ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")).moe_layer_ids[:2]
     stem = f"model.layers.{second}.mlp.experts."

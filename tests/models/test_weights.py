@@ -276,6 +276,7 @@ def test_dummy_weights_are_the_same_everywhere():
     assert one.tensor("x.input_layernorm.weight", (2,), torch.float32).tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_large_dummy_weights_and_codes_are_spread_alike():
     dummy, shape = DummyCheckpoint(3), (1024, 1025)
     whole, codes = dummy.tensor("q", shape, torch.bfloat16), dummy.int4("q", shape, 32)

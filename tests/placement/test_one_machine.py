@@ -186,6 +186,7 @@ def test_stages_beside_a_busy_core_are_longer(tmp_path: Path, capsys: pytest.Cap
     assert 1.2 * before < after <= 1.5 * before
 
 
+@pytest.mark.slow
 def test_the_plan_says_so_and_counts_the_requests_in_flight(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

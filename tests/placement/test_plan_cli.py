@@ -213,6 +213,7 @@ def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "8 experts, the model has 128" in err
 
 
+@pytest.mark.slow
 def test_counts_of_several_domains_and_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Whatever `afserve place` takes."""
     even, skewed = [[1.0] * 128] * 2, [[float(1 + expert % 7) for expert in range(128)]] * 2
@@ -239,6 +240,7 @@ def test_the_heading_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -
     assert "round trip" not in out
 
 
+@pytest.mark.slow
 def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     timeline = tmp_path / "t.json"
     code, out, _ = call(
@@ -376,6 +378,7 @@ def test_the_engine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "colocated as afserve" in call(capsys, "plan --model nano --pool cpu-host=2 --context 512")[1]
 
 
+@pytest.mark.slow
 def test_two_answers_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, count in (("a", 8), ("b", 16)):
         _, out, _ = call(

@@ -126,6 +126,7 @@ def test_a_typed_network_is_not_the_one_whose_all_reduces_were_measured() -> Non
     assert (allreduce_seconds(typed, curves, np.array([48 * 1024.0, 1.5 * 1024**2]), 4) < found).all()
 
 
+@pytest.mark.slow
 def test_slices_of_experts_are_even_and_cannot_be_started(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_flags_stand_as_they_were_given(capsys: pytest.CaptureFixture[str], tmp_
     assert values["question"] == f"afserve plan {line}"
 
 
+@pytest.mark.slow
 def test_a_small_pool_names_the_devices_from_which_the_answer_turns() -> None:
     asked = question_of("--model qwen3-235b-a22b --pool gb200=16 --context 8192")
     found = answer(asked)

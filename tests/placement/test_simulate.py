@@ -76,6 +76,7 @@ def test_closed_form_and_simulation_agree_within_five_percent(
         assert played.busy["experts"] == pytest.approx(1 - idle["experts"], abs=0.06)
 
 
+@pytest.mark.slow
 def test_the_experts_links_are_shared() -> None:
     """Ranks that send at once get through one after the other where the other end is slower than their own links."""
     asked, plan = planned("deepseek-v3", {"h800": 16, "h20": 24}, 4096)

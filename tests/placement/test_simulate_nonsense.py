@@ -97,6 +97,7 @@ def test_the_most_steps_that_are_named_are_played(
     assert "too many to play" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trace_shorter_than_the_ranks_that_are_played(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_request_that_never_fits_misses_its_targets():
     assert attainment(LAYOUTS["mixed"], huge, GoodputTargets(1e6, 1e6)) <= 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", [0.1, 20.0, 3000.0])
 def test_goodput_is_the_highest_rate_that_holds(guess):
     layout, targets = LAYOUTS["mixed"], GoodputTargets(1.0, 0.05)

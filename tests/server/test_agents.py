@@ -431,6 +431,7 @@ def test_an_unknown_route_like_none(http):
     assert said.status_code == 404 and len(said.text) < 1000 and "GET /docs" in said.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "told"),
     [

@@ -105,6 +105,7 @@ def test_whatever_breaks_every_token_comes_once(server):
     assert cuts > SEEDS, "the schedules test what they are for"
 
 
+@pytest.mark.slow
 def test_the_async_client_goes_on_too(server):
     server.backend.reply = LONG
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import httpx
+import pytest
 
 from afserve import __version__
 
@@ -16,6 +17,7 @@ def test_models(http):
     assert "/" not in str(model.values())
 
 
+@pytest.mark.slow
 def test_a_model_has_several_names(make_backend, run_server):
     """Requests may say any of them; answers have the first."""
     backend = make_backend()

@@ -59,6 +59,7 @@ def ours(choice, before, length):
     return tokens, [token == max(best.values()) for token, best in zip(tokens, top, strict=True)]
 
 
+@pytest.mark.slow
 def test_all_at_once_and_again(http, oracle):
     """The second time the prompts are found in the prefix cache."""
     pairs = list(encoded())

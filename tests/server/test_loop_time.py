@@ -107,6 +107,7 @@ def test_a_large_body(guarded, loop_time, name):
     assert httpx.get(f"{guarded.url}/health").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["empty prompts", "one word", "biases", "not quite JSON", "digits"])
 def test_a_small_body(server, loop_time, name):
     """The largest that is prepared on the loop itself."""
@@ -116,6 +117,7 @@ def test_a_small_body(server, loop_time, name):
     assert loop_time.longest < MOST_SECONDS, loop_time.what
 
 
+@pytest.mark.slow
 def test_a_body_in_chunks_of_one_byte(server, loop_time):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"

@@ -151,6 +151,7 @@ def test_curl_needs_no_content_type(http, path, kind):
     assert http.post("/v1/completions", content=body, headers=headers).status_code == 415
 
 
+@pytest.mark.slow
 def test_pages_of_this_machine_may_ask(http):
     page = {"origin": "http://localhost:3000"}
     before = http.options(

@@ -126,6 +126,7 @@ def test_a_format(nano):  # noqa: F811
     assert isinstance(said.output_parsed, Size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "param, given",
     [

@@ -45,6 +45,7 @@ def collector(monkeypatch):
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_request_and_its_sequences(make_backend, run_server, collector):
     url, came = collector
     with run_server(make_backend(), otlp_endpoint=url) as server:

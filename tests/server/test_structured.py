@@ -290,6 +290,7 @@ def test_the_model_follows_it(nano):
         assert choice.finish_reason == "length" or isinstance(choice.message.parsed, Size)
 
 
+@pytest.mark.slow
 def test_a_stream_follows_it(nano):
     chunks = nano.completions.create(
         model="nano", prompt="answer:", extra_body={"guided_choice": ["yes", "no"]}, stream=True

@@ -180,6 +180,7 @@ def test_what_a_budget_lets_pass(opens):
     assert passes([*words, *opens[:-1], 60])
 
 
+@pytest.mark.slow
 def test_a_large_budget_costs_no_more_to_follow():
     compiler = Compiler(FOLDER, VOCABULARY, (END,))
     matcher = compiler.compile(of_thought(1 << 24, (100,), 200, inside=True))

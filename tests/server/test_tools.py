@@ -320,6 +320,7 @@ def test_fields_that_ask_for_nothing_are_fine(client):
     ask(client, modalities=["text"], store=False, extra_body={"use_beam_search": False, "bad_words": []})
 
 
+@pytest.mark.slow
 def test_turn_and_salt_reach_the_engine(client, server):
     ask(client, extra_body={"cache_salt": "mine"}, service_tier="flex")
     ask(client, extra_body={"priority": -5})

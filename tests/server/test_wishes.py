@@ -268,6 +268,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values=st.dictionaries(st.sampled_from(sorted(unsupported.ANYWHERE)), JSON))
 @settings(max_examples=300, deadline=None)
 def test_any_value_of_a_wish_is_passed_over_and_never_refused(values):
