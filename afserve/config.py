@@ -25,7 +25,7 @@ WIRE_DTYPES = ("auto", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 AUTO = "auto"
-ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "generic")
+ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "sve", "neonbf16", "neon", "generic")
 """Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
 DIFFERENT_ISAS = (
     "Tokens have the same bits in any topology of one set; here they depend on which node computes them. "

@@ -12,6 +12,7 @@
 
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #elif defined(__APPLE__) && defined(__aarch64__)
 #include <sys/sysctl.h>
 #endif
@@ -22,6 +23,7 @@ const Isa* avx512_isa();
 const Isa* avx512bf16_isa();
 const Isa* avx512bf16fma_isa();
 const Isa* amx_isa();
+const Isa* sve_isa();
 const Isa* neon_isa();
 const Isa* neonbf16_isa();
 
@@ -72,6 +74,14 @@ bool has_bf16_and_i8mm() {
   constexpr unsigned long both = 1ul << 13 | 1ul << 14;
   return has_dot_products() && (getauxval(AT_HWCAP2) & both) == both;
 }
+// Also SVE's own of both, with vectors of 32 bytes: shorter ones are no longer than NEON's.
+bool has_sve() {
+  constexpr unsigned long both = 1ul << 9 | 1ul << 12;
+  constexpr int get_length = 51, length_mask = 0xffff;
+  if (!has_bf16_and_i8mm() || !(getauxval(AT_HWCAP) >> 22 & 1) || (getauxval(AT_HWCAP2) & both) != both) return false;
+  int length = prctl(get_length);
+  return length > 0 && (length & length_mask) == 32;
+}
 #elif defined(__APPLE__) && defined(__aarch64__)
 bool has_feature(const char* name) {
   int there = 0;
@@ -100,6 +110,9 @@ const Choice choices[] = {
     {avx512_isa, has_avx512},
     {avx2_isa, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #elif defined(__aarch64__)
+#if defined(__linux__)
+    {sve_isa, has_sve},
+#endif
     {neonbf16_isa, has_bf16_and_i8mm},
     {neon_isa, has_dot_products},
 #endif

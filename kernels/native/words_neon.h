@@ -203,10 +203,20 @@ NOINLINE const char* int4_words(const int8_t* a, size_t stride, const char* at, 
   return at;
 }
 
-constexpr decltype(&int8_words<1>) int8_words_of[] = {nullptr, int8_words<1>, int8_words<2>, int8_words<3>, int8_words<4>};
-using Int4Words = decltype(&int4_words<1, false, false>);
+#ifdef HAS_SVE
+void int8_row(const int8_t* a, size_t stride, const int8_t* at, int blocks, float* sum);  // loops_sve.h
 template <bool E2M1, bool WIDE>
-constexpr Int4Words int4_words_by_rows[] = {nullptr, int4_words<1, E2M1, WIDE>, int4_words<2, E2M1, WIDE>,
+const char* int4_row(const int8_t* a, size_t stride, const char* at, int blocks, float* sum);
+#else
+constexpr auto int8_row = int8_words<1>;
+template <bool E2M1, bool WIDE>
+constexpr auto int4_row = int4_words<1, E2M1, WIDE>;
+#endif
+
+constexpr decltype(&int8_words<2>) int8_words_of[] = {nullptr, int8_row, int8_words<2>, int8_words<3>, int8_words<4>};
+using Int4Words = decltype(&int4_words<2, false, false>);
+template <bool E2M1, bool WIDE>
+constexpr Int4Words int4_words_by_rows[] = {nullptr, int4_row<E2M1, WIDE>, int4_words<2, E2M1, WIDE>,
                                             int4_words<3, E2M1, WIDE>, int4_words<4, E2M1, WIDE>};
 
 INLINE const Int4Words* int4_words_of(bool e2m1, bool wide) {
