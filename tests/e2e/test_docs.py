@@ -53,6 +53,7 @@ NOT_RUN = {
     "add-a-transport",
     "architecture",
     "keep-kv-on-disk",
+    "larger-than-memory",
     "ray",
     "reference",
     "measure-a-server",

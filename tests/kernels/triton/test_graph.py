@@ -124,7 +124,7 @@ def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
         "prepare_gqa", "bind_gqa", "prepare_mla", "bind_mla", "bind_batch", "mla_half",
     }  # fmt: skip
     assert inherited(TritonBackend) == seen.names - {"empty_experts"} | {
-        "borrow_core", "expert_layers", "stack_layers"
+        "borrow_core", "expert_layers", "put_expert", "stack_layers"
     }  # fmt: skip
 
 
