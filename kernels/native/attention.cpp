@@ -55,32 +55,14 @@ void merge_splits(const Isa& isa, const Attention<E>& a, const Task& task, const
   }
 }
 
-// Where a batch decodes with fewer tasks than threads, the query heads of an only key/value head are shared out: as those of
-// several, all of which lie at the same place. A head's sums know nothing of the others. Not for what takes no longer than a
-// round of threads.
-template <class E>
-Attention<E> spread(Attention<E> a, const Batch& batch, int threads) {
-  constexpr size_t least_products = 1 << 20;
-  if (a.groups != 1 || batch.tokens != batch.sequences) return a;
-  size_t keys = 0;
-  int pieces = 0;
-  for (int s = 0; s < batch.sequences; s++) keys += batch.context[s], pieces += ceil_div(batch.context[s], SPLIT);
-  if (pieces >= threads || keys * a.heads * (a.keys.size + a.values.size) < least_products) return a;
-  a.groups = std::min(threads, a.heads);
-  while (a.heads % a.groups) a.groups--;
-  a.keys.group_stride = a.values.group_stride = 0;
-  return a;
-}
-
 template <class Worker, class E>
-void attend_with(Engine& engine, const Attention<E>& whole, const Batch& batch) {
+void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
   const Isa& isa = *engine.isa;
-  const Attention<E> a = spread(whole, batch, engine.pool.threads());
   int share = a.heads / a.groups, columns = a.values.size;
   int together = heads_together(batch, a.groups, engine.pool.threads());
   Plan todo = plan(batch, a.groups, together, share, columns, a.window);
   if (todo.tasks.empty()) return;
-  auto space = Worker::space(isa, whole, todo.rows, together);  // windows are those of one thread
+  auto space = Worker::space(isa, a, todo.rows, together);
   size_t near = (space.bytes() + 63) / 64 * 64;
   int most = 0;
   for (const Merge& merge : todo.merges) most = std::max(most, merge.count);

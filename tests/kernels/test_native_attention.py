@@ -311,34 +311,3 @@ def test_a_block_that_does_not_exist_is_refused(ops: Ops) -> None:
     cache = torch.zeros(blocks, 1, 16, 32)
     with pytest.raises(IndexError, match="block_table_SB"):
         ops.attend_gqa(torch.zeros(1, 2, 32), cache, cache, batch, 1.0)
-
-
-@pytest.mark.parametrize("size", [16, 48, 144, 256])
-@pytest.mark.parametrize("share", [1, 2, 3, 5, 7])
-def test_tiles_of_any_size_are_close_to_float64(ops: Ops, size: int, share: int) -> None:
-    """Also where a head is more than an instruction set multiplies at a time, for each number of rows."""
-    batch, blocks = paged([(1, 1), (1, 130), (3, 70), (1, 513)], 16)
-    k, v = (filled((blocks, 2, 16, size), torch.bfloat16, seed, batch.block_table_SB) for seed in (1, 2))
-    q = torch.randn(batch.tokens, 2 * share, size, generator=torch.Generator().manual_seed(3)).bfloat16()
-    out = ops.attend_gqa(q, *in_tiles(k, v), batch, size**-0.5)
-    torch.testing.assert_close(out.double(), exact(q, k, v, batch, size**-0.5, None), atol=1e-2, rtol=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", [[(1, 505)], [(1, 390), (1, 511)]])
-@pytest.mark.parametrize("heads", [7, 12, 16])
-def test_threads_share_the_heads_of_an_only_key(
-    pair: tuple[Ops, Ops], lengths: list[tuple[int, int]], dtype: torch.dtype, heads: int
-) -> None:
-    """Heads that are a multiple of no number of threads are computed by one; bits are the same in all of these."""
-    batch, blocks = paged(lengths, 16)
-    q = torch.randn(batch.tokens, heads, 192, generator=torch.Generator().manual_seed(3)).to(dtype)
-    rows = filled((blocks, 16, 192), dtype, 1, batch.block_table_SB)
-    k, v = in_tiles(rows[:, None], filled((blocks, 1, 16, 192), dtype, 2, batch.block_table_SB))
-    latent = [ops.attend_mla(q, rows, 128, batch, 0.1) for ops in pair]
-    tiles = [ops.attend_gqa(q, k, v, batch, 0.1) for ops in pair]
-    assert torch.equal(*latent) and torch.equal(*tiles)
-    keys = rows[:, None]
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    wanted = exact(q, keys, keys[..., :128], batch, 0.1, None)
-    torch.testing.assert_close(latent[1].double(), wanted, atol=tolerance, rtol=1e-2)
