@@ -1,7 +1,7 @@
-"""The ten numbers of the README, each from rows of bench/results; `python -m bench.tables` writes them.
+"""The numbers of the README, each from rows of bench/results; `python -m bench.tables` writes them.
 
-A number is a line: what it is, its value, what it is beside, and the command that made the row. The tables behind them are
-in bench/RESULTS.md.
+A number is a line: what it is, its value, what it is beside, the processor, and the command that made the row. The tables
+behind them are in bench/RESULTS.md.
 """
 
 # ruff: noqa: E501  sentences, easier to read unwrapped
@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.rows import Row, newest, rows, runs_with, table
 
-Line = tuple[str, str, str, str]
+Line = tuple[str, str, str, str, str]
 _TOGETHER = 32  # sequences
 
 
@@ -24,6 +24,40 @@ def times(ratio: Row, peer: str) -> str:
     """The ratio to a peer whatever its version; "on all cores" tells the two vLLM rows apart."""
     name = next(name for name in reversed(list(ratio)) if all(word in name for word in peer.split("|")))
     return f"{ratio[name]:.2f} x"
+
+
+def processor(row: Row) -> str:
+    """With the instruction set where the row has it."""
+    name = row["machine"].split(",")[0].replace("(R)", "").replace(" Processor", "")
+    return f"{name}, {row['isa']}" if row.get("isa") else name
+
+
+def beside_llama(isa: str, batch: int) -> Row:
+    """Of the Qwen shape in bf16, beside a llama.cpp that was built for `isa`."""
+    found = [row for row in rows("peers") if row["model"].startswith("qwen") and row.get("experts") == "auto"]
+    return one(found, engine="colocated", phase="decode", batch=batch, llama_isa=isa)
+
+
+def in_avx2() -> Line:
+    single, many = (beside_llama("avx2", batch) for batch in (1, _TOGETHER))
+    return (
+        f"the same in that hour with AVX2 alone, at batch {_TOGETHER} and at 1",
+        f"{many['tokens_per_second']:,.0f}, {single['tokens_per_second']:,.0f}",
+        f"{times(many['ratio'], 'llama.cpp')} and {times(single['ratio'], 'llama.cpp')} llama.cpp built for AVX2",
+        processor(many),
+        "python -m bench.peers --isa avx2",
+    )
+
+
+def in_avx512() -> Line:
+    single, many = (beside_llama("native", batch) for batch in (1, _TOGETHER))
+    return (
+        f"the same in another hour, at batch {_TOGETHER} and at 1",
+        f"{many['tokens_per_second']:,.0f}, {single['tokens_per_second']:,.0f}",
+        f"{times(many['ratio'], 'llama.cpp')} and {times(single['ratio'], 'llama.cpp')} llama.cpp built for this processor",
+        processor(many),
+        "python -m bench.peers",
+    )
 
 
 def with_vllm() -> list[Row]:
@@ -43,6 +77,7 @@ def colocated() -> Line:
         f"{row['tokens_per_second']:,.0f}",
         f"{times(ratio, 'vllm|all cores')} vLLM on the same cores, {times(ratio, 'llama.cpp')} llama.cpp, "
         f"{times(ratio, 'transformers')} transformers",
+        processor(row),
         "python -m bench.peers",
     )
 
@@ -52,9 +87,10 @@ def disaggregated() -> Line:
     row = one(found, engine="afd 1x1", batch=_TOGETHER)
     whole = one(found, engine="colocated", batch=_TOGETHER)
     return (
-        "the same with attention and experts in two processes that lend each other their cores",
+        "the first with attention and experts in two processes that lend each other their cores",
         f"{row['tokens_per_second']:,.0f}",
         f"{times(row['ratio'], 'vllm|all cores')} vLLM on the same cores; colocated has {whole['tokens_per_second']:,.0f}",
+        processor(row),
         "python -m bench.peers",
     )
 
@@ -67,6 +103,7 @@ def ping_pong() -> Line:
         "generated tokens/s with 2 micro-batches, one core a node",
         f"{two['tok_s']:,.0f}",
         f"{alone['tok_s']:,.0f} with 1; {two['hidden']:.0%} of the transfers are hidden, {alone['hidden']:.0%} before",
+        processor(two),
         "afserve bench pipeline",
     )
 
@@ -79,6 +116,7 @@ def start() -> Line:
         "start to ready, 110 M parameters",
         f"{row['start_to_ready']:.1f} s",
         f"transformers {peer['start_to_ready']:.1f} s",
+        processor(row),
         "afserve bench decode",
     )
 
@@ -90,6 +128,7 @@ def live() -> Line:
         f"{row['p99_ratio']:.2f} x",
         f"{row['p99_ratio_min']:.2f} to {row['p99_ratio_max']:.2f} by round; {row['epochs']} placements, {row['failed']} failed, "
         f"{row['texts_alike']} of {row['texts']} texts alike",
+        processor(row),
         "python -m bench.live_placement",
     )
 
@@ -105,6 +144,7 @@ def kernels() -> Line:
         "expert FFN of 4 rows, of the speed of reading its weights",
         f"{row['of_read']:.2f}",
         f"{row['over_peer']:.1f} x torch's loop",
+        processor(row),
         "python -m bench.kernels",
     )
 
@@ -120,6 +160,7 @@ def shared_memory() -> Line:
         "round trip of 32 KiB each way on one host, p50",
         f"{ours['p50_us']:.0f} us",
         f"gloo {peer['p50_us']:.0f} us",
+        processor(ours),
         "python -m bench.m2n",
     )
 
@@ -131,6 +172,7 @@ def between_hosts() -> Line:
         "the same between two network namespaces, tcp",
         f"{ours['p50_us']:.0f} us",
         f"gloo {peer['p50_us']:.0f} us",
+        processor(ours),
         "python -m bench.m2n_hosts",
     )
 
@@ -141,6 +183,7 @@ def placement() -> Line:
         "load of the fullest node over the mean, a domain not seen, 16 nodes",
         f"{row['levelled_mean']:.2f}",
         f"EPLB {row['eplb_mean']:.2f}; the worst case is {row['levelled_worst']:.2f} to EPLB's {row['eplb_worst']:.2f}",
+        "any",
         "python -m bench.placement",
     )
 
@@ -152,12 +195,15 @@ def planner() -> Line:
         f"the planner's median TPOT error on {row['rows']:,} published rows",
         f"{row['tpot_error']:.1%}",
         f"each asked through `afserve plan`, unseen in fitting; {row['inside_80']:.0%} lie in the 80 % interval",
+        "any",
         "python -m bench.planner",
     )
 
 
 LINES: tuple[Callable[[], Line], ...] = (
     colocated,
+    in_avx512,
+    in_avx2,
     disaggregated,
     ping_pong,
     start,
@@ -171,5 +217,8 @@ LINES: tuple[Callable[[], Line], ...] = (
 
 
 def headline() -> str:
-    lines = [(what, value, beside, f"`{command}`") for what, value, beside, command in (f() for f in LINES)]
-    return table(["what", "afserve", "beside it", "made by"], lines)
+    lines = [
+        (what, value, beside, processor, f"`{command}`")
+        for what, value, beside, processor, command in (f() for f in LINES)
+    ]
+    return table(["what", "afserve", "beside it", "processor", "made by"], lines)

@@ -212,8 +212,8 @@ def _measure(
                 "prompt_len": options.prompt_len if decodes else size,
                 "output_len": options.output_len if decodes else 1, "threads": options.threads,
                 "experts": options.expert_dtype, "dense": options.dense_dtype,
-                "isa": used_isa(options.isa), "llama_isa": options.llama_isa if options.llama_bench else "",
-                "load": round(os.getloadavg()[0], 1), **origin(),
+                "llama_isa": options.llama_isa if options.llama_bench else "",
+                "load": round(os.getloadavg()[0], 1), **origin(), "isa": used_isa(options.isa),
             }
         )  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""Renders the rows of bench/results: `python -m bench.tables` rewrites the tables of bench/RESULTS.md and ten lines of README.md.
+"""Renders the rows of bench/results: `python -m bench.tables` rewrites the tables of bench/RESULTS.md and lines of README.md.
 
 Nothing is typed by hand; what has no rows is left out. Each function reads one file and returns markdown.
 """
