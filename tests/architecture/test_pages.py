@@ -47,6 +47,12 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_no_page_has_the_marks_of_a_merge(path: Path):
+    """Code with them does not run; a page with them is only wrong."""
+    assert not re.search(r"^(<{7} |={7}$|>{7} )", path.read_text(), re.MULTILINE)
+
+
 def test_the_readme_is_a_map():
     assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
 
