@@ -13,12 +13,8 @@
 #include "words_neon.h"
 
 const Isa* neon_isa() {
-  static const Isa isa = [] {
-    Isa made = isa_of("neon", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>());
-    made.to_bytes = row_to_words, made.gemm_bytes = gemm_int8_words;
-    made.to_words = row_to_words, made.gemm_words = gemm_int4_words;
-    return made;
-  }();
+  static const Isa isa =
+      with_words(isa_of("neon", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>()));
   return &isa;
 }
 #ifdef __clang__

@@ -15,12 +15,8 @@
 #include "table.h"
 
 const Isa* sve_isa() {
-  static const Isa isa = [] {
-    Isa made = isa_of("sve", loops_of<bf16, gemm_sve>(), loops_of<float, gemm_vector<float>>());
-    made.to_bytes = row_to_words, made.gemm_bytes = gemm_int8_words;
-    made.to_words = row_to_words, made.gemm_words = gemm_int4_words;
-    return made;
-  }();
+  static const Isa isa =
+      with_words(isa_of("sve", loops_of<bf16, gemm_sve>(), loops_of<float, gemm_vector<float>>()));
   return &isa;
 }
 #ifdef __clang__

@@ -1,6 +1,8 @@
 // Weight matrices in panel order (isa.h): made once at load, read by every product.
 #pragma once
 #include <functional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "compact.h"
@@ -139,7 +141,10 @@ class Panels {
   }
 
   size_t bytes_of_panel() const;
-  char* to(int index, int panel) { return const_cast<char*>(at(index, panel)); }
+  char* to(int index, int panel) {
+    if (!placed(index)) throw std::out_of_range("matrix " + std::to_string(index) + " has no place in memory");
+    return const_cast<char*>(at(index, panel));
+  }
   template <class E>
   void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
   void pack_int8(int index, const Source& source, const std::function<int(int)>& row_of);

@@ -269,4 +269,11 @@ void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float*
     for (int c = 0; c < PANEL; c += LANES) store(sum + r * PANEL + c, load(sum + r * PANEL + c) * a.scale[r]);
 }
 
+// The set with these for weights in 8 and 4 bits.
+Isa with_words(Isa made) {
+  made.to_bytes = row_to_words, made.gemm_bytes = gemm_int8_words;
+  made.to_words = row_to_words, made.gemm_words = gemm_int4_words;
+  return made;
+}
+
 }  // namespace

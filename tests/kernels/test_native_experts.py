@@ -259,3 +259,20 @@ def test_linear_is_close_to_float64(
         torch.testing.assert_close(
             ops.logits(x, packed).double(), wanted, atol=2e-5 if dtype == torch.float32 else 1e-3, rtol=1e-3
         )
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_go_to_a_place_in_memory_only(ops: Ops, dtype: torch.dtype, int8: bool) -> None:
+    """Of three experts with memory for one: who has no place is neither written nor multiplied."""
+    experts = ops.empty_experts(3, 33, 17, dtype, int8, places=1)
+    up, down = torch.ones(34, 33).to(dtype), torch.ones(33, 17).to(dtype)
+    with pytest.raises(IndexError, match="has no place in memory"):
+        ops.set_expert(experts, 2, up, down)
+    ops.put_expert(experts, 2, 0)
+    ops.set_expert(experts, 2, up, down)
+    with pytest.raises(IndexError, match="slot 1 has no weights in memory"):
+        slot, weight = torch.tensor([[1]], dtype=torch.int32), torch.ones(1, 1)
+        ops.expert_ffn(torch.ones(1, 33).to(dtype), slot, weight, experts, torch.empty(1, 33).to(dtype))
+    with pytest.raises(IndexError, match="place 1 does not exist"):
+        ops.put_expert(experts, 1, 1)
