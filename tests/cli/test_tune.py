@@ -106,7 +106,7 @@ def test_who_else_is_at_work_is_read_from_the_system(tmp_path: Path) -> None:
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text("some avg10=42.50 avg60=1.00 avg300=0.10 total=5\n")
     (tmp_path / "stat").write_text("cpu  100 20 30 800 10 5 5 30 0 0\ncpu0 1 2 3\n")
-    assert others_before(2, tmp_path).pressure == 42.5
+    assert others_before(2, tmp_path).pressure == 0.425
     now = CoreTime.now(tmp_path)
     assert (now.every, now.busy, now.stolen) == (1000, 160, 30) and now.own > 0
     begin, end = CoreTime(0, 0, 0, 0), CoreTime(1000, 600, 50, 400)
@@ -116,7 +116,7 @@ def test_who_else_is_at_work_is_read_from_the_system(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    assert Others(4, load=1.5, pressure=3.0, others=0.05, stolen=0.01).said() == []
-    assert Others(4, load=3.0, pressure=0.0).said() == ["busy before: load 3.0 on 4 cores, pressure 0 %"]
-    said = Others(4, load=0.0, pressure=50.0, others=0.3, stolen=0.1).said()
+    assert Others(4, load=1.5, pressure=0.03, others=0.05, stolen=0.01).said() == []
+    assert Others(4, load=3.0, pressure=0.0).said() == ["busy before: load 3.0 on 4 cores, pressure 0%"]
+    said = Others(4, load=0.0, pressure=0.5, others=0.3, stolen=0.1).said()
     assert len(said) == 3 and "30%" in said[1] and "10%" in said[2]

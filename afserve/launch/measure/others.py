@@ -4,13 +4,14 @@ It reads /proc. What a system does not tell counts as nothing.
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from afserve.control.pressure import cpu_pressure
+
 PROC = Path("/proc")
-_LOAD, _PRESSURE, _OTHERS, _STOLEN = 0.5, 10.0, 0.10, 0.02
-"""Beyond these there is something to say: load by core, percent of ten seconds, shares of the cores' time."""
+_LOAD, _PRESSURE, _OTHERS, _STOLEN = 0.5, 0.10, 0.10, 0.02
+"""Beyond these there is something to say: load by core, share of ten seconds, shares of the cores' time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ def _share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`load` and `pressure` are of before: runnable processes in the mean of a minute, and for how much of ten seconds
-    some process waited for a core, in percent. `others` and `stolen` are shares of the cores' time meanwhile."""
+    """`load` and `pressure` are of before: runnable processes in the mean of a minute, and the share of ten seconds in
+    which something waited for a core. `others` and `stolen` are shares of the cores' time meanwhile."""
 
     cores: int
     load: float
@@ -62,7 +63,7 @@ class Others:
         found = []
         if self.load > _LOAD * self.cores or self.pressure > _PRESSURE:
             found.append(
-                f"busy before: load {self.load:.1f} on {self.cores} cores, pressure {self.pressure:.0f} %"
+                f"busy before: load {self.load:.1f} on {self.cores} cores, pressure {self.pressure:.0%}"
             )
         if self.others > _OTHERS:
             found.append(f"other processes had {self.others:.0%} of the cores' time")
@@ -72,13 +73,5 @@ class Others:
 
 
 def others_before(cores: int, proc: Path = PROC) -> Others:
-    return Others(cores, os.getloadavg()[0], _pressure(proc / "pressure" / "cpu"))
-
-
-def _pressure(path: Path) -> float:
-    """`some avg10=1.50 avg60=...`"""
-    try:
-        found = re.search(r"some avg10=([\d.]+)", path.read_text(encoding="ascii"))
-    except OSError:
-        return 0.0
-    return float(found[1]) if found else 0.0
+    pressure = cpu_pressure(proc / "pressure" / "cpu")
+    return Others(cores, os.getloadavg()[0], pressure or 0.0)
