@@ -16,7 +16,7 @@ import torch
 
 from afserve.kernels.native import Native
 from afserve.launch.measure.clock import best_of, measure_read, out_of_cache_data
-from afserve.launch.measure.experts import Kind
+from afserve.launch.measure.experts import WeightKind
 from bench.kernels_cases import KINDS, Case, attention_cases, expert_cases, small_cases
 from bench.kernels_delta import delta_cases
 from bench.origin import ROOT, origin
@@ -63,7 +63,7 @@ def row(case: Case, limit: Row, threads: int) -> Row:
     return found
 
 
-def rows(threads: int, isa: str, quick: bool, kinds: tuple[Kind, ...], states: bool) -> Iterator[Row]:
+def rows(threads: int, isa: str, quick: bool, kinds: tuple[WeightKind, ...], states: bool) -> Iterator[Row]:
     native = Native(threads, isa)
     torch.set_num_threads(threads)
     limit = limits(native, threads)

@@ -17,7 +17,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.launch.measure.clock import out_of_cache
-from afserve.launch.measure.experts import BF16, INT8, PLAIN, Kind, drawn_expert, fill, grouped_kind
+from afserve.launch.measure.experts import BF16, INT8, PLAIN, WeightKind, drawn_expert, fill, grouped_kind
 
 SHAPES = ((32, 512, 256), (16, 2048, 768), (4, 7168, 2048))  # experts, hidden, inner
 ROWS = (1, 2, 3, 4, 8, 16, 32, 128)
@@ -53,7 +53,7 @@ KINDS = (
 """`int4/32`: 32 inputs to a scale of 16 bits; `w`: of 32 bits, as a checkpoint's own codes are kept."""
 
 
-def expert_cases(native: Native, quick: bool, kinds: tuple[Kind, ...] = KINDS) -> Iterator[Case]:
+def expert_cases(native: Native, quick: bool, kinds: tuple[WeightKind, ...] = KINDS) -> Iterator[Case]:
     for experts, hidden, inner in SHAPES[:1] if quick else SHAPES:
         weights = 3 * experts * hidden * inner
         up, down = drawn_expert(hidden, inner)

@@ -15,7 +15,7 @@ from afserve.config import AUTO, ISAS
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from afserve.launch.measure.choice import Choice
+    from afserve.launch.measure.choice import UpChoice
     from afserve.launch.measure.tuning import Tuning
 
 ALL = "all"
@@ -78,7 +78,7 @@ def tune(model: str | None, isa: str, seconds: float, as_json: bool) -> None:
     click.echo(f"took {took:.0f} s")
 
 
-def _values(tuning: "Tuning", choice: "Choice", here: tuple[str, ...], took: float) -> dict[str, object]:
+def _values(tuning: "Tuning", choice: "UpChoice", here: tuple[str, ...], took: float) -> dict[str, object]:
     from afserve.launch.plan.processors import processor_name
 
     return {
@@ -87,7 +87,7 @@ def _values(tuning: "Tuning", choice: "Choice", here: tuple[str, ...], took: flo
     }  # fmt: skip
 
 
-def _report(tuning: "Tuning", choice: "Choice", here: tuple[str, ...]) -> Iterator[str]:
+def _report(tuning: "Tuning", choice: "UpChoice", here: tuple[str, ...]) -> Iterator[str]:
     from afserve.launch.plan.processors import processor_name
 
     yield f"{processor_name()}, {tuning.others.cores} cores; instruction sets {', '.join(here)}"
@@ -115,7 +115,7 @@ def _table(tuning: "Tuning", isa: str) -> Iterator[str]:
         yield f"  {kept:6}{shares}   {line[-1].gflop_s:,.0f} GFLOP/s"
 
 
-def _chosen(choice: "Choice") -> Iterator[str]:
+def _chosen(choice: "UpChoice") -> Iterator[str]:
     from afserve.launch.plan.footprint import gib
 
     sizes = ", ".join(f"{gib(size)} with {dtype}" for dtype, size in choice.weights.items())

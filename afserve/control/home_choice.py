@@ -19,7 +19,7 @@ from afserve.member import Life
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenHome:
     """`home` has to compute `missing` tokens of the prompt; `source` has others."""
 
     home: Life
@@ -48,7 +48,7 @@ class HomeChoice:
             for affinity in (self._affinity, self.prompts.affinity):
                 affinity.told(node, said.came, said.went, anew=said.anew)
 
-    def choose(self, request: Request, usable: Sequence[Life], now: float) -> Choice:
+    def choose(self, request: Request, usable: Sequence[Life], now: float) -> ChosenHome:
         """One of `usable`, at least one."""
         source = self._left_behind(request)
         copied = source.life.index if source is not None and not source.request else None
@@ -62,7 +62,7 @@ class HomeChoice:
             prefilling, waited = self._attendance.prefilling(home), now - request.since
             asked = partial(self.prompts.source, request, prefilling, waited)
             source = self._prompt_advice.ask(now, asked, None) or source
-        return Choice(home, source, route.missing)
+        return ChosenHome(home, source, route.missing)
 
     def _route(self, request: Request, usable: Sequence[Life], copied: int | None, now: float) -> Route:
         """The node with the fewest requests, where nobody can say which one has most of the prompt."""

@@ -20,7 +20,7 @@ from afserve.engine.device_queues import Device, DeviceQueues
 from afserve.engine.one_call import Part, forward, tensors
 from afserve.engine.pieces import PromptShare
 from afserve.engine.prompt_batch import BatchedPrompt
-from afserve.engine.prompt_pieces import Piece, PromptPieces
+from afserve.engine.prompt_pieces import PromptPiece, PromptPieces
 from afserve.engine.stats import ExpertStats
 from afserve.engine.step.meter import ExpertWatch
 from afserve.errors import PeerLost
@@ -176,7 +176,7 @@ class ExpertNode:
             forward(self._bank, layer, parts)
             for prompt in group:
                 prompt.done += prompt.left
-            self._piece(Piece(layer, arrivals, rows, start, self._clock.now()))
+            self._piece(PromptPiece(layer, arrivals, rows, start, self._clock.now()))
         return len(group)
 
     def wait(self, timeout: float) -> None:
@@ -283,7 +283,7 @@ class ExpertNode:
             self._share.none_waits()
         return 1
 
-    def _piece(self, piece: Piece) -> None:
+    def _piece(self, piece: PromptPiece) -> None:
         """Messages that are whole with it are answered."""
         for arrival in self._prompts.ended(arrival.box for arrival in piece.arrivals):
             self._answer(arrival, prompt=True)

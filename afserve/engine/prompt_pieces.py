@@ -20,7 +20,7 @@ from afserve.soft_barrier import SoftBarrier
 _DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Computed from `start` to `done`; `rows` are those of which nothing is left with it."""
 
     layer: int
@@ -38,7 +38,7 @@ class PromptPieces:
         self.prefilling: Set[int] = frozenset()  # attention nodes that send no decode messages
         self._bank, self._clock, self._barrier = bank, clock, barrier
 
-    def compute(self, decoded: float) -> Piece:
+    def compute(self, decoded: float) -> PromptPiece:
         """Of the message that has waited longest, and of those that share its call; all of them where nobody decodes.
         The last decode message came at `decoded`."""
         start = self._clock.now()
@@ -60,7 +60,7 @@ class PromptPieces:
         batch.cut(self.sizes.batch(batch.rows, batch.pairs))
         return batch
 
-    def _compute_experts(self, batch: PromptBatch, start: float, *, beside: bool) -> Piece:
+    def _compute_experts(self, batch: PromptBatch, start: float, *, beside: bool) -> PromptPiece:
         """Some experts of a batch; the rest of them where nobody decodes any more."""
         slots = len(batch.left)
         if beside:
@@ -74,9 +74,9 @@ class PromptPieces:
             batch.finish()
             self.sizes.ran(batch.rows, batch.seconds)
         arrivals = [prompt.arrival for prompt in batch.prompts]
-        return Piece(batch.layer, arrivals, 0 if batch.left else batch.rows, start, done)
+        return PromptPiece(batch.layer, arrivals, 0 if batch.left else batch.rows, start, done)
 
-    def _compute_rows(self, start: float, *, beside: bool) -> Piece:
+    def _compute_rows(self, start: float, *, beside: bool) -> PromptPiece:
         group = self.waiting.sharing(self.sizes.enough(beside=beside))
         layer = group[0].arrival.header.layer
         left = sum(prompt.left for prompt in group)
@@ -92,4 +92,4 @@ class PromptPieces:
         done = self._clock.now()
         rows = sum(part.stop - part.start for _, _, part in parts)
         self.sizes.ran(rows, done - start)
-        return Piece(layer, [arrival for arrival, _, _ in parts], rows, start, done)
+        return PromptPiece(layer, [arrival for arrival, _, _ in parts], rows, start, done)

@@ -16,7 +16,7 @@ from afserve.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class UpChoice:
     """`expert_dtype`: the first of auto, int8 and int4 with which the model fits; empty where it fits with none, and
     then there are no nodes. `weights`: bytes of all of them on one attention node and over all expert nodes, by
     expert dtype."""
@@ -32,7 +32,7 @@ class Choice:
     kv_tokens: int = 0
 
 
-def choice_here(found: FoundModel, machine: Machine, isa: str) -> Choice:
+def choice_here(found: FoundModel, machine: Machine, isa: str) -> UpChoice:
     spec, source = load_spec(found.folder), ModelSource(str(found.folder), found.name)
     weights: dict[str, int] = {}
     for dtype in EXPERT_DTYPES:
@@ -42,8 +42,8 @@ def choice_here(found: FoundModel, machine: Machine, isa: str) -> Choice:
             run, engine = topology.deployment, topology.deployment.engine
             nodes = run.count(Role.ATTENTION), run.count(Role.EXPERT)
             lends, tokens = bool(engine.share_cores), topology.kv_tokens_of_node
-            return Choice(found.name, used_isa(isa), dtype, weights, *nodes, engine.threads, lends, tokens)
-    return Choice(found.name, used_isa(isa), "", weights)
+            return UpChoice(found.name, used_isa(isa), dtype, weights, *nodes, engine.threads, lends, tokens)
+    return UpChoice(found.name, used_isa(isa), "", weights)
 
 
 def _fitting(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology | None:

@@ -14,7 +14,7 @@ BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WeightKind:
     """How expert weights are kept, and bytes a weight."""
 
     name: str
@@ -29,11 +29,11 @@ class Kind:
         return native.empty_experts(shape, self.int8)
 
 
-PLAIN, INT8 = Kind("bf16", 2), Kind("int8", 1, int8=True)
+PLAIN, INT8 = WeightKind("bf16", 2), WeightKind("int8", 1, int8=True)
 
 
-def grouped_kind(name: str, groups: Groups) -> Kind:
-    return Kind(name, groups.bits / 8, int4=groups)
+def grouped_kind(name: str, groups: Groups) -> WeightKind:
+    return WeightKind(name, groups.bits / 8, int4=groups)
 
 
 INT4, MXFP4 = grouped_kind("int4", Groups(32)), grouped_kind("mxfp4", Groups(32, e2m1=True))
@@ -66,7 +66,7 @@ def _codes(weight_OI: Tensor, groups: Groups) -> Grouped:
     return Grouped(known[made.code_OI.int() + 8], made.scale_OG, made.size)
 
 
-class ExpertCalls:
+class MeasuredCalls:
     """Calls of `rows` rows for each of some slots, which walk through a bank so that none is in a cache.
 
     A call has `per_call` slots: of many rows few, which take as long."""
@@ -93,6 +93,6 @@ class ExpertCalls:
     def flops(self) -> int:
         return 6 * self.rows * self.per_call * self._bank.hidden * self._bank.inner
 
-    def read_bytes(self, kind: Kind) -> int:
+    def read_bytes(self, kind: WeightKind) -> int:
         """Of weights, as this kind keeps them."""
         return int(3 * self.per_call * self._bank.hidden * self._bank.inner * kind.bytes)

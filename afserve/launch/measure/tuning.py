@@ -14,7 +14,16 @@ from torch import Tensor
 from afserve.errors import DoesNotFitError
 from afserve.kernels.native import Native
 from afserve.launch.measure.clock import measure_read, out_of_cache, out_of_cache_data, seconds_of
-from afserve.launch.measure.experts import INT4, INT8, MXFP4, PLAIN, ExpertCalls, Kind, drawn_expert, fill
+from afserve.launch.measure.experts import (
+    INT4,
+    INT8,
+    MXFP4,
+    PLAIN,
+    MeasuredCalls,
+    WeightKind,
+    drawn_expert,
+    fill,
+)
 from afserve.launch.measure.others import CoreTime, Others, others_before
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine
@@ -108,13 +117,15 @@ def _kernels(native: Native, shape: tuple[int, int], end: float) -> Iterator[Ker
         yield from _of_kind(native, kind, up, down, time.monotonic() + each)
 
 
-def _of_kind(native: Native, kind: Kind, up: Tensor, down: Tensor, end: float) -> Iterator[KernelFigure]:
+def _of_kind(
+    native: Native, kind: WeightKind, up: Tensor, down: Tensor, end: float
+) -> Iterator[KernelFigure]:
     """All rows in turn until the end, so that a slow moment is in none alone."""
     hidden, inner = down.shape
     size = int(3 * hidden * inner * kind.bytes)
     bank = kind.empty(native, -(-out_of_cache(_BANK) // size), hidden, inner)
     fill(native, [bank], up, down)
-    calls = [ExpertCalls(native, bank, rows) for rows in ROWS]
+    calls = [MeasuredCalls(native, bank, rows) for rows in ROWS]
     took = _rounds([call.call for call in calls], end)
     for call, best in zip(calls, took, strict=True):
         rate = call.read_bytes(kind) / best / 1e9

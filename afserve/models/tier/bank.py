@@ -14,7 +14,7 @@ from afserve.errors import CheckpointError
 from afserve.models.experts import ExpertBank, Held, Progress
 from afserve.models.tier.ahead import NextExperts
 from afserve.models.tier.hot_set import HotSet
-from afserve.models.tier.memory import ExpertMemory, Reading
+from afserve.models.tier.memory import ExpertMemory, HeldSlots
 from afserve.placement.expert_memory import ExpertMemoryStats
 
 
@@ -97,7 +97,7 @@ class TieredBank(Bank):
             reading = coming[0] if coming else reading
 
     def _compute(
-        self, reading: Reading, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
+        self, reading: HeldSlots, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
     ) -> None:
         """What was held is released."""
         failed = self._memory.wait(reading)

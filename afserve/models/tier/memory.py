@@ -24,7 +24,7 @@ MOST_AHEAD = 4
 _DEADLINE = 60.0  # seconds that a call waits for a read
 
 
-class Reading(NamedTuple):
+class HeldSlots(NamedTuple):
     """Slots of one layer that a call holds, and those of them that are still being read."""
 
     layer: int
@@ -83,7 +83,7 @@ class ExpertMemory:
 
     def hold(
         self, layer: int, slots: Sequence[int], keep: Collection[int] = (), *, counted: bool = True
-    ) -> Reading:
+    ) -> HeldSlots:
         """They stay in memory until `release`; what is not there is being read when this returns. `keep`: slots that
         the same call names later, or has named."""
         slots = tuple(slots)
@@ -100,9 +100,9 @@ class ExpertMemory:
                     under_way[slot] = self._start(layer, slot, keep)
             if counted:
                 self._count(layer, slots, len(here))
-        return Reading(layer, slots, under_way)
+        return HeldSlots(layer, slots, under_way)
 
-    def wait(self, reading: Reading) -> dict[int, str]:
+    def wait(self, reading: HeldSlots) -> dict[int, str]:
         """Until all reads have ended; why those slots have no weights that have none."""
         start, failed = time.monotonic(), {}
         for slot, read in reading.under_way.items():
@@ -124,7 +124,7 @@ class ExpertMemory:
             if slot in self._layers[layer]:
                 self._layers[layer].unpin(slot)
 
-    def release(self, reading: Reading, failed: Collection[int] = ()) -> None:
+    def release(self, reading: HeldSlots, failed: Collection[int] = ()) -> None:
         residency = self._layers[reading.layer]
         with self._changed:
             for slot in reading.slots:
