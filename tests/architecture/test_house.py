@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 0
 LONE_PROTOCOLS = 7
 MANY_NAMES = 6.2
-LINES = 96_591
+LINES = 96_588
 
 
 @pytest.fixture(scope="module")

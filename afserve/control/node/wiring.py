@@ -90,7 +90,7 @@ def build_attention(
     _first(deployment, identity)
     node = build_attention_node(deployment.source, deployment.engine, link, progress, ops=ops, trace=trace)
     identity.result()
-    return node, first, _closing(link.close, trace, deployment)
+    return node, first, _closing(trace, deployment, link.close)
 
 
 def kv_place(
@@ -167,7 +167,7 @@ def _colocated(
     )
     node.expert_memory = bank.stats
     identity.result()
-    return node, _closing(link.close, trace, deployment)
+    return node, _closing(trace, deployment, link.close)
 
 
 def build_expert(
@@ -227,26 +227,19 @@ def build_expert(
         expert_error=bank.rounding_error,
         isa=ops.isa,
     )
-    return node, filler, _closing(_both(transport.close, bank.close), trace, deployment)
+    return node, filler, _closing(trace, deployment, transport.close, bank.close)
 
 
 def _trace(assigned: Assigned) -> Trace | None:
     return Trace(str(assigned.node)) if assigned.deployment.trace_folder else None
 
 
-def _both(first: Close, then: Close) -> Close:
-    def closing() -> None:
-        first()
-        then()
-
-    return closing
-
-
-def _closing(close: Close, trace: Trace | None, deployment: Deployment) -> Close:
-    """Also writes this node's part of the trace, where it is not sent."""
+def _closing(trace: Trace | None, deployment: Deployment, *closes: Close) -> Close:
+    """In this order. Also writes this node's part of the trace, where it is not sent."""
 
     def closing() -> None:
-        close()
+        for close in closes:
+            close()
         if trace is not None and not deployment.trace_sent:
             trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
 
