@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
+from afserve.drafts import DraftChoice
 from afserve.errors import ConfigError
 from afserve.member import AttentionPhase
 from afserve.settings import check, flag_of, in_range, setting
@@ -107,6 +108,14 @@ class EngineSettings:
         "auto",
         "Where config.json ties the LM head to the embedding and the checkpoint has another one: which of both.",
         LM_HEADS,
+    )
+    draft: str = setting(
+        "off",
+        "Tokens that are guessed and verified in one step, with the same answers: ngram (what followed the same words "
+        "before), ngram:4 at most four a step, off.",
+        metavar="METHOD[:N]",
+        topic="model",
+        common=True,
     )
     wire_dtype: str = setting(
         "auto",
@@ -215,6 +224,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check(self, flag_of)
+        DraftChoice.parse(self.draft)
         if self.isa != AUTO and self.device != "cpu":
             raise ConfigError(
                 f"--isa: {self.isa} is of the kernels of CPUs, and --device {self.device} has others; leave out one",

@@ -19,7 +19,7 @@ from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError, UnavailableError
 from afserve.member import Life, NodeId, attention_node
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 _RETRY_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5

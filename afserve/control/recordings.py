@@ -10,7 +10,7 @@ from itertools import count
 
 from afserve.control.wire.values import Record, Recorded
 from afserve.member import MODEL_ROLES, Life
-from afserve.recording import MOST_BYTES
+from afserve.tracing.recording import MOST_BYTES
 
 SECONDS = 0.25  # of a recording
 MOST_NODES = 8  # of each role

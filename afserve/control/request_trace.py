@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 
 class RequestTrace:

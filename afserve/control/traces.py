@@ -11,7 +11,7 @@ from pathlib import Path
 
 from afserve.errors import ProtocolError
 from afserve.member import Life, NodeId, Role
-from afserve.trace_part import MOST_BYTES, TracePart
+from afserve.tracing.trace_part import MOST_BYTES, TracePart
 
 log = logging.getLogger("afserve.control")
 

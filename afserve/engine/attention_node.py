@@ -7,7 +7,6 @@ sockets: requests come in as values, tokens go out as events.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Generic
 
 import torch
@@ -18,18 +17,20 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
+from afserve.drafts import DraftChoice
+from afserve.engine.draft.drafting import open_drafting
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.kv.prefix_keys import HeldPrefixes
 from afserve.engine.kv.store import PooledBlocks
-from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.micro_batch import MicroBatch, Step
+from afserve.engine.node_counts import counted
 from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, DraftStats, KvStats, TierStats
 from afserve.engine.step.choose import choose_runners
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
@@ -40,7 +41,7 @@ from afserve.models.decoder import AttentionModel
 from afserve.placement.expert_memory import ExpertMemoryStats
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
-from afserve.trace import Arrow, Slice, Trace
+from afserve.tracing.trace import Arrow, Slice, Trace
 
 
 class AttentionNode(Generic[T]):
@@ -67,8 +68,11 @@ class AttentionNode(Generic[T]):
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
+        self._drafting = open_drafting(DraftChoice.parse(config.draft))
+        if self._drafting is not None:
+            self._scheduler.on_drop = self._drafting.forget
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config)
+            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config, self._drafting)
             for i, runner in enumerate(runners)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
@@ -229,37 +233,16 @@ class AttentionNode(Generic[T]):
     ) -> AttentionStats:
         """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
         exchanged with other nodes, `tiers` what is in host memory and on the disk."""
-        s, recovery = self._scheduler, self._link.recovery()
-        return AttentionStats(
-            running=s.running,
-            waiting=s.waiting,
-            queued_tokens=s.queued_tokens,
-            kv_blocks=s.pool.blocks,
-            kv_blocks_used=s.pool.used,
-            prefix_queries=s.prefix.queries,
-            prefix_hits=s.prefix.hits,
-            preemptions=s.preemptions,
+        return counted(
+            self._scheduler,
+            self._meter,
+            self._link.recovery(),
+            moved,
+            tiers,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),
-            dispatches=self._meter.dispatches,
-            busy_seconds=self._meter.busy,
-            parked_seconds=self._meter.parked,
-            under_way_seconds=self._meter.under_way,
-            resent_rows=recovery.resent_rows,
-            given_up_rows=recovery.given_up_rows,
-            stalled=recovery.stalled_tickets,
-            unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
-            resend_seconds=recovery.stalled.get("resend", 0.0),
-            homeless_seconds=recovery.stalled.get("homeless", 0.0),
-            kv=replace(
-                moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.prefix.by_tier[PEER]
-            ),
-            tiers=replace(
-                tiers,
-                hit_tokens=s.prefix.by_tier[DISK],
-                host=replace(tiers.host, hit_tokens=s.prefix.by_tier[HOST]),
-            ),
+            drafts=DraftStats() if self._drafting is None else self._drafting.stats(),
         )
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

@@ -33,7 +33,7 @@ from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.placement.expert_memory import FLAG
 from afserve.spec import ModelSpec
 from afserve.tokens.tokenizer import eos_ids
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 Progress = Callable[[float], None]
 Held = Iterable[tuple[int, int, int]]

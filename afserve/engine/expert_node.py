@@ -26,7 +26,7 @@ from afserve.engine.step.meter import ExpertWatch
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
 from afserve.soft_barrier import SoftBarrier
-from afserve.trace import Slice, Trace
+from afserve.tracing.trace import Slice, Trace
 
 # Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.
 _LONG_ROWS = 128

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from afserve.config import EngineConfig
+from afserve.engine.draft.drafting import Drafting
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
@@ -44,10 +45,12 @@ class MicroBatch(Generic[T]):
         runner: StepRunner[T],
         meter: Meter,
         config: EngineConfig,
+        drafting: Drafting | None = None,
     ) -> None:
+        """Without `drafting` nobody guesses."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
-        self._meter, self._config = meter, config
+        self._meter, self._config, self._drafting = meter, config, drafting
         self._buffers = StepBuffers(model.ops.device, config.max_model_len)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -58,6 +61,8 @@ class MicroBatch(Generic[T]):
         """Runs for ever; the node stops resuming it when it closes."""
         while True:
             since = self._meter.now()
+            if self._drafting is not None:
+                self._drafting.propose(self._scheduler.decoding(self.index))
             self.plan = self._scheduler.plan(self.index)
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)
@@ -158,6 +163,8 @@ class MicroBatch(Generic[T]):
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
+            if self._drafting is not None and plan.chunks[index].supposed:
+                self._drafting.settle(sequence, plan.chunks[index].supposed, len(run))
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
             if index in vectors:

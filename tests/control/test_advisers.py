@@ -53,7 +53,7 @@ from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import OverloadedError
 from afserve.member import attention_life, attention_node, expert_node
 from afserve.placement.rebalance.stats import RoutedRows
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 from tests.control.test_controller import RUN, TOKEN
 from tests.control.test_moving import play
 from tests.control.test_scaling import served

@@ -44,7 +44,7 @@ from afserve.errors import (
 )
 from afserve.member import attention_node
 from afserve.placement.placement import LayerPlacement, Placement
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 from tests.engine.scripted_kv import NoKv
 
 GRACE = 5.0

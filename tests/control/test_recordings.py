@@ -10,8 +10,8 @@ from afserve.control.node.recording import Recorder
 from afserve.control.recordings import MOST_NODES, Recordings
 from afserve.control.wire.values import Record, Recorded
 from afserve.member import Life, attention_node, expert_node
-from afserve.recording import MOST_BYTES, MOST_SLICES, Recording
-from afserve.trace import Trace
+from afserve.tracing.recording import MOST_BYTES, MOST_SLICES, Recording
+from afserve.tracing.trace import Trace
 
 
 class Node:

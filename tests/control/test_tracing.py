@@ -19,8 +19,8 @@ from afserve.control.node.tracing import TraceSender
 from afserve.control.wire.values import Traced
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import OverloadedError, ProtocolError
-from afserve.trace import Trace, merge
-from afserve.trace_part import MOST_EVENTS, TracePart, own_clock
+from afserve.tracing.trace import Trace, merge
+from afserve.tracing.trace_part import MOST_EVENTS, TracePart, own_clock
 from tests.arrows import backwards
 
 

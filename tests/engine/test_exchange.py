@@ -16,7 +16,7 @@ from afserve.engine.build import build_attention_node, build_expert_bank, coloca
 from afserve.engine.expert_node import ExpertNode
 from afserve.kernels.ops import Ops
 from afserve.placement.placement import Placement
-from afserve.trace import AWAY, Trace
+from afserve.tracing.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")

@@ -12,7 +12,7 @@ from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
 from afserve.soft_barrier import SoftBarrier
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 LAYERS = 4
 MS = 1e-3

@@ -15,7 +15,7 @@ from afserve.engine.kv.moving.hand_over import HAND_OVER_SECONDS, MOST_AT_ONCE, 
 from afserve.engine.kv.moving.prompt_place import PromptQueue, goes_straight
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.member import attention_life
-from afserve.trace import KV_BLOCKS, Trace, merge
+from afserve.tracing.trace import KV_BLOCKS, Trace, merge
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased

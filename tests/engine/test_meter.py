@@ -4,7 +4,7 @@ import json
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
-from afserve.trace import Trace, merge
+from afserve.tracing.trace import Trace, merge
 from tests.arrows import backwards
 from tests.engine.driving import collect, config, prompts, requests
 from tests.engine.local_cluster import LocalCluster

@@ -10,7 +10,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, colocated, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
-from afserve.trace import AWAY, Trace
+from afserve.tracing.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY, build

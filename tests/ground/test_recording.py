@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import ProtocolError
-from afserve.recording import MOST_BYTES, MOST_SLICES, Recording
+from afserve.tracing.recording import MOST_BYTES, MOST_SLICES, Recording
 
 args = st.dictionaries(
     st.text(max_size=4), st.integers(0, 1 << 40) | st.lists(st.text(max_size=3), max_size=3), max_size=3

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from afserve.control.traces import SUFFIX, TraceFiles, read_life
 from afserve.launch.run.traced import write_parts
 from afserve.member import attention_life, expert_life
-from afserve.trace import Trace, merge
-from afserve.trace_part import TracePart
+from afserve.tracing.trace import Trace, merge
+from afserve.tracing.trace_part import TracePart
 from tests.arrows import backwards
 
 OWN = "the controller's"

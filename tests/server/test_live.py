@@ -17,9 +17,9 @@ from afserve.engine.stats import AttentionStats
 from afserve.errors import OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import LayerPlacement, Placement
-from afserve.recording import Recording
 from afserve.server.live.feed import HISTORY_SECONDS, MOST_READERS, WINDOW_SECONDS, Feed, Recent
 from afserve.server.live.page import FILES
+from afserve.tracing.recording import Recording
 
 LAYER = LayerPlacement(((0, -1), (0, 1)), ((0.5, 0.0), (0.5, 1.0)))
 PLACED = Placement(epoch=3, nodes=2, experts=2, layers=(LAYER, LAYER))

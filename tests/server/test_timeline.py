@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.recording import Recording
 from afserve.server.live.timeline import MOST_STEPS, Call, Trip, picture, shifts
+from afserve.tracing.recording import Recording
 
 LANE, AWAY = "micro-batch 0", "micro-batch 0, with the experts"
 

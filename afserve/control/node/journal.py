@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from afserve import otlp
 from afserve.adviser import Adviser
 from afserve.clock import Clock, WallClock
 from afserve.engine.scheduling.request import Origin
+from afserve.tracing import otlp
 
 LEFT = "left"  # its gateway wants it no more, or has given it to another node
 log = logging.getLogger("afserve.node")

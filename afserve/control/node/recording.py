@@ -9,8 +9,8 @@ from typing import Protocol
 from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.values import Record, Recorded
-from afserve.recording import MOST_SLICES, Recording
-from afserve.trace import Slice, Trace
+from afserve.tracing.recording import MOST_SLICES, Recording
+from afserve.tracing.trace import Slice, Trace
 
 MOST_SECONDS = 5.0
 

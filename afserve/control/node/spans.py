@@ -12,9 +12,9 @@ import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 
-from afserve import otlp
 from afserve.adviser import Adviser
-from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS
+from afserve.tracing import otlp
+from afserve.tracing.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS
 
 CLOSE_SECONDS = 2.0
 log = logging.getLogger("afserve.node")

@@ -11,8 +11,8 @@ from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Traced
-from afserve.trace import Trace
-from afserve.trace_part import MOST_EVENTS, TracePart, own_clock
+from afserve.tracing.trace import Trace
+from afserve.tracing.trace_part import MOST_EVENTS, TracePart, own_clock
 
 SECONDS = 0.5  # between two messages of a node that draws little
 

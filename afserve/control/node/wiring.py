@@ -37,7 +37,7 @@ from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 CONNECT_SECONDS = 30.0
 Progress = Callable[[float], None]

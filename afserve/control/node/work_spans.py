@@ -8,11 +8,11 @@ import hashlib
 import secrets
 from collections.abc import Callable
 
-from afserve import otlp
 from afserve.adviser import Adviser
 from afserve.clock import Clock, WallClock
 from afserve.control.node.journal import Put
 from afserve.engine.stats import ExpertStats
+from afserve.tracing import otlp
 
 SECONDS = 2.0
 _TOLD = ("messages", "rows", "calls", "busy_seconds", "prompt_pieces", "prompt_seconds")

@@ -164,7 +164,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The answer to `Record`: a packed `afserve.recording.Recording`, which the controller only passes on."""
+    """The answer to `Record`: a packed `afserve.tracing.recording.Recording`, which the controller only passes on."""
 
     number: int
     data: bytes
@@ -172,7 +172,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A packed `afserve.trace_part.TracePart`, which the controller only keeps."""
+    """A packed `afserve.tracing.trace_part.TracePart`, which the controller only keeps."""
 
     data: bytes
 

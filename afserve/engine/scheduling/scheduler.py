@@ -5,7 +5,7 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
@@ -59,6 +59,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix = PrefixHits()
         self.shared_news: list[SharedNews] = []  # of the plans since somebody took them
+        self.on_drop: Callable[[Sequence], object] = id  # told of each sequence that has ended
 
     # -- what may come in ------------------------------------------------------------------------------
 
@@ -153,6 +154,10 @@ class Scheduler:
             sequence.in_flight = True
         chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
         return StepPlan(micro_batch, chunks, draws=True) if chunks else None
+
+    def decoding(self, micro_batch: int) -> list[Sequence]:
+        """Those that a draft may stand behind in their next step."""
+        return [sequence for sequence in self._running.by_batch[micro_batch] if sequence.decodes]
 
     def has_work(self, micro_batch: int) -> bool:
         return bool(self._running.by_batch[micro_batch]) or bool(self._waiting)
@@ -297,6 +302,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         del self._by_handle[sequence.request.handle]
         self._shares.closed(sequence)
+        self.on_drop(sequence)
 
     # -- what others may know --------------------------------------------------------------------------
 
@@ -319,7 +325,7 @@ class Scheduler:
         return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
 
     def _prompts_left(self) -> Iterator[tuple[Group, int]]:
-        return ((sequence.group, sequence.prompt_left) for sequence in self._by_handle.values())
+        return ((s.group, s.prompt_left) for s in self._by_handle.values())
 
     @property
     def shares(self) -> bool:
@@ -333,8 +339,8 @@ class Scheduler:
 
     def written_names_of(self, handle: int) -> list[Hash]:
         """Those of one request; none of one that is not known."""
-        sequence = self._by_handle.get(handle)
-        return [] if sequence is None else sequence.written_names(self.pool.block_size)
+        known = self._by_handle.get(handle)
+        return known.written_names(self.pool.block_size) if known else []
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""

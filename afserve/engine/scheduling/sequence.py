@@ -115,6 +115,11 @@ class Sequence:
         """Tokens that are known but not yet computed; 1 while decoding."""
         return len(self.tokens) - self.computed
 
+    @property
+    def decodes(self) -> bool:
+        """Whether its next step computes the one token that was drawn last."""
+        return self.computed >= self.given and self.pending == 1 and not self.in_flight
+
     def supposing(self, run: Many[int]) -> "Sequence":
         """As it would be behind `run`, to draw a token from; nobody runs it."""
         other = copy(self)

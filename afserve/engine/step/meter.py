@@ -11,7 +11,7 @@ from afserve.comm.m2n.link_contract import SentTicket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.engine.stats import smoothed
-from afserve.trace import AWAY, EXPERTS, WAITING, Args, Arrow, Slice, Trace
+from afserve.tracing.trace import AWAY, EXPERTS, WAITING, Args, Arrow, Slice, Trace
 
 _WEIGHT = 0.2  # of the newest step in a rate
 _LONG = 64  # tokens of a step from which on it says how fast prompts are, and not how long a step is at least

@@ -48,7 +48,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.server.serve import bind, serve
 from afserve.tokens.tokenizer import Tokenizer
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 log = logging.getLogger("afserve.gateway")
 _RECEIVE_SECONDS = 0.5

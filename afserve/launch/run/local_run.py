@@ -48,7 +48,7 @@ from afserve.launch.sites.site import Site
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
 from afserve.tls import opened
-from afserve.trace import Trace
+from afserve.tracing.trace import Trace
 
 log = logging.getLogger("afserve.launch")
 DRAIN_SECONDS = 5.0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from afserve.control.traces import SUFFIX, read_life
 from afserve.member import Life
-from afserve.recording import Recording
 from afserve.server.live.timeline import Call, Trip, calls, shifts, trips
-from afserve.trace import Trace
-from afserve.trace_part import TracePart, own_clock
+from afserve.tracing.recording import Recording
+from afserve.tracing.trace import Trace
+from afserve.tracing.trace_part import TracePart, own_clock
 
 _AT_ONCE = (
     1.0  # seconds by which rows may lie apart that are one exchange: names begin anew with a node's next life
@@ -42,7 +42,7 @@ class Drawn:
 
 
 def write_parts(folder: Path, own: str | None = None) -> None:
-    """From what was sent, the files that `afserve.trace.merge` takes. `own` is the name of the controller's clock."""
+    """From what was sent, the files that `afserve.tracing.trace.merge` takes. `own` names the controller's clock."""
     found = [each for path in sorted(folder.glob(f"*{SUFFIX}")) if (each := _read(path)) is not None]
     moved = in_the_controllers_clock(found, own_clock() if own is None else own)
     for each, shift in zip(found, moved, strict=True):

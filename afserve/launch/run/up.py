@@ -32,7 +32,7 @@ from afserve.logs import configure
 from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
 from afserve.tls import is_loopback, opened
-from afserve.trace import check_writable, merge
+from afserve.tracing.trace import check_writable, merge
 
 log = logging.getLogger("afserve.launch")
 

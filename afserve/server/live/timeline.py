@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from afserve.member import Role
-from afserve.recording import Recording
-from afserve.trace import AWAY, EXPERTS, WAITING, Args
+from afserve.tracing.recording import Recording
+from afserve.tracing.trace import AWAY, EXPERTS, WAITING, Args
 
 _SLOP = 2e-6  # seconds by which two readings of one clock may disagree with an order
 _Pair = tuple[str, str]  # an attention node and an expert node

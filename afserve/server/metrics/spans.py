@@ -19,10 +19,10 @@ from itertools import islice
 import httpx
 from starlette.types import Scope
 
-from afserve import otlp
 from afserve.engine.scheduling.request import Origin
-from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS, Attributes, SpanIds
 from afserve.server.http.access_log import REQUEST_ID
+from afserve.tracing import otlp
+from afserve.tracing.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS, Attributes, SpanIds
 
 SCOPE = "afserve.gateway"
 STATE = "span"  # of a request's scope

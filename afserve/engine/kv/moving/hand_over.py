@@ -22,7 +22,7 @@ from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.kv.moving.prompt_place import PromptQueue, SplitPrompt, goes_straight, parts_of
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.turns import Group, Turns
-from afserve.trace import KV_BLOCKS
+from afserve.tracing.trace import KV_BLOCKS
 
 MOST_AT_ONCE = 64
 _BYTES_PER_SECOND = 1e9  # of KV where none was moved yet; tcp on two cores has 1.4e9 and more (bench/LOG.md)

@@ -24,7 +24,7 @@ from afserve.engine.kv.moving.restoring import Restore, Restores
 from afserve.engine.kv.tiers import KvTiers
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats, smoothed
-from afserve.trace import KV_BLOCKS
+from afserve.tracing.trace import KV_BLOCKS
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
 _START_SECONDS = 0.002  # of a pull, whatever its size

@@ -20,7 +20,7 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.jobs import Job, Jobs
 from afserve.engine.scheduling.request import GenerationRequest, Purpose
 from afserve.errors import AfserveError
-from afserve.trace import KV_BLOCKS
+from afserve.tracing.trace import KV_BLOCKS
 
 _FETCH_SECONDS = 5.0  # of what the lead has in its cache
 Begun = tuple[GenerationRequest, SharedPrompt | None]

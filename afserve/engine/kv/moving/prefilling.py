@@ -23,7 +23,7 @@ from afserve.engine.kv.moving.parts import Begun, Parts
 from afserve.engine.kv.moving.restoring import Restores
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
-from afserve.trace import KV_BLOCKS
+from afserve.tracing.trace import KV_BLOCKS
 
 _ENDS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 FETCHED_TOKENS = 256  # at least: whoever has them looks at what it is asked between two of its steps only

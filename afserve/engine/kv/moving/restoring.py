@@ -15,7 +15,7 @@ from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, limit_of
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.stats import TierStats, smoothed
-from afserve.trace import KV_BLOCKS
+from afserve.tracing.trace import KV_BLOCKS
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate

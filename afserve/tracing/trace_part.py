@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.errors import ProtocolError
-from afserve.recording import inflated, read_slice, read_time, read_word
-from afserve.trace import Arrow, Instant, Point, Slice
+from afserve.tracing.recording import inflated, read_slice, read_time, read_word
+from afserve.tracing.trace import Arrow, Instant, Point, Slice
 
 MOST_EVENTS = 5000
 MOST_BYTES = 4 << 20  # compressed

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.errors import ProtocolError
-from afserve.trace import Slice
+from afserve.tracing.trace import Slice
 
 MOST_SLICES = 2000
 MOST_BYTES = 1 << 18  # compressed

@@ -1,0 +1,60 @@
+"""Which drafter a run has: what `--draft`, `--speculative-config` and `LLM(draft=...)` say, as a value. No torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from afserve.config_ranges import Range
+from afserve.errors import ConfigError, shown
+
+DRAFT_TOKENS = Range(1, 16)
+"""Of one sequence and step."""
+
+
+class DraftMethod(StrEnum):
+    """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
+    in other answers too (suffix)."""
+
+    OFF = "off"
+    AUTO = "auto"
+    NGRAM = "ngram"
+    SUFFIX = "suffix"
+
+
+_FORM = "METHOD or METHOD:N, such as ngram:4"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """`tokens` is how many a sequence drafts in each step; None: as many as pay."""
+
+    method: DraftMethod = DraftMethod.OFF
+    tokens: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, spelled: str = "--draft") -> "DraftChoice":
+        """Raises ConfigError that names what is wrong of `text` and what it may be."""
+        method, colon, count = text.partition(":")
+        if method not in tuple(DraftMethod):
+            known = ", ".join(DraftMethod)
+            raise ConfigError(
+                f"{spelled}: {shown(method)} is not one of {known}; write {_FORM}", param="draft"
+            )
+        made = DraftMethod(method)
+        if not colon:
+            return cls(made)
+        if made is DraftMethod.OFF:
+            raise ConfigError(
+                f"{spelled}: off takes no number; leave out {shown(':' + count)}", param="draft"
+            )
+        if not count.isascii() or not count.isdecimal() or not DRAFT_TOKENS.holds(int(count[:9])):
+            low, high = DRAFT_TOKENS.low, DRAFT_TOKENS.high
+            raise ConfigError(
+                f"{spelled}: {shown(count)} is not a number of tokens from {low} to {high}; write {_FORM}",
+                param="draft",
+            )
+        return cls(made, int(count))
+
+    @property
+    def most(self) -> int:
+        """Tokens of one sequence and step."""
+        return 0 if self.method is DraftMethod.OFF else self.tokens or int(DRAFT_TOKENS.high)

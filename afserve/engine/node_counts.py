@@ -1,0 +1,57 @@
+"""What an attention node has counted, as its heartbeat tells it."""
+
+from dataclasses import replace
+
+from afserve.comm.m2n.waves import RecoveryStats
+from afserve.engine.kv.tiers import DISK, HOST
+from afserve.engine.scheduling.scheduler import Scheduler
+from afserve.engine.stats import PEER, AttentionStats, DraftStats, KvStats, TierStats
+from afserve.engine.step.meter import Meter
+
+
+def counted(
+    s: Scheduler,
+    meter: Meter,
+    recovery: RecoveryStats,
+    moved: KvStats,
+    tiers: TierStats,
+    *,
+    prompt_tokens: int,
+    generated_tokens: int,
+    steps: int,
+    drafts: DraftStats,
+) -> AttentionStats:
+    """Of its parts, between two steps. `moved` says what was exchanged with other nodes, `tiers` what is in host memory
+    and on the disk."""
+    return AttentionStats(
+        running=s.running,
+        waiting=s.waiting,
+        queued_tokens=s.queued_tokens,
+        kv_blocks=s.pool.blocks,
+        kv_blocks_used=s.pool.used,
+        prefix_queries=s.prefix.queries,
+        prefix_hits=s.prefix.hits,
+        preemptions=s.preemptions,
+        prompt_tokens=prompt_tokens,
+        generated_tokens=generated_tokens,
+        steps=steps,
+        dispatches=meter.dispatches,
+        busy_seconds=meter.busy,
+        parked_seconds=meter.parked,
+        under_way_seconds=meter.under_way,
+        resent_rows=recovery.resent_rows,
+        given_up_rows=recovery.given_up_rows,
+        stalled=recovery.stalled_tickets,
+        unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
+        resend_seconds=recovery.stalled.get("resend", 0.0),
+        homeless_seconds=recovery.stalled.get("homeless", 0.0),
+        kv=replace(
+            moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.prefix.by_tier[PEER]
+        ),
+        tiers=replace(
+            tiers,
+            hit_tokens=s.prefix.by_tier[DISK],
+            host=replace(tiers.host, hit_tokens=s.prefix.by_tier[HOST]),
+        ),
+        drafts=drafts,
+    )

@@ -1,0 +1,70 @@
+"""Drafts that nodes make themselves: the same tokens in fewer steps, and what `--draft` may say."""
+
+import pytest
+
+from afserve.config import EngineSettings, ModelSource
+from afserve.drafts import DraftChoice, DraftMethod
+from afserve.engine.build import colocated
+from afserve.engine.draft.ngram import NgramDrafter
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.errors import ConfigError
+from tests.engine.driving import collect, config, drive, requests
+
+COPYING = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["v3", "qwen3"])
+def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    plain = colocated(source, config())
+    prompts = [tuple([5, 9, 17, 33, 40, 21] * 6), tuple([7, 8, 9, 10] * 9)]
+    wanted = collect(drive(plain, requests(prompts, COPYING)))
+    repeated = [(*prompt, *tokens) for prompt, tokens in zip(prompts, wanted, strict=True)]
+    again = requests([(*text, *text[:12]) for text in repeated], COPYING)
+    wanted = collect(drive(plain, again))
+    before = plain.stats().steps
+    wanted = collect(drive(plain, again))
+    node = colocated(source, config(draft="ngram:4"))
+    assert collect(drive(node, again)) == wanted
+    drafts, steps = node.stats().drafts, node.stats().steps
+    assert 0 < drafts.accepted <= drafts.tokens <= 4 * drafts.verified
+    assert steps < plain.stats().steps - before + len(again)
+    assert node._drafting is not None and not node._drafting._asked, (
+        "nothing is kept of those that have ended"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        ((1, 2, 3), []),
+        ((1, 2, 7, 8, 9, 1, 2), [7, 8, 9]),
+        ((1, 2, 7, 1, 2, 8, 5, 5, 1, 2), [8, 5, 5]),  # the newest
+        ((4, 1, 2, 7, 3, 1, 2, 8, 5, 5, 4, 1, 2), [7, 3, 1]),  # the longest
+        ((6, 6, 6, 6), [6]),
+    ],
+)
+def test_the_newest_place_of_the_longest_run_is_continued(tokens, wanted):
+    request = GenerationRequest(0, tokens, SamplingParams(max_tokens=9))
+    guessed = NgramDrafter().guess(Sequence.start(request, 0, frozenset()), 3)
+    assert list(guessed.tokens) == wanted and len(guessed.confidence) == len(wanted)
+
+
+def test_what_draft_may_say():
+    assert DraftChoice.parse("ngram:3") == DraftChoice(DraftMethod.NGRAM, 3)
+    assert DraftChoice.parse("off").most == 0
+    for text, told in [
+        ("eagle9", "not one of"),
+        ("ngram:0", "1 to 16"),
+        ("ngram:17", "1 to 16"),
+        ("ngram:", "1 to 16"),
+        ("ngram:-1", "1 to 16"),
+        ("ngram:²", "1 to 16"),
+        ("ngram:" + "9" * 5000, "1 to 16"),
+        ("off:2", "off takes no number"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            DraftChoice.parse(text)
+    with pytest.raises(ConfigError, match="--draft"):
+        EngineSettings(draft="nobody")
