@@ -178,6 +178,10 @@ class Matcher:
             self._raise("it became too complex")
         return bits
 
+    def forced(self) -> list[int]:
+        """The tokens of the text that has to follow, as a tokenizer cuts it; others may spell it too."""
+        return list(self._matcher.compute_ff_tokens())
+
     @property
     def is_complete(self) -> bool:
         """Nothing but the end of the text may follow."""

@@ -9,13 +9,15 @@ from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import ConfigError
+from afserve.grammars.grammar import of_schema
 from tests.engine.driving import collect, config, drive, requests
 
 COPYING = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
 
 
+@pytest.mark.parametrize("draft", ["ngram:4", "suffix:4"])
 @pytest.mark.parametrize("name", ["v3", "qwen3"])
-def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, tiny_checkpoint):
+def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, draft, tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint(name)), name)
     plain = colocated(source, config())
     prompts = [tuple([5, 9, 17, 33, 40, 21] * 6), tuple([7, 8, 9, 10] * 9)]
@@ -25,7 +27,7 @@ def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, tiny
     wanted = collect(drive(plain, again))
     before = plain.stats().steps
     wanted = collect(drive(plain, again))
-    node = colocated(source, config(draft="ngram:4"))
+    node = colocated(source, config(draft=draft))
     assert collect(drive(node, again)) == wanted
     drafts, steps = node.stats().drafts, node.stats().steps
     assert 0 < drafts.accepted <= drafts.tokens <= 4 * drafts.verified
@@ -49,6 +51,39 @@ def test_the_newest_place_of_the_longest_run_is_continued(tokens, wanted):
     request = GenerationRequest(0, tokens, SamplingParams(max_tokens=9))
     guessed = NgramDrafter().guess(Sequence.start(request, 0, frozenset()), 3)
     assert list(guessed.tokens) == wanted and len(guessed.confidence) == len(wanted)
+
+
+def test_what_was_answered_before_is_answered_in_fewer_steps(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    asked = requests([(5, 9, 17, 33), (7, 8, 9)], COPYING)
+    node = colocated(source, config(draft="suffix"))
+    wanted = collect(drive(node, asked))
+    first = node.stats().steps
+    assert collect(drive(node, asked)) == wanted
+    assert node.stats().steps - first < 16 < first
+
+
+def test_a_model_that_cannot_go_back_does_not_draft(tiny_checkpoint, caplog):
+    source = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
+    asked = requests([tuple([5, 9, 17, 33, 40, 21] * 6)], COPYING)
+    wanted = collect(drive(colocated(source, config()), asked))
+    node = colocated(source, config(draft="ngram:4"))
+    assert collect(drive(node, asked)) == wanted
+    assert node.stats().drafts.tokens == 0 and "--draft ngram rests" in caplog.text
+
+
+def test_what_a_grammar_forces_is_drafted():
+    """Of the bundled model: names of a schema are tokens that it need not think about."""
+    source = ModelSource("configs/nano", "nano")
+    fields = {name: {"type": "boolean"} for name in ("is_reversible_reaction", "has_intermediate_products")}
+    shape = of_schema(
+        {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    )
+    asked = requests([(5, 9, 17, 33)], SamplingParams(max_tokens=60, temperature=0.0, grammar=shape))
+    plain, node = (colocated(source, config(draft=draft)) for draft in ("off", "ngram"))
+    wanted = collect(drive(plain, asked))
+    assert collect(drive(node, asked)) == wanted
+    assert node.stats().drafts.accepted > 4 and node.stats().steps < plain.stats().steps - 4
 
 
 def test_what_draft_may_say():

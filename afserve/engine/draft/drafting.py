@@ -1,13 +1,20 @@
 """Between two steps of a micro-batch: who guesses, how much of it is verified, and what came of it."""
 
+import logging
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod
 from afserve.engine.draft.drafter import Drafter
+from afserve.engine.draft.forced import ForcedDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice
+from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats import DraftStats
+from afserve.kernels.cache import KeptShape, StateShape
+
+log = logging.getLogger("afserve.engine")
 
 
 class Drafting:
@@ -58,8 +65,15 @@ class Drafting:
         return DraftStats(self._steps, self._drafted, sum(self._accepted))
 
 
-def open_drafting(choice: DraftChoice) -> Drafting | None:
-    """None where nobody drafts."""
+def open_drafting(choice: DraftChoice, keeps: Iterable[KeptShape]) -> Drafting | None:
+    """None where nobody drafts. `keeps`: what each layer keeps of a text."""
     if choice.method in (DraftMethod.OFF, DraftMethod.AUTO):
         return None
-    return Drafting([NgramDrafter()], FixedPrice(), choice.most)
+    if any(isinstance(shape, StateShape) for shape in keeps):
+        log.warning(
+            "--draft %s rests: this model has layers with a recurrent state, which cannot go back",
+            choice.method,
+        )
+        return None
+    found: Drafter = SuffixDrafter() if choice.method is DraftMethod.SUFFIX else NgramDrafter()
+    return Drafting([ForcedDrafter(), found], FixedPrice(), choice.most)

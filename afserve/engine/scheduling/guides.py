@@ -38,6 +38,10 @@ class Guide:
         """Which tokens may follow `tokens[start:]`, in bits. Raises RequestError where it cannot be followed."""
         return self._at(tokens, start).allowed_B()
 
+    def forced(self, tokens: Sequence[int], start: int) -> list[int]:
+        """How `tokens[start:]` goes on if only one text may follow. Raises RequestError as `allowed_B`."""
+        return self._at(tokens, start).forced()
+
     def complete(self, tokens: Sequence[int], start: int) -> bool:
         """Whether nothing can follow. A grammar in error is not complete: the next question to it tells why."""
         try:
