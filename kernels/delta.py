@@ -72,6 +72,10 @@ class DeltaRows:
     decay_TV: Tensor
     beta_TV: Tensor
 
+    def of(self, row_R: Tensor) -> "DeltaRows":
+        """A copy of some of them."""
+        return DeltaRows(self.mixed_TC[row_R], self.decay_TV[row_R], self.beta_TV[row_R])
+
 
 def delta_rows(
     rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
@@ -90,6 +94,11 @@ def delta_rows(
         if part.stop - part.start == end - first:
             position_S = batch.position_T[part]
             out_TVD[part] = _decode(_part(rows, part), layer, state_NF, table_SB, position_S, block_size)
+        elif batch.singly:
+            for row in range(part.start, part.stop):
+                one = slice(row, row + 1)
+                position_S = batch.position_T[one]
+                out_TVD[one] = _decode(_part(rows, one), layer, state_NF, table_SB, position_S, block_size)
         else:
             position = contexts[first] - (part.stop - part.start)
             out_TVD[part] = _prompt(_part(rows, part), layer, state_NF, table_SB[0], position, block_size)

@@ -3,8 +3,11 @@
 Shapes: T tokens in the batch, S sequences, B most blocks per sequence, N blocks in the cache.
 """
 
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -21,6 +24,9 @@ class PagedBatch:
     starts and contexts are query_start_S1 and context_S as the host knows them, for who would have to wait for a device
     to read those; empty where nobody said.
 
+    Of the sequences that are `held` states stay in the cache as they are (`HeldStates`). `singly`: every token has the
+    bits that it has as the only one of its sequence, also where a backend computes several in another way.
+
     `handle` is what a backend made of the tensors (`Ops.bind_batch`); None: every op looks them up. `replace` drops it.
     """
 
@@ -33,6 +39,8 @@ class PagedBatch:
     max_context: int
     starts: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
+    held: "HeldStates | None" = None
+    singly: bool = False
     handle: object | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_handle(self, handle: object) -> "PagedBatch":
@@ -47,6 +55,8 @@ class PagedBatch:
             self.max_context,
             self.starts,
             self.contexts,
+            self.held,
+            self.singly,
         )
         object.__setattr__(bound, "handle", handle)
         return bound
@@ -58,3 +68,107 @@ class PagedBatch:
     @property
     def sequences(self) -> int:
         return self.context_S.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """Some rows of a batch, `row_R` int64, and these as a batch."""
+
+    row_R: Tensor
+    batch: PagedBatch
+
+
+def part_of(batch: PagedBatch, counts: Sequence[tuple[int, int]]) -> BatchPart:
+    """The first rows of some sequences: (sequence, how many), in order. The batch has its host integers."""
+    rows: list[int] = []
+    starts, contexts = [0], []
+    for sequence, count in counts:
+        first, end = batch.starts[sequence : sequence + 2]
+        rows += range(first, first + count)
+        starts.append(len(rows))
+        contexts.append(batch.contexts[sequence] - (end - first) + count)
+    row_R, sequence_P = _on(batch, rows).long(), _on(batch, [sequence for sequence, _ in counts])
+    part = PagedBatch(
+        batch.position_T[row_R],
+        batch.kv_slot_T[row_R],
+        _on(batch, starts),
+        _on(batch, contexts),
+        batch.block_table_SB[sequence_P],
+        max(count for _, count in counts),
+        max(contexts),
+        tuple(starts),
+        tuple(contexts),
+        singly=True,
+    )
+    return BatchPart(row_R, part)
+
+
+def _on(batch: PagedBatch, numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=batch.position_T.device)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParts:
+    """`others` are the sequences of a batch that are not held, if there are any, `held` those that are, and `before_S`
+    int64 the positions before the first tokens of those. `aside` has the same rows over copies of one block each, that
+    at `before_S`, from position 1 on."""
+
+    others: BatchPart | None
+    held: BatchPart
+    before_S: Tensor
+    aside: PagedBatch
+
+
+class HeldStates:
+    """Sequences of one batch of which it is not known yet how many tokens count. Recurrent states cannot go back, so
+    layers that have them compute such rows beside the cache, and keep what they need to move on by those that count."""
+
+    def __init__(self, sequences: tuple[int, ...]) -> None:
+        """By their index in the batch, in order; each has tokens before these."""
+        self._sequences = sequences
+        self._parts: HeldParts | None = None
+        self._waiting: list[Callable[[BatchPart], object]] = []
+
+    def split(self, batch: PagedBatch) -> HeldParts:
+        """`batch` is the one that this belongs to."""
+        if self._parts is None:
+            sizes = [(s, batch.starts[s + 1] - batch.starts[s]) for s in range(batch.sequences)]
+            others = [size for size in sizes if size[0] not in self._sequences]
+            held = part_of(batch, [sizes[s] for s in self._sequences])
+            first_S = held.batch.position_T[held.batch.query_start_S1[:-1]]
+            rest = part_of(batch, others) if others else None
+            self._parts = HeldParts(rest, held, first_S - 1, _aside(held.batch))
+        return self._parts
+
+    def wait(self, layer: Callable[[BatchPart], object]) -> None:
+        """Once it is known, `layer` is told which of the rows that are held count, as a part of their batch."""
+        self._waiting.append(layer)
+
+    def move_on(self, counts: Sequence[int]) -> None:
+        """Of each sequence so many of the first tokens count. Once, before anybody reads these blocks again."""
+        counted = [(at, count) for at, count in enumerate(counts) if count]
+        if self._parts is not None and counted:
+            part = part_of(self._parts.held.batch, counted)
+            for layer in self._waiting:
+                layer(part)
+        self._waiting.clear()
+
+
+def _aside(batch: PagedBatch) -> PagedBatch:
+    counts = [end - first for first, end in itertools.pairwise(batch.starts)]
+    positions = [1 + at for count in counts for at in range(count)]
+    contexts = [1 + count for count in counts]
+    position_T = _on(batch, positions).long()
+    table_S1 = _on(batch, list(range(len(counts))))[:, None]
+    return PagedBatch(
+        position_T,
+        position_T,
+        batch.query_start_S1,
+        _on(batch, contexts),
+        table_S1,
+        batch.max_query,
+        batch.max_query + 1,
+        batch.starts,
+        tuple(contexts),
+        singly=True,
+    )

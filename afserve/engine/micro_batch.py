@@ -24,7 +24,7 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
-from afserve.engine.step.step_input import build_step
+from afserve.engine.step.step_input import StepInput, build_step
 from afserve.engine.verify import confirm_draft
 from afserve.models.decoder import AttentionModel
 
@@ -85,7 +85,7 @@ class MicroBatch(Generic[T]):
                 self._abandon(self.plan)
                 continue
             since = self._meter.now()
-            self._finish(self.plan, step.ends, rows_RH)
+            self._finish(self.plan, step.ends, rows_RH, step)
             self._meter.did(self.index, "sample", since)
             self.decode_only = step.decodes == step.tokens
             if 2 * step.decodes <= step.tokens and step.shared is None:
@@ -110,8 +110,11 @@ class MicroBatch(Generic[T]):
             self.events.append(TokenEvent(request.handle, (), ended.reason, purpose=request.purpose))
         self.plan = None
 
-    def _finish(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> None:
-        """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""
+    def _finish(
+        self, plan: StepPlan, ends: list[int], rows_RH: Tensor, step: StepInput | None = None
+    ) -> None:
+        """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do; without a `step` no
+        layer was computed."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
         chosen = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
@@ -139,6 +142,8 @@ class MicroBatch(Generic[T]):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
+        if step is not None and (drafted := [i for i, chunk in enumerate(plan.chunks) if chunk.supposed]):
+            step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
         self._book(plan, accepted, failures, self._vectors(plan, last, ends, rows_RH))
 
     def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:

@@ -6,6 +6,7 @@ the convolution, V value heads, D value size.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from afserve.kernels.cache import LayerCache, StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
-from afserve.kernels.paged import PagedBatch
+from afserve.kernels.paged import HeldStates, PagedBatch
 from afserve.kernels.pointwise import sigmoid, silu, softplus
 from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.rope import Rotary
@@ -60,9 +61,32 @@ class DeltaHalf:
         widths = (self._shape.channels, self._values, heads, heads)
         mixed_TC, gate, beta_TV, decay_TV = ops.linear(x_TH, self._down).split(widths, 1)
         rows = DeltaRows(mixed_TC, self._rate_V * softplus(decay_TV.float() + self._step_V), sigmoid(beta_TV))
-        read_TVD = ops.delta(rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
+        computed = ops.delta if batch.held is None else partial(held_delta, ops, batch.held)
+        read_TVD = computed(rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
         normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(gate.shape)
         return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
+
+
+def held_delta(
+    ops: Ops, held: HeldStates, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch
+) -> Tensor:
+    """As `Ops.delta`, with the same bits. The states of sequences that are held stay where they are in the cache until
+    it is known how many rows count, and move on by those."""
+    parts, shape, device = held.split(batch), layer.shape, cache_NBE.device
+    out_TVD = torch.empty((batch.tokens, shape.value_heads, shape.value), device=device)
+    if parts.others is not None:
+        row_R = parts.others.row_R
+        out_TVD[row_R] = ops.delta(rows.of(row_R), layer, cache_NBE, parts.others.batch)
+    row_R, aside, kept = parts.held.row_R, parts.aside, rows.of(parts.held.row_R)
+    before_S1 = parts.before_S[:, None] // cache_NBE.shape[1]
+    block_S = parts.held.batch.block_table_SB.gather(1, before_S1)[:, 0]
+    states, size = StateShape(shape.numbers), aside.max_context
+    width = states.width(size, torch.float32)
+    aside_SBE = torch.empty((aside.sequences, size, width), device=device)
+    states.of_blocks(aside_SBE).copy_(states.of_blocks(cache_NBE)[block_S])
+    out_TVD[row_R] = ops.delta(kept, layer, aside_SBE, aside)
+    held.wait(lambda counted: ops.delta(kept.of(counted.row_R), layer, cache_NBE, counted.batch))
+    return out_TVD
 
 
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> Tensor:

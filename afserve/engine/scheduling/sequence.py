@@ -22,8 +22,7 @@ class Sequence:
     `shared` prompt. The first `counted` tokens were computed before a preemption.
 
     `draft` is what somebody supposes to follow `tokens`. The next step computes it beside the newest token, and
-    `commit` clears it. It is set between two steps, where the cache keeps something for every token: a recurrent state
-    cannot go back to what was confirmed."""
+    `commit` clears it. It is set between two steps."""
 
     request: GenerationRequest
     order: int

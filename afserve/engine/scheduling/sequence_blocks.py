@@ -59,10 +59,10 @@ class SequenceBlocks:
         end = sequence.computed + count
         wanted = min(len(sequence.draft), most)
         need = -(-(end + wanted) // self._size) - len(sequence.blocks)
-        if need > 0 and not self.pool.can_allocate(need):
+        if need > 0 and not self.pool.can_grow(need):
             return min(wanted, len(sequence.blocks) * self._size - end)
         if need > 0:
-            sequence.blocks += self.pool.allocate(need, sequence.blocks[-1])
+            self.pool.grow(sequence.blocks, need)
         return wanted
 
     def computed(self, sequence: Sequence, before: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from afserve.engine.kv.blocks import GroupTable
 from afserve.engine.scheduling.step_plan import DECODE, Chunk, StepPlan
 from afserve.engine.step.step_buffers import StepBuffers
-from afserve.kernels.paged import PagedBatch
+from afserve.kernels.paged import HeldStates, PagedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,12 @@ class StepInput:
     alone: bool
     shared: Chunk | None
     further: tuple[PagedBatch, ...] = ()
+
+    def move_on(self, counts: Sequence[int]) -> None:
+        """Of each sequence with a draft so many tokens count: recurrent states are moved on by those."""
+        for paged in (self.paged, *self.further):
+            if paged.held is not None:
+                paged.held.move_on(counts)
 
     @property
     def tokens(self) -> int:
@@ -96,6 +102,7 @@ def build_step(
         max_context=max(contexts),
         starts=tuple(starts),
         contexts=tuple(contexts),
+        held=_held(plan),
     )
     return StepInput(
         token_T,
@@ -123,7 +130,13 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
     flat, width = _filled(tables)
     (kv_slot_T,) = room.write(f"rows {at}", len(slots), np.int64, (slots,))
     (table_N,) = room.write(f"tables {at}", len(tables), np.int32, (flat,), size)
-    return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width))
+    return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width), held=_held(plan))
+
+
+def _held(plan: StepPlan) -> HeldStates | None:
+    """Those with a draft."""
+    drafted = tuple(index for index, chunk in enumerate(plan.chunks) if chunk.supposed)
+    return HeldStates(drafted) if drafted else None
 
 
 def _filled(rows: Sequence[list[int]]) -> tuple[list[int], int]:
