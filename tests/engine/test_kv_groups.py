@@ -1,5 +1,5 @@
 """A model with two groups of KV, of other block sizes, gives the tokens that it gives with one: through the prefix
-cache, preemption, moves between nodes, copies, prompts that other nodes compute, host memory and disk."""
+cache, preemption, moves between nodes, copies, prompts that other nodes compute, host memory, disk, and drafts."""
 
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.test_kv_exchange import Pair
 from tests.engine.tiered import Node
+from tests.engine.told_drafts import tell_nodes
 
 LENGTHS = (5, 41, 90, 120)
 ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -90,7 +91,17 @@ def alone(source):
 
 
 @pytest.fixture
-def build(source, family):
+def told(alone, monkeypatch):
+    """Nodes draft some of what the model says, and some of what it does not."""
+    texts = [(*prompt, *alone[handle]) for handle, prompt in enumerate(prompts(LENGTHS))]
+    tell_nodes(monkeypatch, texts)
+
+
+@pytest.fixture(params=["alone", "drafts"])
+def build(source, family, request):
+    if request.param == "drafts":
+        request.getfixturevalue("told")
+
     def build(more=6, **fields):
         made = config(**SMALL | fields)
         return colocated(source, made, grouped(family, made, more))
@@ -99,7 +110,7 @@ def build(source, family):
 
 
 @pytest.fixture
-def cluster(source, family):
+def cluster(source, family, told):
     def build(attention, experts=1, more=6, **fields):
         made = config(**SMALL | fields)
         groups = grouped(family, made, more)
@@ -121,6 +132,8 @@ def test_prefixes_are_found_and_the_tokens_are_the_same(build, alone):
         events = drive(node, [behind(request, alone[request.handle], 10 + request.handle)])
         assert tokens_of(events) == {10 + request.handle: alone[request.handle][30:]}
         assert events[0].cached_tokens >= (len(request.prompt_ids) + 30) // 8 * 8 - 8, "its end was kept"
+    drafts = node.stats().drafts
+    assert 0 < drafts.accepted < drafts.tokens or not node._drafting
 
 
 def test_sequences_that_lost_their_blocks_are_computed_again(build, alone):
@@ -193,7 +206,7 @@ def test_whatever_happens_to_the_wires(cluster, alone, seed):
 
 
 @pytest.mark.parametrize("below", ["host", "disk", "both"])
-def test_blocks_come_back_from_below_the_cache(source, family, alone, tmp_path, below):
+def test_blocks_come_back_from_below_the_cache(source, family, alone, told, tmp_path, below):
     made = config(**SMALL | {"kv_blocks": 24})
     folder = None if below == "host" else tmp_path
     node = Node(
