@@ -112,7 +112,7 @@ class EngineSettings:
     draft: str = setting(
         "off",
         "Tokens that are guessed and verified in one step, with the same answers: ngram (what followed the same words "
-        "before), suffix (in earlier answers too), ngram:4 at most four a step, off.",
+        "before), suffix (in earlier answers too): as many as pay; ngram:4 four of each sequence; off.",
         metavar="METHOD[:N]",
         topic="model",
         common=True,

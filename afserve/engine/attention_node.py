@@ -69,7 +69,7 @@ class AttentionNode(Generic[T]):
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
         self._drafting = open_drafting(
-            DraftChoice.parse(config.draft), (layer.keeps for layer in model.layers)
+            DraftChoice.parse(config.draft), spec, (layer.keeps for layer in model.layers)
         )
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
@@ -182,6 +182,9 @@ class AttentionNode(Generic[T]):
             self._meter.ran(index, start)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None
+            if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
+                ran = ran._replace(touched=self._load.touched(index))
+                self._drafting.note_step(ran, self._meter.now())
             if done and self._pace is not None:
                 self._repace(self._pace, self._micro_batches[index])
             self.stalled = self.stalled and not advanced

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
+from afserve.engine.draft.price import RanStep
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
@@ -55,6 +56,7 @@ class MicroBatch(Generic[T]):
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
+        self.ran: RanStep | None = None  # the last step, if it only decoded
         self.plan: StepPlan | None = None
 
     def run(self) -> Step[T]:
@@ -62,7 +64,8 @@ class MicroBatch(Generic[T]):
         while True:
             since = self._meter.now()
             if self._drafting is not None:
-                self._drafting.propose(self._scheduler.decoding(self.index))
+                decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
+                self._drafting.propose(decoding, room, since)
             self.plan = self._scheduler.plan(self.index)
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)
@@ -88,6 +91,10 @@ class MicroBatch(Generic[T]):
             self._finish(self.plan, step.ends, rows_RH, step)
             self._meter.did(self.index, "sample", since)
             self.decode_only = step.decodes == step.tokens
+            if self._drafting is not None:
+                drafted = sum(chunk.supposed for chunk in self.plan.chunks)
+                ran = RanStep(step.tokens, drafted, self._meter.now() - began)
+                self.ran = ran if self.decode_only else None
             if 2 * step.decodes <= step.tokens and step.shared is None:
                 self._meter.prefilled(step.tokens, began)
             self.plan = None
@@ -100,7 +107,7 @@ class MicroBatch(Generic[T]):
         rows = [torch.frombuffer(bytearray(c.sequence.row), dtype=model.dtype) for c in plan.chunks]
         rows_RH = torch.stack(rows).to(model.ops.device)
         self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)
-        self.plan, self.decode_only = None, False
+        self.plan, self.decode_only, self.ran = None, False, None
         self.steps += 1
 
     def _abandon(self, plan: StepPlan) -> None:
@@ -168,8 +175,8 @@ class MicroBatch(Generic[T]):
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
-            if self._drafting is not None and plan.chunks[index].supposed:
-                self._drafting.settle(sequence, plan.chunks[index].supposed, len(run))
+            if self._drafting is not None:
+                self._drafting.settle(sequence, plan.chunks[index].supposed, run, self._meter.now())
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
             if index in vectors:

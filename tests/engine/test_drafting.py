@@ -1,10 +1,13 @@
 """Drafts that nodes make themselves: the same tokens in fewer steps, and what `--draft` may say."""
 
+from typing import Any
+
 import pytest
 
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.engine.build import colocated
+from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
@@ -37,6 +40,39 @@ def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, draf
     )
 
 
+def two_copies() -> Any:
+    return requests([tuple([5, 9, 17, 33, 40, 21] * 6), tuple([7, 8, 9, 10] * 9)], COPYING)
+
+
+@pytest.mark.parametrize("method", ["ngram", "auto"])
+def test_what_is_worth_its_rows_is_measured_and_the_tokens_are_the_same(method, tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    wanted = collect(drive(colocated(source, config()), two_copies()))
+    node = colocated(source, config(draft=method))
+    for _ in range(3):
+        assert collect(drive(node, two_copies())) == wanted
+    assert node._drafting is not None
+    price = node._drafting._price
+    assert isinstance(price, AdaptivePrice) and price.costs.known
+    assert not price.acceptance._trends and not price._resting, "nothing is kept of those that have ended"
+
+
+@pytest.mark.parametrize("broken", ["lengths", "confirmed", "step_measured"])
+def test_a_price_that_fails_is_logged_once_and_rests(broken, tiny_checkpoint, monkeypatch, caplog):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    wanted = collect(drive(colocated(source, config()), two_copies()))
+    node = colocated(source, config(draft="ngram"))
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("scripted")
+
+    monkeypatch.setattr(AdaptivePrice, broken, fail)
+    assert collect(drive(node, two_copies())) == wanted
+    assert [record.name for record in caplog.records].count("afserve.adviser") == 1
+    if broken == "lengths":
+        assert node.stats().drafts.tokens == 0
+
+
 @pytest.mark.parametrize(
     ("tokens", "wanted"),
     [
@@ -56,7 +92,7 @@ def test_the_newest_place_of_the_longest_run_is_continued(tokens, wanted):
 def test_what_was_answered_before_is_answered_in_fewer_steps(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
     asked = requests([(5, 9, 17, 33), (7, 8, 9)], COPYING)
-    node = colocated(source, config(draft="suffix"))
+    node = colocated(source, config(draft="suffix:16"))
     wanted = collect(drive(node, asked))
     first = node.stats().steps
     assert collect(drive(node, asked)) == wanted
@@ -80,7 +116,7 @@ def test_what_a_grammar_forces_is_drafted():
         {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
     )
     asked = requests([(5, 9, 17, 33)], SamplingParams(max_tokens=60, temperature=0.0, grammar=shape))
-    plain, node = (colocated(source, config(draft=draft)) for draft in ("off", "ngram"))
+    plain, node = (colocated(source, config(draft=draft)) for draft in ("off", "ngram:16"))
     wanted = collect(drive(plain, asked))
     assert collect(drive(node, asked)) == wanted
     assert node.stats().drafts.accepted > 4 and node.stats().steps < plain.stats().steps - 4

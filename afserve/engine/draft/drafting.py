@@ -1,18 +1,24 @@
-"""Between two steps of a micro-batch: who guesses, how much of it is verified, and what came of it."""
+"""Between two steps of a micro-batch: who guesses, how much of it is verified, and what came of it.
+
+Whatever fails here is logged once, and nobody drafts for a while: no answer needs a draft.
+"""
 
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
+from afserve.adviser import Adviser
 from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod
+from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.drafter import Drafter
 from afserve.engine.draft.forced import ForcedDrafter
 from afserve.engine.draft.ngram import NgramDrafter
-from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice
+from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats import DraftStats
 from afserve.kernels.cache import KeptShape, StateShape
+from afserve.spec import ModelSpec
 
 log = logging.getLogger("afserve.engine")
 
@@ -22,12 +28,19 @@ class Drafting:
 
     def __init__(self, drafters: Many[Drafter], price: DraftPrice, most: int) -> None:
         self._drafters, self._price, self._most = drafters, price, most
-        self._asked: dict[int, Candidate] = {}  # by order, those whose draft is in the step that runs
+        # By order, what was guessed for the step that runs.
+        self._asked: dict[int, tuple[Candidate, Many[int]]] = {}
         self._drafted = self._steps = 0
         self._accepted = [0] * int(DRAFT_TOKENS.high)  # by position
+        self._adviser = Adviser("drafting")
 
-    def propose(self, sequences: Many[Sequence]) -> None:
-        """Sets the drafts of those that decode in the next step."""
+    def propose(self, sequences: Many[Sequence], room: int, now: float) -> None:
+        """Sets the drafts of those that decode in the next step, which may have `room` tokens."""
+        if not self._adviser.ask(now, lambda: self._propose(sequences, room), False):
+            for sequence in sequences:
+                sequence.draft.clear()
+
+    def _propose(self, sequences: Many[Sequence], room: int) -> bool:
         found: list[tuple[Sequence, Many[int], Candidate]] = []
         for sequence in sequences:
             left = sequence.prompt_length + sequence.request.params.max_tokens - len(sequence.tokens) - 1
@@ -35,29 +48,42 @@ class Drafting:
             for drafter in self._drafters if most > 0 else ():
                 tokens, confidence = drafter.guess(sequence, most)
                 if tokens:
-                    found.append((sequence, tokens, Candidate(drafter.name, confidence)))
+                    found.append((sequence, tokens, Candidate(sequence.order, drafter.name, confidence)))
                     break
-        lengths = self._price.lengths(len(sequences), [candidate for *_, candidate in found]) if found else ()
+        candidates = [candidate for *_, candidate in found]
+        lengths = self._price.lengths(len(sequences), room, candidates) if found else ()
         for (sequence, tokens, candidate), length in zip(found, lengths, strict=True):
             sequence.draft[:] = tokens[:length]
-            if length:
-                self._asked[sequence.order] = candidate
+            self._asked[sequence.order] = candidate, tokens
+        return True
 
-    def settle(self, sequence: Sequence, supposed: int, run: int) -> None:
-        """Its step verified `supposed` tokens of the draft and gave a run of so many."""
-        candidate = self._asked.pop(sequence.order, None)
-        if candidate is None:
+    def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> None:
+        """Its step verified `supposed` tokens of the draft and gave this run. What was guessed beyond them is compared
+        as well: that costs nothing, and tells what is worth a row next time."""
+        asked = self._asked.pop(sequence.order, None)
+        if asked is None:
             return
-        right = run - 1
-        self._drafted += supposed
-        self._steps += 1
-        for position in range(right):
-            self._accepted[position] += 1
-        self._price.confirmed(candidate, supposed, right)
+        candidate, tokens = asked
+        if supposed:
+            self._drafted += supposed
+            self._steps += 1
+            for position in range(len(run) - 1):
+                self._accepted[position] += 1
+        same = [guess == token for guess, token in zip(tokens, run, strict=False)]
+        right = same.index(False) if False in same else len(same)
+        tried = min(right + 1, len(same))
+        with self._adviser.guarded(now):
+            self._price.confirmed(candidate, tried, right)
+
+    def note_step(self, step: RanStep, now: float) -> None:
+        """A step that only decoded is over."""
+        with self._adviser.guarded(now):
+            self._price.step_measured(step)
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
         self._asked.pop(sequence.order, None)
+        self._price.sequence_ended(sequence.order)
         for drafter in self._drafters:
             drafter.forget(sequence)
 
@@ -65,9 +91,9 @@ class Drafting:
         return DraftStats(self._steps, self._drafted, sum(self._accepted))
 
 
-def open_drafting(choice: DraftChoice, keeps: Iterable[KeptShape]) -> Drafting | None:
+def open_drafting(choice: DraftChoice, spec: ModelSpec, keeps: Iterable[KeptShape]) -> Drafting | None:
     """None where nobody drafts. `keeps`: what each layer keeps of a text."""
-    if choice.method in (DraftMethod.OFF, DraftMethod.AUTO):
+    if choice.method is DraftMethod.OFF:
         return None
     if any(isinstance(shape, StateShape) for shape in keeps):
         log.warning(
@@ -75,5 +101,6 @@ def open_drafting(choice: DraftChoice, keeps: Iterable[KeptShape]) -> Drafting |
             choice.method,
         )
         return None
-    found: Drafter = SuffixDrafter() if choice.method is DraftMethod.SUFFIX else NgramDrafter()
-    return Drafting([ForcedDrafter(), found], FixedPrice(), choice.most)
+    price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
+    found: Drafter = NgramDrafter() if choice.method is DraftMethod.NGRAM else SuffixDrafter()
+    return Drafting([ForcedDrafter(), found], price, choice.most)

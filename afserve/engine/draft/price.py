@@ -5,27 +5,55 @@ from typing import NamedTuple, Protocol
 
 
 class Candidate(NamedTuple):
-    """A draft that could be verified: whose, and how likely each token is right where those before it are."""
+    """A draft that could be verified: of which sequence, whose, and how likely each token is right where those before
+    it are."""
 
+    order: int
     drafter: str
     confidence: Many[float]
+
+
+class RanStep(NamedTuple):
+    """A step of decoding sequences as it was measured: its rows, `drafted` of them drafts', and from its plan to its
+    tokens the seconds.
+
+    `pool`: rows of others that were in the experts' calls beside its own, in the mean over layers. `touched`: distinct
+    experts of one layer that its rows chose; None where nobody counted."""
+
+    rows: int
+    drafted: int
+    seconds: float
+    pool: float = 0.0
+    touched: int | None = None
 
 
 class DraftPrice(Protocol):
     """Decides before each step of a micro-batch and is told afterwards what came of it."""
 
-    def lengths(self, rows: int, candidates: Many[Candidate]) -> list[int]:
-        """How much of each is verified. The step has `rows` tokens without them."""
+    def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
+        """How much of each is verified. The step has `rows` tokens without them, and `room` for so many in all."""
 
-    def confirmed(self, candidate: Candidate, length: int, right: int) -> None:
-        """Of `length` tokens that were verified the first `right` were right."""
+    def confirmed(self, candidate: Candidate, tried: int, right: int) -> None:
+        """Of its first `tried` tokens, verified or not, the first `right` came; at most one that did not is known."""
+
+    def step_measured(self, step: RanStep) -> None:
+        """A step that only decoded is over."""
+
+    def sequence_ended(self, order: int) -> None:
+        """A sequence has ended; one that was never a candidate's is no error."""
 
 
 class FixedPrice:
-    """`--draft METHOD:N`: all that was guessed."""
+    """`--draft METHOD:N`: all that was guessed. It learns nothing."""
 
-    def lengths(self, rows: int, candidates: Many[Candidate]) -> list[int]:
+    def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         return [len(candidate.confidence) for candidate in candidates]
 
-    def confirmed(self, candidate: Candidate, length: int, right: int) -> None:
-        """It learns nothing."""
+    def confirmed(self, candidate: Candidate, tried: int, right: int) -> None:
+        """Nothing to learn."""
+
+    def step_measured(self, step: RanStep) -> None:
+        """Nothing to learn."""
+
+    def sequence_ended(self, order: int) -> None:
+        """Nothing is kept."""

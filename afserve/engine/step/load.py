@@ -10,6 +10,9 @@ from torch import Tensor
 from afserve.placement.rebalance.stats import RoutedRows
 
 KEPT = 32  # steps whose notes may wait
+_COUNTED = 16  # steps between two whose distinct experts are counted
+_NONE = -1  # no expert
+_MOST = 4096  # choices of a layer that is counted
 
 
 class Waiting:
@@ -46,6 +49,8 @@ class ExpertLoad:
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
         self._decode = Waiting(layers, experts, device)
         self._prefill = Waiting(layers, experts, device)
+        self._commits = 0
+        self._touched: dict[int, int] = {}
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         self._noted[micro_batch].append(expert_TK)
@@ -58,6 +63,11 @@ class ExpertLoad:
         """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
         noted, self._noted[micro_batch] = self._noted[micro_batch], []
         tokens = noted[0].shape[0] if noted else 0
+        self._commits += 1
+        if decodes == tokens > 0 and self._commits % _COUNTED == 0:
+            chosen_TK = noted[self._commits // _COUNTED % len(noted)]
+            if chosen_TK.is_cpu and chosen_TK.numel() <= _MOST:
+                self._touched[micro_batch] = len({*chosen_TK.flatten().tolist()} - {_NONE})
         if decodes == tokens:
             self._decode.add(noted)
         elif not decodes:
@@ -65,6 +75,10 @@ class ExpertLoad:
         else:
             self._decode.add([expert_TK[:decodes] for expert_TK in noted])
             self._prefill.add([expert_TK[decodes:] for expert_TK in noted])
+
+    def touched(self, micro_batch: int) -> int | None:
+        """Distinct experts of one layer in its last step, if they were counted: now and then, and on no device."""
+        return self._touched.pop(micro_batch, None)
 
     def take(self) -> RoutedRows:
         """What was committed since the last call, every row in exactly one of them."""

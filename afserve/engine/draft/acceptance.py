@@ -1,0 +1,98 @@
+"""How likely guessed tokens are right: what drafters say of themselves, corrected by what came. It knows no rows.
+
+A drafter's word is one of eleven (0.0, 0.1 ... 1.0) at the first, second or a later token; for each the share that was
+right counts. A sequence that does better or worse than these has its odds multiplied.
+"""
+
+from dataclasses import dataclass
+
+from afserve.engine.draft.allotment import check_chances
+from afserve.engine.draft.price import Candidate
+
+_BELIEVED = 4.0  # tokens of experience that a drafter's own word counts as
+_MEMORY = 0.995  # what a tried token leaves of the experience before it, over all sequences
+_RECENT = 0.95  # the same of one sequence
+_DOUBT = 1.5  # tokens of experience of a sequence by which its odds stay near those of others
+_CERTAIN = 0.98  # nobody is believed to know better
+_UNLIKELY = 0.02  # tokens behind so little hope are not looked at
+
+
+@dataclass(slots=True)
+class _Experience:
+    right: float = 0.0
+    tried: float = 0.0
+
+    def count_token(self, right: bool) -> None:
+        self.right = self.right * _MEMORY + right
+        self.tried = self.tried * _MEMORY + 1.0
+
+
+@dataclass(slots=True)
+class _Trend:
+    """Of one sequence: tokens that were right and wrong, and how many of each were expected."""
+
+    right: float = 0.0
+    wrong: float = 0.0
+    expected: float = 0.0
+    feared: float = 0.0
+
+    def fade(self, left: float) -> None:
+        self.right *= left
+        self.wrong *= left
+        self.expected *= left
+        self.feared *= left
+
+    @property
+    def odds(self) -> float:
+        up = (self.right + _DOUBT) / (self.expected + _DOUBT)
+        return up * (self.feared + _DOUBT) / (self.wrong + _DOUBT)
+
+
+class Acceptance:
+    def __init__(self) -> None:
+        self._words: dict[tuple[str, int, int], _Experience] = {}
+        self._trends: dict[int, _Trend] = {}
+
+    def survival(self, candidate: Candidate) -> list[float]:
+        """For its tokens, up to the last with hope, how likely it and all before it are right. Raises ValueError for a
+        confidence that is no probability."""
+        check_chances(candidate.confidence)
+        trend = self._trends.get(candidate.order)
+        odds = 1.0 if trend is None else trend.odds
+        found, chance = [], 1.0
+        for position, said in enumerate(candidate.confidence):
+            plain = self._plain(candidate.drafter, position, said)
+            chance *= plain * odds / (1.0 - plain + plain * odds)
+            if chance < _UNLIKELY:
+                break
+            found.append(chance)
+        return found
+
+    def learn_outcome(self, candidate: Candidate, tried: int, right: int) -> None:
+        """As `DraftPrice.confirmed`."""
+        trend = self._trends.setdefault(candidate.order, _Trend())
+        for position in range(tried):
+            said, came = candidate.confidence[position], position < right
+            plain = self._plain(candidate.drafter, position, said)
+            trend.fade(_RECENT)
+            trend.expected += plain
+            trend.feared += 1.0 - plain
+            trend.right += came
+            trend.wrong += not came
+            self._words.setdefault(_word(candidate.drafter, position, said), _Experience()).count_token(came)
+
+    def drop_trend(self, order: int) -> None:
+        self._trends.pop(order, None)
+
+    def _plain(self, drafter: str, position: int, said: float) -> float:
+        """Of sequences that are like all."""
+        word = min(max(said, 1.0 - _CERTAIN), _CERTAIN)
+        known = self._words.get(_word(drafter, position, said))
+        if known is None:
+            return word
+        share = (known.right + _BELIEVED * word) / (known.tried + _BELIEVED)
+        return min(max(share, 0.001), 0.999)
+
+
+def _word(drafter: str, position: int, said: float) -> tuple[str, int, int]:
+    return drafter, min(position, 2), int(said * 10.0)

@@ -1,0 +1,61 @@
+"""`--draft METHOD` without a number: as many tokens as pay, by what acceptance and steps were measured to be.
+
+Where nothing pays, one token is still tried now and then, so that a price that was measured in a bad moment is measured
+again. That takes at most one step in 64 and one part in 100 of the time.
+"""
+
+from collections.abc import Sequence as Many
+
+from afserve.engine.draft.acceptance import Acceptance
+from afserve.engine.draft.allotment import allot
+from afserve.engine.draft.price import Candidate, RanStep
+from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
+
+_TRIED_STEPS = 64  # between two steps in which something is tried that does not pay
+_TRIED_SHARE = 0.01  # of the time
+
+
+class AdaptivePrice:
+    """Of a model whose MoE layers have `experts`, of which a row chooses `top_k`. Times come with the steps; it has no
+    clock, and no chance: told the same it says the same."""
+
+    def __init__(self, experts: int, top_k: int) -> None:
+        self.acceptance = Acceptance()
+        self.costs = StepCosts(ExpertSpread(experts, top_k))
+        self._resting: dict[int, int] = {}  # by order: steps since it was last verified
+        self._since = 0  # steps since something was tried
+        self._saved = 0.0  # seconds that may go into trying
+
+    def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
+        survivals = [self.acceptance.survival(candidate) for candidate in candidates]
+        if not self.costs.known:  # the first step is measured without drafts
+            return [0] * len(candidates)
+        prices = self.costs.prices(rows)
+        found = allot(survivals, rows, self.costs.pool, room, prices)
+        self._since += 1
+        allowed = _TRIED_SHARE * prices.seconds
+        self._saved = min(self._saved + allowed, prices.seconds)
+        if candidates and not any(found) and room > rows:
+            cost = prices.added(1)
+            if self._since >= _TRIED_STEPS and self._saved >= cost:
+                self._since, self._saved = 0, self._saved - cost
+                found[self._longest_rested(candidates)] = 1
+        self._note_rest(candidates, found)
+        return found
+
+    def confirmed(self, candidate: Candidate, tried: int, right: int) -> None:
+        self.acceptance.learn_outcome(candidate, tried, right)
+
+    def step_measured(self, step: RanStep) -> None:
+        self.costs.note_step(step)
+
+    def sequence_ended(self, order: int) -> None:
+        self.acceptance.drop_trend(order)
+        self._resting.pop(order, None)
+
+    def _longest_rested(self, candidates: Many[Candidate]) -> int:
+        return max(range(len(candidates)), key=lambda index: self._resting.get(candidates[index].order, 0))
+
+    def _note_rest(self, candidates: Many[Candidate], lengths: Many[int]) -> None:
+        for candidate, length in zip(candidates, lengths, strict=True):
+            self._resting[candidate.order] = 0 if length else self._resting.get(candidate.order, 0) + 1

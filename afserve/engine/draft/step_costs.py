@@ -1,0 +1,172 @@
+"""What a step takes by its rows, fitted to steps as they were measured: integers and seconds in, seconds out.
+
+    seconds = base + own * rows + shared * (rows + pool) + expert * distinct experts of a layer (rows and pool)
+
+`base` is what a step takes however few its rows are. Rows are compute, and the tiles that they fill; a distinct expert
+is the weights that are read for it. No coefficient is below 0. It knows no drafts and no clock.
+"""
+
+import math
+from dataclasses import dataclass
+
+from afserve.engine.draft.allotment import RowPrices
+from afserve.engine.draft.price import RanStep
+
+_KEPT = 48  # kinds of steps that are remembered
+_EVERY = 8  # steps between two fits
+_NEWEST = 0.1  # least weight of the newest step among those of its kind
+_STALE = 2000.0  # steps after which a kind that was not seen again counts half
+_PRIOR = (0.45, 0.1, 0.1, 0.35)  # shares of a step's seconds, where nothing else is known
+_TRUST = 0.03  # how much that is worth: so many kinds of steps
+_SWEEPS = 25
+_OVERLAP = 0.38  # of the experts of neighbouring rows, until it is measured (Cohere, verifying 4 tokens)
+_FULL = 0.9  # of the experts: a layer that has so many distinct ones says nothing of a row's share
+
+Features = tuple[float, float, float, float]
+
+
+class ExpertSpread:
+    """How many distinct experts of a layer rows choose: e (1 - (1 - k / e)^rows) for rows that choose alike but
+    independently. `experts` e is at most what the layer has, and less where some are chosen more often; a draft's row
+    shares `overlap` of its choice with its neighbour's. Both are measured."""
+
+    def __init__(self, experts: int, top_k: int) -> None:
+        self._most, self._top_k = float(max(experts, 1)), float(max(top_k, 1))
+        self.experts, self.overlap = self._most, _OVERLAP
+
+    def touched(self, rows: float) -> float:
+        untouched: float = self.kept**rows
+        return self.experts * (1.0 - untouched)
+
+    @property
+    def kept(self) -> float:
+        """Of the experts that no row has chosen so far, the share that a further row leaves so."""
+        return max(0.0, 1.0 - self._top_k / self.experts)
+
+    def learn_spread(self, step: RanStep) -> None:
+        """From a step whose distinct experts were counted."""
+        if step.touched is None or not self._top_k < step.touched < _FULL * self._most:
+            return
+        plain, touched = step.rows - step.drafted, float(step.touched)
+        if not step.drafted:
+            self.experts += 0.05 * (self._experts_of(plain, touched) - self.experts)
+        elif touched < _FULL * self.experts and self.kept > 0.0:
+            as_if = math.log(1.0 - touched / self.experts) / math.log(self.kept)
+            shared = 1.0 - (as_if - plain) / step.drafted
+            self.overlap += 0.05 * (min(max(shared, 0.0), 0.95) - self.overlap)
+
+    def _experts_of(self, rows: int, touched: float) -> float:
+        """With how many experts so many rows touch so many."""
+        low, high = touched, self._most
+        for _ in range(12):
+            middle = (low + high) / 2.0
+            if middle * (1.0 - (1.0 - self._top_k / middle) ** rows) < touched:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2.0
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Steps of about as many rows, in the mean."""
+
+    rows: float
+    drafted: float
+    pool: float
+    seconds: float
+    count: float
+    seen: int
+
+    def blend_step(self, step: RanStep, number: int) -> None:
+        """Seconds that are far from the usual ones count as if they were less far: other processes are in them."""
+        self.count, self.seen = self.count + 1.0, number
+        weight = max(_NEWEST, 1.0 / self.count)
+        off = min(max(step.seconds - self.seconds, -0.5 * self.seconds), 0.3 * self.seconds)
+        self.seconds += weight * off
+        self.rows += weight * (step.rows - self.rows)
+        self.drafted += weight * (step.drafted - self.drafted)
+        self.pool += weight * (step.pool - self.pool)
+
+
+class StepCosts:
+    def __init__(self, spread: ExpertSpread) -> None:
+        self.spread = spread
+        self.pool = 0.0  # rows of others, lately
+        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._numbers = 0
+        self._costs: Features | None = None
+
+    @property
+    def known(self) -> bool:
+        return self._costs is not None
+
+    def note_step(self, step: RanStep) -> None:
+        if not (step.rows > 0 and math.isfinite(step.seconds) and step.seconds > 0.0):
+            return
+        self._numbers += 1
+        self.pool += 0.1 * (step.pool - self.pool)
+        self.spread.learn_spread(step)
+        key = _size(step.rows), _size(step.pool)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _KEPT:
+                del self._kinds[min(self._kinds, key=lambda one: self._kinds[one].seen)]
+            seconds = step.seconds
+            if self._costs is not None:
+                usual = self._seconds(self._features(step.rows, step.drafted, step.pool))
+                seconds = min(seconds, 3.0 * usual)
+            self._kinds[key] = _Kind(step.rows, step.drafted, step.pool, seconds, 1.0, self._numbers)
+        else:
+            kind.blend_step(step, self._numbers)
+        if self._numbers % _EVERY == 0 or self._costs is None or kind is None:
+            self._costs = self._fit()
+
+    def prices(self, rows: int) -> RowPrices:
+        """Of a step that has `rows` tokens without drafts. Only where `known`."""
+        assert self._costs is not None, "no step was measured yet"
+        _, own, shared, expert = self._costs
+        spread, apart = self.spread, 1.0 - self.spread.overlap
+        features = self._features(rows, 0, self.pool)
+        untouched = max(0.0, spread.experts - features[3])
+        return RowPrices(self._seconds(features), own, shared, expert, untouched, spread.kept**apart)
+
+    def _features(self, rows: float, drafted: float, pool: float) -> Features:
+        alone = rows + pool - drafted * self.spread.overlap
+        return 1.0, rows, rows + pool, self.spread.touched(alone)
+
+    def _seconds(self, features: Features) -> float:
+        assert self._costs is not None
+        return sum(cost * feature for cost, feature in zip(self._costs, features, strict=True))
+
+    def _fit(self) -> Features:
+        """Least squares of relative errors, with no share below 0, and a little of the prior."""
+        kinds = list(self._kinds.values())
+        now = self._numbers
+        weights = [min(k.count, 8.0) / 8.0 * 0.5 ** ((now - k.seen) / _STALE) for k in kinds]
+        every = [self._features(k.rows, k.drafted, k.pool) for k in kinds]
+        total = sum(weights)
+        usual = sum(w * k.seconds for w, k in zip(weights, kinds, strict=True)) / total
+        scale = [
+            max(1e-9, sum(w * f[i] for w, f in zip(weights, every, strict=True)) / total) for i in range(4)
+        ]
+        square = [[_TRUST * (i == j) for j in range(4)] for i in range(4)]
+        goal = [_TRUST * share for share in _PRIOR]
+        for weight, kind, features in zip(weights, kinds, every, strict=True):
+            x = [feature / s * usual / kind.seconds for feature, s in zip(features, scale, strict=True)]
+            for i in range(4):
+                goal[i] += weight * x[i]
+                for j in range(4):
+                    square[i][j] += weight * x[i] * x[j]
+        shares = list(_PRIOR)
+        for _ in range(_SWEEPS):
+            for i in range(4):
+                rest = sum(square[i][j] * shares[j] for j in range(4) if j != i)
+                shares[i] = max(0.0, (goal[i] - rest) / square[i][i])
+        base, own, shared, expert = (share * usual / s for share, s in zip(shares, scale, strict=True))
+        return base, own, shared, expert
+
+
+def _size(rows: float) -> int:
+    """The same for about as many rows: exact up to 8, then within an eighth or so."""
+    return int(rows) if rows < 8.0 else 8 + int(6.0 * math.log2(rows / 8.0))
