@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
-from afserve.drafts import DraftChoice
+from afserve.drafts import DEFAULT_DRAFT, DraftChoice
 from afserve.errors import ConfigError
 from afserve.member import AttentionPhase
 from afserve.settings import check, flag_of, in_range, setting
+from afserve.speculative_config import choice_of
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
@@ -110,12 +111,17 @@ class EngineSettings:
         LM_HEADS,
     )
     draft: str = setting(
-        "off",
-        "Tokens that are guessed and verified in one step, with the same answers: ngram (what followed the same words "
-        "before), suffix (in earlier answers too): as many as pay; ngram:4 four of each sequence; off.",
+        "",
+        f"Guess tokens ahead, same answers: ngram, ngram:4 (so many a step), suffix, off. [{DEFAULT_DRAFT}]",
         metavar="METHOD[:N]",
         topic="model",
         common=True,
+    )
+    speculative_config: str = setting(
+        "",
+        'The same in vLLM\'s words, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'.',
+        metavar="JSON",
+        topic="model",
     )
     wire_dtype: str = setting(
         "auto",
@@ -224,7 +230,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check(self, flag_of)
-        DraftChoice.parse(self.draft)
+        self.drafts()
         if self.isa != AUTO and self.device != "cpu":
             raise ConfigError(
                 f"--isa: {self.isa} is of the kernels of CPUs, and --device {self.device} has others; leave out one",
@@ -245,6 +251,17 @@ class EngineSettings:
         for name in ("kv_host", "expert_memory"):
             if getattr(self, name):
                 bytes_of(flag_of(name), getattr(self, name))
+
+    def drafts(self) -> DraftChoice:
+        """Raises ConfigError that names what cannot be read."""
+        if not self.speculative_config:
+            return DraftChoice.parse(self.draft or DEFAULT_DRAFT)
+        if self.draft:
+            raise ConfigError(
+                f"--speculative-config and --draft {self.draft} both say who drafts; leave out one",
+                param="speculative_config",
+            )
+        return choice_of(self.speculative_config)
 
     @property
     def kv_host_bytes(self) -> int:

@@ -17,7 +17,7 @@ from zlib import crc32
 from afserve.metrics import Kind, Labels
 
 Group = TypeVar("Group")
-_DECLARED = "counter"
+_DECLARED, _LABELS = "counter", "labels"
 
 
 class Over(Enum):
@@ -81,6 +81,11 @@ def counter(
     return field(default=default, metadata={_DECLARED: (help, (*own, *also))})
 
 
+def group(default: object, **labels: str) -> Any:
+    """The field of a group inside whose families have these labels before their own."""
+    return field(default=default, metadata={_LABELS: tuple(labels.items())})
+
+
 def counters_of(group: Any) -> tuple[DeclaredCounter, ...]:
     """In the order of the fields, those of a group inside at its place. Every field must be one or the other."""
     return _counters_of(group)
@@ -88,18 +93,19 @@ def counters_of(group: Any) -> tuple[DeclaredCounter, ...]:
 
 @cache
 def _counters_of(group: Any) -> tuple[DeclaredCounter, ...]:
-    return tuple(_found(group, ()))
+    return tuple(_found(group, (), ()))
 
 
-def _found(group: type, path: tuple[str, ...]) -> Iterator[DeclaredCounter]:
+def _found(group: type, path: tuple[str, ...], around: Labels) -> Iterator[DeclaredCounter]:
     for each in dataclasses.fields(group):
         here = (*path, each.name)
         if dataclasses.is_dataclass(each.default):
-            yield from _found(type(each.default), here)
+            yield from _found(type(each.default), here, (*around, *each.metadata.get(_LABELS, ())))
         else:
             help, metrics = each.metadata[_DECLARED]
             kind: Any = type(each.default)
-            yield DeclaredCounter(here, kind, help, metrics)
+            labelled = tuple(dataclasses.replace(one, labels=(*around, *one.labels)) for one in metrics)
+            yield DeclaredCounter(here, kind, help, labelled)
 
 
 def digest_of(group: Any) -> int:

@@ -1,6 +1,6 @@
 """Which drafter a run has: what `--draft`, `--speculative-config` and `LLM(draft=...)` say, as a value. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.config_ranges import Range
@@ -8,6 +8,8 @@ from afserve.errors import ConfigError, shown
 
 DRAFT_TOKENS = Range(1, 16)
 """Of one sequence and step."""
+DEFAULT_DRAFT = "off"
+"""Of a run that says nothing."""
 
 
 class DraftMethod(StrEnum):
@@ -24,11 +26,33 @@ _FORM = "METHOD or METHOD:N, such as ngram:4"
 
 
 @dataclass(frozen=True, slots=True)
+class NgramOptions:
+    """How many last tokens are looked for in what stands before them: at most, and at least 2."""
+
+    shortest: int = 2
+    longest: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    """Behind a match of m tokens at most `factor` x m are guessed, while all of them together are as likely as `least`.
+    `earlier` answers are searched too."""
+
+    factor: float = 1.0
+    least: float = 0.1
+    earlier: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """`tokens` is how many a sequence drafts in each step; None: as many as pay."""
+    """`tokens` is how many a sequence drafts in each step; None: as many as pay. `passed` are keys that were given and
+    change nothing."""
 
     method: DraftMethod = DraftMethod.OFF
     tokens: int | None = None
+    ngram: NgramOptions = NgramOptions()
+    suffix: SuffixOptions = SuffixOptions()
+    passed: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def parse(cls, text: str, spelled: str = "--draft") -> "DraftChoice":
@@ -58,3 +82,7 @@ class DraftChoice:
     def most(self) -> int:
         """Tokens of one sequence and step."""
         return 0 if self.method is DraftMethod.OFF else self.tokens or int(DRAFT_TOKENS.high)
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return self.method if self.tokens is None else f"{self.method}:{self.tokens}"

@@ -48,7 +48,15 @@ def _print(answer: Fields) -> None:
     console.print(table(answer, console.width))
     for line in missing_lines(answer):
         say(console, line, "bold")
-    for lines in (placement_lines, phase_lines, kv_lines, tier_lines, expert_lines, incident_lines):
+    for lines in (
+        placement_lines,
+        phase_lines,
+        draft_lines,
+        kv_lines,
+        tier_lines,
+        expert_lines,
+        incident_lines,
+    ):
         for line in lines(answer):
             say(console, line, "dim")
 
@@ -114,6 +122,34 @@ def phase_lines(answer: Fields) -> list[str]:
         for phase, of in goodput.items()
     ]
     return queues + kept
+
+
+def draft_lines(answer: Fields, before: Fields | None = None) -> list[str]:
+    """What drafts gave, where there were any: since the start, or since `before`."""
+    now, then = _drafts(answer), _drafts(before) if before else {}
+    gone = {drafter: _less(of, then.get(drafter)) for drafter, of in now.items()}
+    return [
+        f"{drafter} drafts: {1 + of['accepted'] / of['drafts']:.2f} tokens a step, {of['accepted']:,} of "
+        f"{of['tokens']:,} drafted tokens right"
+        for drafter, of in gone.items()
+        if of["drafts"] > 0
+    ]
+
+
+def _drafts(answer: Fields) -> dict[str, dict[str, int]]:
+    """Counts by drafter, of all attention nodes."""
+    found: dict[str, dict[str, int]] = {}
+    for node in answer["nodes"]:
+        if node["role"] == "attention" and node["stats"]:
+            for drafter, counts in node["stats"]["drafts"]["drafters"].items():
+                total = found.setdefault(drafter, dict.fromkeys(counts, 0))
+                for name, count in counts.items():
+                    total[name] += count
+    return found
+
+
+def _less(now: dict[str, int], then: dict[str, int] | None) -> dict[str, int]:
+    return now if then is None else {name: count - then[name] for name, count in now.items()}
 
 
 def kv_lines(answer: Fields) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.connection import connect, model_option, server_options
-from afserve.cli.status import incident_lines
+from afserve.cli.status import draft_lines, incident_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,11 +61,11 @@ def record(answer: Fields, before: Fields, seconds: float) -> dict[str, object]:
 
 
 def frame(answer: Fields, before: Fields, seconds: float, width: int) -> "RenderableType":
-    """The table, and below it what the deployment went through last."""
+    """The table, and below it what drafts gave meanwhile and what the deployment went through last."""
     from rich.console import Group
     from rich.text import Text
 
-    lines = incident_lines(answer, _INCIDENTS)
+    lines = [*draft_lines(answer, before), *incident_lines(answer, _INCIDENTS)]
     return Group(table(answer, before, seconds, width), *(Text(line, style="dim") for line in lines))
 
 

@@ -5,8 +5,9 @@ so it can be used from any program, notebooks included.
 """
 
 import asyncio
+import json
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,7 +68,7 @@ class LLM:
         ray: str | RaySettings | None = None,
         certs: str | Path | None = None,
         insecure_nodes: bool = False,
-        **settings: bool | float | str | None,
+        **settings: bool | float | str | Mapping[str, object] | None,
     ) -> None:
         for name in settings:
             if name not in _BY_NAME:
@@ -75,6 +76,8 @@ class LLM:
         losses = {name: settings.pop(name) for name in _OF_WISHES & settings.keys()}
         sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "threads": threads}
         counts = {"attention": attention, "experts": experts, "micro_batches": str(micro_batches)}
+        if isinstance(config := settings.get("speculative_config"), Mapping):
+            settings["speculative_config"] = _as_json(config)
         engine = build(EngineSettings, settings)
         wishes = build(Wishes, {**counts, **sizes, **losses, "colocated": colocated, "engine": engine})
         check(wishes)
@@ -171,6 +174,13 @@ class LLM:
         if self._run is None or not self._thread.is_alive():
             raise ConfigError("this LLM is not started; use `with LLM(...) as llm:` or call start()")
         return self._run
+
+
+def _as_json(config: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(config))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"speculative_config: {error}", param="speculative_config") from error
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

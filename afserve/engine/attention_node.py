@@ -17,7 +17,6 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
-from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafting import open_drafting
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
@@ -30,7 +29,8 @@ from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats, DraftStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, KvStats, TierStats
+from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
@@ -68,9 +68,8 @@ class AttentionNode(Generic[T]):
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
-        self._drafting = open_drafting(
-            DraftChoice.parse(config.draft), spec, (layer.keeps for layer in model.layers)
-        )
+        keeps = (layer.keeps for layer in model.layers)
+        self._drafting = open_drafting(config.drafts(), spec, keeps)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
         self._micro_batches = [
@@ -247,7 +246,7 @@ class AttentionNode(Generic[T]):
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),
-            drafts=DraftStats() if self._drafting is None else self._drafting.stats(),
+            drafts=NO_DRAFTS if self._drafting is None else self._drafting.stats(),
         )
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

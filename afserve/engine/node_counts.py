@@ -5,7 +5,8 @@ from dataclasses import replace
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import PEER, AttentionStats, DraftStats, KvStats, TierStats
+from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
+from afserve.engine.stats.drafts import DraftStats
 from afserve.engine.step.meter import Meter
 
 

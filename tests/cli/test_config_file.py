@@ -25,6 +25,7 @@ def test_what_is_written_gives_the_same_run_again(group, tmp_path, monkeypatch):
             "kv_ssd",
             "models",
             "isa",
+            "speculative_config",
         ):  # others depend on these
             value, text = other(one, tmp_path)
             flags += (
@@ -40,6 +41,12 @@ def test_an_instruction_set_is_written_too(tmp_path):
     """It goes with the CPU alone, so the test above leaves it out."""
     assert run(["up", "--isa", "generic", "--write-config", str(tmp_path / "up.toml")]) == 0
     assert asked("--config", str(tmp_path / "up.toml")).wishes.engine.isa == "generic"
+
+
+def test_words_of_json_are_written_too(tmp_path):
+    words = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert run(["up", "--speculative-config", words, "--write-config", str(tmp_path / "up.toml")]) == 0
+    assert asked("--config", str(tmp_path / "up.toml")).wishes.engine.speculative_config == words
 
 
 def test_a_model_named_first_is_the_same_as_the_flag(tmp_path, capsys):

@@ -29,6 +29,14 @@ from afserve.settings import DeclaredSetting, FileUse, settings_of
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings)
 SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
 
+# Texts that are read at once.
+WRITTEN = {
+    "kv_host": "7GiB",
+    "expert_memory": "7GiB",
+    "draft": "ngram:7",
+    "speculative_config": '{"method": "ngram"}',
+}
+
 
 def asked(*arguments: str) -> UpFlags:
     return asked_of(dict(up.make_context("up", list(arguments)).params))
@@ -62,8 +70,8 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
         return ("a", "b"), "a, b"
     if one.kind is Path:
         return folder / "any", str(folder / "any")
-    if one.name in ("kv_host", "expert_memory"):
-        return "7GiB", "7GiB"
+    if one.name in WRITTEN:
+        return WRITTEN[one.name], WRITTEN[one.name]
     if one.kind is str:
         return "7", "7"
     value = one.allowed.high if isinstance(one.allowed, Range) else 7

@@ -1,17 +1,21 @@
 """A counter is declared once: a field of a group is on the wire, in /status and in /metrics without a further line."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from afserve import errors
+from afserve.cli.status import draft_lines
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire.messages import decode_from_node, encode_from_node
 from afserve.control.wire.values import Heartbeat
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.control.wire.views import decode_view, encode_view
 from afserve.counters import Over, counter, counters_of, digest_of, group_of, values_of
+from afserve.drafts import DRAFT_TOKENS
+from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.stats import KINDS, AttentionStats, ExpertStats
+from afserve.engine.stats.drafts import AcceptedByPosition
 from afserve.server.metrics.observe import ServerMetrics
 
 
@@ -104,3 +108,45 @@ def test_all_that_is_declared_says_what_it_is():
         for name in names
         if not name.startswith(("kv_disk", "kv_host", "kv_rest", "expert_memory"))
     )
+
+
+def test_drafts_are_counted_by_position_and_by_drafter(http, server):
+    """By vLLM's names where vLLM has them; a drafter that did not draft has no line."""
+    counts = DraftCounts()
+    counts.verified("ngram", 4, 2)
+    counts.verified("ngram", 3, 0)
+    counts.verified("suffix", 1, 1)
+    stats = counts.stats()
+    assert (stats.verified, stats.tokens, stats.accepted, stats.mean_length) == (3, 8, 3, 2.0)
+    node = NodeView("attention-0", "attention", "ready", 1, 0.0, 0, AttentionStats(drafts=stats))
+    server.backend.nodes = (node, replace(node, name="attention-1"))
+    lines = http.get("/metrics").text.splitlines()
+    for name, value in (("drafts", 6), ("draft_tokens", 16), ("accepted_tokens", 6)):
+        assert f'vllm:spec_decode_num_{name}_total{{model_name="tiny",engine="0"}} {value}' in lines
+    per_position = [
+        line.rpartition(" ")[2]
+        for line in lines
+        if line.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total{")
+    ]
+    assert per_position == ["4", "2"] + ["0"] * 14
+    assert (
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",engine="0",position="1"} 2'
+        in lines
+    )
+    by_drafter = [line for line in lines if line.startswith("afserve_drafter_tokens_total{")]
+    labels = 'model_name="tiny",node="attention-0",drafter'
+    assert by_drafter[:2] == [
+        f'afserve_drafter_tokens_total{{{labels}="ngram"}} 7',
+        f'afserve_drafter_tokens_total{{{labels}="suffix"}} 1',
+    ]
+    assert len(by_drafter) == 4
+    assert draft_lines(http.get("/status").json()) == [
+        "ngram drafts: 2.00 tokens a step, 4 of 14 drafted tokens right",
+        "suffix drafts: 2.00 tokens a step, 2 of 2 drafted tokens right",
+    ]
+    before = http.get("/status").json()
+    assert draft_lines(before, before) == []
+
+
+def test_every_position_of_a_draft_is_counted():
+    assert len(fields(AcceptedByPosition)) == DRAFT_TOKENS.high

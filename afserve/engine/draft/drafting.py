@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from afserve.adviser import Adviser
-from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod
+from afserve.drafts import DraftChoice, DraftMethod
 from afserve.engine.draft.adaptive_price import AdaptivePrice
+from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.draft.drafter import Drafter
 from afserve.engine.draft.forced import ForcedDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.stats import DraftStats
+from afserve.engine.stats.drafts import DraftStats
 from afserve.kernels.cache import KeptShape, StateShape
 from afserve.spec import ModelSpec
 
@@ -30,8 +31,7 @@ class Drafting:
         self._drafters, self._price, self._most = drafters, price, most
         # By order, what was guessed for the step that runs.
         self._asked: dict[int, tuple[Candidate, Many[int]]] = {}
-        self._drafted = self._steps = 0
-        self._accepted = [0] * int(DRAFT_TOKENS.high)  # by position
+        self._counts = DraftCounts()
         self._adviser = Adviser("drafting")
 
     def propose(self, sequences: Many[Sequence], room: int, now: float) -> None:
@@ -65,10 +65,7 @@ class Drafting:
             return
         candidate, tokens = asked
         if supposed:
-            self._drafted += supposed
-            self._steps += 1
-            for position in range(len(run) - 1):
-                self._accepted[position] += 1
+            self._counts.verified(candidate.drafter, supposed, len(run) - 1)
         same = [guess == token for guess, token in zip(tokens, run, strict=False)]
         right = same.index(False) if False in same else len(same)
         tried = min(right + 1, len(same))
@@ -88,7 +85,7 @@ class Drafting:
             drafter.forget(sequence)
 
     def stats(self) -> DraftStats:
-        return DraftStats(self._steps, self._drafted, sum(self._accepted))
+        return self._counts.stats()
 
 
 def open_drafting(choice: DraftChoice, spec: ModelSpec, keeps: Iterable[KeptShape]) -> Drafting | None:
@@ -102,5 +99,7 @@ def open_drafting(choice: DraftChoice, spec: ModelSpec, keeps: Iterable[KeptShap
         )
         return None
     price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
-    found: Drafter = NgramDrafter() if choice.method is DraftMethod.NGRAM else SuffixDrafter()
+    found: Drafter = SuffixDrafter.opened(choice.suffix)
+    if choice.method is DraftMethod.NGRAM:
+        found = NgramDrafter(choice.ngram)
     return Drafting([ForcedDrafter(), found], price, choice.most)

@@ -7,6 +7,7 @@ follows both, and so on. Counts are of places; a tree of counts has the same one
 from collections import Counter
 from operator import itemgetter
 
+from afserve.drafts import SuffixOptions
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.draft.earlier_answers import CACHED, END, EarlierAnswers, token_of
 from afserve.engine.draft.own_text import OwnTexts
@@ -27,6 +28,10 @@ class SuffixDrafter:
         """`cached`: tokens of earlier answers that are kept."""
         self._least, self._factor = least, factor
         self._own, self._earlier = OwnTexts(), EarlierAnswers(cached)
+
+    @classmethod
+    def opened(cls, options: SuffixOptions) -> "SuffixDrafter":
+        return cls(options.least, options.factor, CACHED if options.earlier else 0)
 
     def guess(self, sequence: Sequence, most: int) -> Draft:
         own = self._followed(*self._own.find(sequence), most)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afserve.counters import Metric, Over, counter
+from afserve.engine.stats.drafts import NO_DRAFTS, DraftStats
 from afserve.placement.expert_memory import ExpertMemoryStats
 
 PEER = "peer"  # where KV was found, beside the tiers below a cache
@@ -132,17 +133,6 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftStats:
-    """Tokens that were guessed for a step and verified by it."""
-
-    verified: int = counter(0, "Times that a draft was verified.", "spec_decode_num_drafts", over=Over.MODEL)
-    tokens: int = counter(0, "Tokens of these drafts.", "spec_decode_num_draft_tokens", over=Over.MODEL)
-    accepted: int = counter(
-        0, "Tokens of these drafts that were right.", "spec_decode_num_accepted_tokens", over=Over.MODEL
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionStats:
     """Seconds under way are summed over dispatches, which overlap. Those of a stall are summed over the dispatches that
     waited longer for a lost expert node (`stalled`)."""
@@ -205,7 +195,7 @@ class AttentionStats:
         over=Over.PHASE,
     )
     tiers: TierStats = TierStats()
-    drafts: DraftStats = DraftStats()
+    drafts: DraftStats = NO_DRAFTS
     experts: ExpertMemoryStats = _ALL_IN_MEMORY
 
     @property

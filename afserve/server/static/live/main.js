@@ -23,9 +23,11 @@ function attentionNode(node, then, elapsed) {
   const tokens = rate(now.generated_tokens, then?.generated_tokens, elapsed);
   const prompts = rate(now.prompt_tokens, then?.prompt_tokens, elapsed);
   const phase = ["prefill", "decode"].includes(node.phase) ? node.phase : "";  // the others do both
+  const drafts = now.drafts.verified - (then?.drafts.verified ?? 0), right = now.drafts.accepted - (then?.drafts.accepted ?? 0);
+  const drafted = drafts > 0 ? `, ${(1 + right / drafts).toFixed(1)} tokens a drafted step` : "";
   const requests = phase ? `${phase}, ${now.running + now.waiting} requests` : `${now.running} running, ${now.waiting} waiting`;
   return { ...about(node), rate: short(phase === "prefill" ? prompts : tokens) + " tok/s", tokens, prompts,
-           load: tokens + prompts, use, detail: `${requests}, KV ${percent(use)}` };
+           load: tokens + prompts, use, detail: `${requests}, KV ${percent(use)}${drafted}` };
 }
 
 function expertNode(node, then, elapsed) {

@@ -1,0 +1,186 @@
+"""vLLM's `--speculative-config` by its own words, as a `DraftChoice`. No torch.
+
+Every key that vLLM knows is read. What changes nothing here is passed over and named; what asks for something that is
+not done is refused.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import NoReturn
+
+from afserve.config_ranges import Range
+from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod, NgramOptions, SuffixOptions
+from afserve.errors import ConfigError, shown
+
+FLAG = "--speculative-config"
+MOST_CHARACTERS = 1 << 14
+_PARAM = "speculative_config"
+_EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
+
+_METHODS: Mapping[str, DraftMethod] = {
+    "ngram": DraftMethod.NGRAM,
+    "[ngram]": DraftMethod.NGRAM,
+    "ngram_gpu": DraftMethod.NGRAM,
+    "suffix": DraftMethod.SUFFIX,
+}
+_NOT_DONE: Mapping[str, str] = {
+    **dict.fromkeys(("eagle", "eagle3", "medusa", "mlp_speculator"), "heads beside the model are not run"),
+    **dict.fromkeys(("dflash", "dspark"), "drafts of whole blocks are not made"),
+    "draft_model": "no second model is run for drafts",
+    "custom_class": "no code is loaded",
+    "extract_hidden_states": "hidden states are not given away",
+}
+_MTP = "layers that foretell several tokens are not run"  # mtp, deepseek_mtp and others of that end
+_PATH = "a draft model of its own is not run"
+
+_COUNT = Range(1, 1 << 20)
+_RUN, _SHORTEST = Range(1, 16), 2  # tokens that are looked for
+_READ = (
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+    *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+    *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+    *("rejection_sample_method", "synthetic_acceptance_length", "synthetic_acceptance_rates"),
+)
+_WITHOUT_EFFECT = (
+    *("enforce_eager", "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend"),
+    *("attention_backend", "kv_cache_dtype", "max_model_len", "revision", "code_revision"),
+    *("index_share_for_mtp_iteration", "disable_padded_drafter_batch", "disable_eagle_block_drop"),
+    *("use_local_argmax_reduction", "use_heterogeneous_vocab", "parallel_drafting", "draft_sample_method"),
+    *("num_speculative_tokens_per_batch_size", "disable_by_batch_size", "enable_adaptive_verification"),
+    *("disable_logprobs", "disable_log_stats", "acceptance_method", "speculative_token_tree"),
+    *("dspark_draft_topk", "draft_load_config"),
+)
+
+
+def choice_of(text: str) -> DraftChoice:
+    """Raises ConfigError that names the key, its value, and what it may be."""
+    keys = _Keys(_parsed(text))
+    method = _method(keys)
+    tokens = keys.whole("num_speculative_tokens", _COUNT)
+    if tokens is not None and not DRAFT_TOKENS.holds(tokens):
+        tokens = int(DRAFT_TOKENS.high)
+        keys.passed.append(f"num_speculative_tokens beyond {tokens}")
+    keys.refuse_synthetic()
+    ngram, suffix = _ngram(keys), _suffix(keys)
+    for prefix, own in (("prompt_lookup", DraftMethod.NGRAM), ("suffix_decoding", DraftMethod.SUFFIX)):
+        keys.passed += [name for name in keys.given if name.startswith(prefix) and method is not own]
+    keys.passed += [name for name in keys.given if name in _WITHOUT_EFFECT and keys.given[name] is not False]
+    return DraftChoice(method, tokens, ngram, suffix, tuple(dict.fromkeys(keys.passed)))
+
+
+def _parsed(text: str) -> Mapping[str, object]:
+    if len(text) > MOST_CHARACTERS:
+        refuse(f"has {len(text)} characters, at most {MOST_CHARACTERS} are read")
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        refuse(f"is not valid JSON: {error}; write it like {_EXAMPLE}")
+    if not isinstance(value, dict):
+        refuse(f"{shown(value)} is no JSON object; write it like {_EXAMPLE}")
+    for name in value:
+        if name not in (*_READ, *_WITHOUT_EFFECT):
+            near = difflib.get_close_matches(name, (*_READ, *_WITHOUT_EFFECT), 1, 0.0)
+            refuse(f"{shown(name)} is no key of it; the nearest is {near[0]}")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{shown(next(n for n in names if names.count(n) > 1))} stands there twice")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def refuse(why: str) -> NoReturn:
+    raise ConfigError(f"{FLAG}: {why}", param=_PARAM)
+
+
+class _Keys:
+    """Those that are there; `passed` are the ones without effect."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self.given = given
+        self.passed: list[str] = []
+
+    def whole(self, name: str, allowed: Range) -> int | None:
+        value = self.given.get(name)
+        if value is not None and not allowed.holds(value):
+            refuse(f"{name}: {shown(value)} is not {allowed}")
+        return value  # type: ignore[return-value]  # the range holds whole numbers only
+
+    def real(self, name: str, low: float, high: float) -> float | None:
+        value = self.given.get(name)
+        allowed = Range(low, high, whole=False)
+        if value is not None and not allowed.holds(value):
+            refuse(f"{name}: {shown(value)} is not {allowed}")
+        return value  # type: ignore[return-value]
+
+    def text(self, name: str) -> str | None:
+        value = self.given.get(name)
+        if value is not None and not isinstance(value, str):
+            refuse(f"{name}: {shown(value)} is not a text")
+        return value
+
+    def refuse_synthetic(self) -> None:
+        """Tokens that a draw accepts would be another answer."""
+        if self.text("rejection_sample_method") not in (None, "standard", "block", "strict"):
+            refuse(
+                f"rejection_sample_method: {shown(self.given['rejection_sample_method'])} is not done, as it changes "
+                "answers; leave it out"
+            )
+        for name in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
+            if name in self.given:
+                refuse(f"{name}: acceptance is not drawn, as that changes answers; leave it out")
+
+
+def _method(keys: _Keys) -> DraftMethod:
+    name, model = keys.text("method"), keys.text("model")
+    if model in _METHODS and name in (None, model):
+        name = model
+    elif model is not None:
+        refuse(f"model: {shown(model)}: {_PATH}; the methods here are {', '.join(_served())}")
+    if name is None:
+        refuse(f"method is missing; it is one of {', '.join(_served())}")
+    if name in _METHODS:
+        return _METHODS[name]
+    known = f"the methods here are {', '.join(_served())}"
+    why = _MTP if name == "mtp" or name.endswith("_mtp") else _NOT_DONE.get(name)
+    if why is None:
+        refuse(f"method: {shown(name)} is none of vLLM's; {known}")
+    return refuse(f"method {shown(name)}: {why}; {known}")
+
+
+def _served() -> list[str]:
+    return list(dict.fromkeys(_METHODS.values()))
+
+
+def _ngram(keys: _Keys) -> NgramOptions:
+    """As vLLM has it: the one that is missing is the other."""
+    longest, shortest = keys.whole("prompt_lookup_max", _RUN), keys.whole("prompt_lookup_min", _RUN)
+    if longest is None and shortest is None:
+        return NgramOptions()
+    low, high = shortest or longest or 0, longest or shortest or 0
+    if low > high:
+        refuse(f"prompt_lookup_min: {low} is more than prompt_lookup_max, {high}")
+    if low < _SHORTEST:
+        keys.passed.append(f"a run of fewer than {_SHORTEST} tokens")
+    return NgramOptions(max(low, _SHORTEST), max(high, _SHORTEST))
+
+
+def _suffix(keys: _Keys) -> SuffixOptions:
+    plain = SuffixOptions()
+    factor = keys.real("suffix_decoding_max_spec_factor", 0, 64)
+    least = keys.real("suffix_decoding_min_token_prob", 0, 1)
+    cached = keys.whole("suffix_decoding_max_cached_requests", Range(0, 1 << 30))
+    depth = keys.whole("suffix_decoding_max_tree_depth", _COUNT)
+    bounded = {"suffix_decoding_max_cached_requests": cached, "suffix_decoding_max_tree_depth": depth}
+    keys.passed += [name for name, value in bounded.items() if value]  # what is kept is bounded by tokens
+    return SuffixOptions(
+        plain.factor if factor is None else factor, plain.least if least is None else least, cached != 0
+    )
