@@ -68,8 +68,7 @@ class AttentionNode(Generic[T]):
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
-        keeps = (layer.keeps for layer in model.layers)
-        self._drafting = open_drafting(config.drafts(), spec, keeps)
+        self._drafting = open_drafting(config.drafts(), spec)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
         self._micro_batches = [

@@ -99,15 +99,6 @@ def test_what_was_answered_before_is_answered_in_fewer_steps(tiny_checkpoint):
     assert node.stats().steps - first < 16 < first
 
 
-def test_a_model_that_cannot_go_back_does_not_draft(tiny_checkpoint, caplog):
-    source = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
-    asked = requests([tuple([5, 9, 17, 33, 40, 21] * 6)], COPYING)
-    wanted = collect(drive(colocated(source, config()), asked))
-    node = colocated(source, config(draft="ngram:4"))
-    assert collect(drive(node, asked)) == wanted
-    assert node.stats().drafts.tokens == 0 and "--draft ngram rests" in caplog.text
-
-
 def test_what_a_grammar_forces_is_drafted():
     """Of the bundled model: names of a schema are tokens that it need not think about."""
     source = ModelSource("configs/nano", "nano")

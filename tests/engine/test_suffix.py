@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from afserve.drafts import SuffixOptions
 from afserve.engine.draft.drafter import NO_DRAFT
 from afserve.engine.draft.earlier_answers import EarlierAnswers
 from afserve.engine.draft.ngram import NgramDrafter
@@ -88,12 +89,16 @@ def test_a_list_of_its_own_is_cut_and_places_stay_where_they_are():
     ],
 )
 def test_what_follows_most_often_is_guessed(tokens, wanted):
-    draft = SuffixDrafter(least=0.34).guess(running(tokens), 4)
+    draft = SuffixDrafter(SuffixOptions(least=0.34)).guess(running(tokens), 4)
     assert list(draft.tokens) == wanted and len(draft.confidence) == len(wanted)
 
 
 def test_confidence_is_the_share_and_grows_with_the_run():
-    (first,) = SuffixDrafter(least=0.6).guess(running((1, 2, 7, 1, 2, 8, 3, 1, 2, 7, 4, 1, 2)), 1).confidence
+    (first,) = (
+        SuffixDrafter(SuffixOptions(least=0.6))
+        .guess(running((1, 2, 7, 1, 2, 8, 3, 1, 2, 7, 4, 1, 2)), 1)
+        .confidence
+    )
     long = SuffixDrafter().guess(running((*range(20), *range(20))), 1).confidence[0]
     assert first == pytest.approx(2 / 3 / 2) and 0.9 < long < 1
 
@@ -116,6 +121,14 @@ def test_earlier_answers_of_one_tenant_and_salt_are_nobody_elses():
     drafter.forget(running((3, 4), (*answer[:10], 9, 9), 20, **others[1]))
     assert list(drafter.guess(running(asked, order=2, **mine), 2).tokens) == [59, 60]
     assert list(drafter.guess(running(asked, order=4, **others[1]), 2).tokens) == [59, 9]
+
+
+def test_options_are_followed():
+    text = (1, 2, 7, 8, 9, 6, 1, 2)
+    assert list(SuffixDrafter(SuffixOptions(factor=2.0)).guess(running(text), 9).tokens) == [7, 8, 9, 6]
+    drafter = SuffixDrafter(SuffixOptions(earlier=False))
+    drafter.forget(running((3,), text, 1))
+    assert drafter.guess(running((1, 2), order=2), 9) == NO_DRAFT
 
 
 def test_no_answer_goes_on_in_the_next_one_and_a_prompt_is_none():

@@ -3,8 +3,6 @@
 Whatever fails here is logged once, and nobody drafts for a while: no answer needs a draft.
 """
 
-import logging
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from afserve.adviser import Adviser
@@ -18,10 +16,7 @@ from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanSte
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats.drafts import DraftStats
-from afserve.kernels.cache import KeptShape, StateShape
 from afserve.spec import ModelSpec
-
-log = logging.getLogger("afserve.engine")
 
 
 class Drafting:
@@ -88,18 +83,12 @@ class Drafting:
         return self._counts.stats()
 
 
-def open_drafting(choice: DraftChoice, spec: ModelSpec, keeps: Iterable[KeptShape]) -> Drafting | None:
-    """None where nobody drafts. `keeps`: what each layer keeps of a text."""
+def open_drafting(choice: DraftChoice, spec: ModelSpec) -> Drafting | None:
+    """None where nobody drafts."""
     if choice.method is DraftMethod.OFF:
         return None
-    if any(isinstance(shape, StateShape) for shape in keeps):
-        log.warning(
-            "--draft %s rests: this model has layers with a recurrent state, which cannot go back",
-            choice.method,
-        )
-        return None
     price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
-    found: Drafter = SuffixDrafter.opened(choice.suffix)
+    found: Drafter = SuffixDrafter(choice.suffix)
     if choice.method is DraftMethod.NGRAM:
         found = NgramDrafter(choice.ngram)
     return Drafting([ForcedDrafter(), found], price, choice.most)

@@ -14,8 +14,7 @@ from afserve.engine.draft.own_text import OwnTexts
 from afserve.engine.draft.places import Found, Places
 from afserve.engine.scheduling.sequence import Sequence
 
-LEAST = 0.1  # of the product of shares
-FACTOR = 1.0  # a draft is at most so many times as long as what stood before
+_DEFAULT = SuffixOptions()
 _DOUBT = 2  # what followed a run of so many tokens each time follows again every second time
 
 
@@ -24,22 +23,20 @@ class SuffixDrafter:
 
     name = "suffix"
 
-    def __init__(self, least: float = LEAST, factor: float = FACTOR, cached: int = CACHED) -> None:
+    def __init__(self, options: SuffixOptions = _DEFAULT, cached: int = CACHED) -> None:
         """`cached`: tokens of earlier answers that are kept."""
-        self._least, self._factor = least, factor
-        self._own, self._earlier = OwnTexts(), EarlierAnswers(cached)
-
-    @classmethod
-    def opened(cls, options: SuffixOptions) -> "SuffixDrafter":
-        return cls(options.least, options.factor, CACHED if options.earlier else 0)
+        self._options, self._own = options, OwnTexts()
+        self._earlier = EarlierAnswers(cached) if options.earlier else None
 
     def guess(self, sequence: Sequence, most: int) -> Draft:
         own = self._followed(*self._own.find(sequence), most)
+        if self._earlier is None:
+            return own
         return max(own, self._followed(*self._earlier.find(sequence), most), key=_expected)
 
     def _followed(self, places: Places, found: Found, most: int) -> Draft:
         length, at = found
-        most = min(most, int(length * self._factor))
+        most = min(most, int(length * self._options.factor))
         texts = _counted([places.behind(place, most) for place in at])
         tokens: list[int] = []
         confidence: list[float] = []
@@ -48,7 +45,7 @@ class SuffixDrafter:
             best, count = _most_often(texts, step)
             share = count / max(times, 1)
             product *= share
-            if not count or product < self._least:
+            if not count or product < self._options.least:
                 break
             tokens.append(token_of(best))
             confidence.append(share * (length + step) / (length + step + _DOUBT))
@@ -59,7 +56,8 @@ class SuffixDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self._own.forget(sequence)
-        self._earlier.add(sequence)
+        if self._earlier is not None:
+            self._earlier.add(sequence)
 
 
 Counted = list[tuple[list[int], int]]  # texts, and how many are alike; of alike ones the newest stands first
