@@ -10,16 +10,19 @@ DRAFT_TOKENS = Range(1, 16)
 """Of one sequence and step."""
 DEFAULT_DRAFT = "off"
 """Of a run that says nothing."""
+MTP_TOKENS = 3
+"""Each is one more pass of the layer; DeepSeek-V3's and GLM's are trained for the first alone."""
 
 
 class DraftMethod(StrEnum):
     """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
-    in other answers too (suffix)."""
+    in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp)."""
 
     OFF = "off"
     AUTO = "auto"
     NGRAM = "ngram"
     SUFFIX = "suffix"
+    MTP = "mtp"
 
 
 _FORM = "METHOD or METHOD:N, such as ngram:4"
@@ -81,8 +84,18 @@ class DraftChoice:
     @property
     def most(self) -> int:
         """Tokens of one sequence and step."""
-        return 0 if self.method is DraftMethod.OFF else self.tokens or int(DRAFT_TOKENS.high)
+        if self.method is DraftMethod.OFF:
+            return 0
+        return self.tokens or (MTP_TOKENS if self.predicts else int(DRAFT_TOKENS.high))
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the checkpoint's layer of multi-token prediction is loaded and run, at every node."""
+        return self.method is DraftMethod.MTP
 
     def __str__(self) -> str:
         """As `parse` reads it."""
         return self.method if self.tokens is None else f"{self.method}:{self.tokens}"
+
+
+NO_DRAFTS = DraftChoice()

@@ -24,6 +24,8 @@ class ModelSpec:
     """One model. Layer i is `kinds[pattern[i]]`, so a model of 61 layers that are of two kinds holds two LayerSpecs.
 
     Layers may differ in everything but the routed experts' number, top-k and size, which `moe` gives for all of them.
+    The last `predictors` of `pattern` are no layers of the model: they predict a further token, for drafts, and have
+    experts and KV as the others do.
     """
 
     family: str
@@ -41,6 +43,7 @@ class ModelSpec:
     around: Around = PLAIN_AROUND
     quantization: Quantization | None = None
     coverage: QuantCoverage | None = None
+    predictors: int = 0
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""
@@ -48,11 +51,11 @@ class ModelSpec:
 
     @property
     def layers(self) -> int:
-        return len(self.pattern)
+        return len(self.pattern) - self.predictors
 
     @cached_property
     def moe_layer_ids(self) -> tuple[int, ...]:
-        """The decoder layers whose FFN is routed; the others are dense."""
+        """The layers whose FFN is routed, predictors included; the others are dense."""
         routed = [kind.moe is not None for kind in self.kinds]
         return tuple(layer for layer, kind in enumerate(self.pattern) if routed[kind])
 
@@ -102,7 +105,8 @@ class ModelSpec:
             layers * (_attention_parameters(kind.attention, h) + _local_parameters(kind.ffn, h) + 2 * h)
             for kind, layers in self._counted()
         )
-        return stack + self.vocab_size * h * (1 if self.tied else 2) + h
+        joins = self.predictors * 2 * h * h
+        return stack + joins + self.vocab_size * h * (1 if self.tied else 2) + h
 
     def cut(self, layers: int) -> "ModelSpec":
         """The first `layers` layers of this model; at least one MoE layer must remain."""
@@ -113,6 +117,10 @@ class ModelSpec:
                 f"so use at least {first + 1}"
             )
         return replace(self, pattern=self.pattern[:layers])
+
+    def predicting(self) -> "ModelSpec":
+        """With one layer of multi-token prediction, which is as the last layer is."""
+        return replace(self, pattern=(*self.pattern, self.pattern[-1]), predictors=1)
 
     def fingerprint(self) -> str:
         """Hex digest of the whole shape; equal on every node that serves the same model."""

@@ -23,6 +23,7 @@ _METHODS: Mapping[str, DraftMethod] = {
     "[ngram]": DraftMethod.NGRAM,
     "ngram_gpu": DraftMethod.NGRAM,
     "suffix": DraftMethod.SUFFIX,
+    "mtp": DraftMethod.MTP,
 }
 _NOT_DONE: Mapping[str, str] = {
     **dict.fromkeys(("eagle", "eagle3", "medusa", "mlp_speculator"), "heads beside the model are not run"),
@@ -31,7 +32,6 @@ _NOT_DONE: Mapping[str, str] = {
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
-_MTP = "layers that foretell several tokens are not run"  # mtp, deepseek_mtp and others of that end
 _PATH = "a draft model of its own is not run"
 
 _COUNT = Range(1, 1 << 20)
@@ -149,8 +149,10 @@ def _method(keys: _Keys) -> DraftMethod:
         refuse(f"method is missing; it is one of {', '.join(_served())}")
     if name in _METHODS:
         return _METHODS[name]
+    if name.endswith("_mtp"):  # deepseek_mtp and others, which vLLM takes for mtp
+        return DraftMethod.MTP
     known = f"the methods here are {', '.join(_served())}"
-    why = _MTP if name == "mtp" or name.endswith("_mtp") else _NOT_DONE.get(name)
+    why = _NOT_DONE.get(name)
     if why is None:
         refuse(f"method: {shown(name)} is none of vLLM's; {known}")
     return refuse(f"method {shown(name)}: {why}; {known}")

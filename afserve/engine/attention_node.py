@@ -18,6 +18,7 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import open_drafting
+from afserve.engine.draft.mtp import MtpDrafter, MtpLoop
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
@@ -65,15 +66,23 @@ class AttentionNode(Generic[T]):
         self.blocks, self.prefixes = PooledBlocks(self.kv), HeldPrefixes()
         self.kv.on_forgotten = self.prefixes.gone
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
-        self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
+        self._load = ExpertLoad(
+            spec.moe_layers, spec.experts, config.micro_batches, model.ops.device, spec.predictors
+        )
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
-        self._drafting = open_drafting(config.drafts(), spec)
+        choice = config.drafts()
+        mtp = MtpDrafter() if choice.predicts else None
+        self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
+        blocks, longest, most = self._scheduler.blocks, config.max_model_len, choice.most
+        loops = [
+            None if mtp is None else MtpLoop(mtp, model, runner, blocks, most, longest) for runner in runners
+        ]
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config, self._drafting)
-            for i, runner in enumerate(runners)
+            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config, self._drafting, loop)
+            for i, (runner, loop) in enumerate(zip(runners, loops, strict=True))
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | None] = [None] * config.micro_batches

@@ -13,12 +13,13 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
+from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.errors import ConfigError
-from afserve.families.table import load_spec, naming_of
+from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.attention import load_attention
@@ -45,9 +46,9 @@ def silent(done: float) -> None:
     """A progress callback that shows nothing."""
 
 
-def spec_of(source: ModelSource) -> ModelSpec:
-    spec = load_spec(source.path)
-    return spec if source.layers is None else spec.cut(source.layers)
+def spec_of(source: ModelSource, draft: DraftChoice = NO_DRAFTS) -> ModelSpec:
+    """What nodes load that are told to `draft` so; all of a run are told alike."""
+    return served_spec(source, draft)
 
 
 def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
@@ -103,7 +104,7 @@ def build_attention_node(
     those that it reads itself, by samples. `groups` are those of the layers' KV; without them there is one.
     `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
     """
-    spec = spec_of(source)
+    spec = spec_of(source, config.drafts())
     ops = ops or open_ops(config.device, config.threads, isa=config.isa)
     tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
     model = AttentionModel(
@@ -147,11 +148,12 @@ def build_expert_bank(
     ops: Ops | None = None,
     recheck: Callable[[], bool] | None = None,
     memory: int = 0,
+    draft: DraftChoice = NO_DRAFTS,
 ) -> AnyBank:
     """Reads the routed experts of `held` (MoE layer number, slot, expert), kept as `expert_dtype` says. Raises
     CheckpointError, or ConfigError where the kernels cannot keep them so. `recheck`: see `Checkpoint.check_changes`.
     `memory`: bytes; of experts that need more, those that were used lately are in memory."""
-    spec = spec_of(source)
+    spec = spec_of(source, draft)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device, past_cache=memory > 0)
     if recheck is not None and isinstance(tensors, Checkpoint):
@@ -173,7 +175,7 @@ def colocated(
     source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = ()
 ) -> AttentionNode[LocalTicket]:
     """One attention node with all experts in the same process and no mailboxes between."""
-    spec = spec_of(source)
+    spec = spec_of(source, config.drafts())
     ops = open_ops(config.device, config.threads, isa=config.isa)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(
@@ -183,6 +185,7 @@ def colocated(
         expert_dtype=config.expert_dtype,
         ops=ops,
         memory=config.expert_memory_bytes,
+        draft=config.drafts(),
     )
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)
     node.expert_memory = bank.stats

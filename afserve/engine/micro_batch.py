@@ -7,13 +7,14 @@ when several take turns. How layers are computed is its runner's (`step/`). Shap
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
+from afserve.engine.draft.mtp import MtpLoop
 from afserve.engine.draft.price import RanStep
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
@@ -36,6 +37,14 @@ _UNREAD = 0  # the token of who wants a row: somebody else draws it
 Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
 
 
+class _Outcome(NamedTuple):
+    """Of a step; all by a chunk's index."""
+
+    accepted: Accepted
+    failures: dict[int, str]
+    vectors: Vectors
+
+
 class MicroBatch(Generic[T]):
     def __init__(
         self,
@@ -47,11 +56,12 @@ class MicroBatch(Generic[T]):
         meter: Meter,
         config: EngineConfig,
         drafting: Drafting | None = None,
+        mtp: MtpLoop[T] | None = None,
     ) -> None:
-        """Without `drafting` nobody guesses."""
+        """Without `drafting` nobody guesses; with `mtp` a layer of the checkpoint guesses behind each step."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
-        self._meter, self._config, self._drafting = meter, config, drafting
+        self._meter, self._config, self._drafting, self._mtp = meter, config, drafting, mtp
         self._buffers = StepBuffers(model.ops.device, config.max_model_len)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -80,16 +90,22 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            step = build_step(self.plan, pool.block_size, self._buffers, pool.further)
+            every_row = self._mtp is not None
+            step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             try:
-                rows_RH = yield from self._runner.run_step(step)
+                x_RH = yield from self._runner.run_step(step)
             except Abandoned:
                 self._abandon(self.plan)
                 continue
             since = self._meter.now()
-            self._finish(self.plan, step.ends, rows_RH, step)
+            rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
+            outcome = self._finish(self.plan, step.ends, rows_RH, step)
             self._meter.did(self.index, "sample", since)
+            if self._mtp is not None:
+                runs = _drawn(self.plan, outcome.accepted)
+                yield from self._mtp.follow(self.plan, step, x_RH, runs, outcome.failures)
+            self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
             if self._drafting is not None:
                 drafted = sum(chunk.supposed for chunk in self.plan.chunks)
@@ -106,7 +122,7 @@ class MicroBatch(Generic[T]):
         model = self._model
         rows = [torch.frombuffer(bytearray(c.sequence.row), dtype=model.dtype) for c in plan.chunks]
         rows_RH = torch.stack(rows).to(model.ops.device)
-        self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)
+        self._book(plan, self._finish(plan, list(range(1, len(rows) + 1)), rows_RH))
         self.plan, self.decode_only, self.ran = None, False, None
         self.steps += 1
 
@@ -119,9 +135,8 @@ class MicroBatch(Generic[T]):
 
     def _finish(
         self, plan: StepPlan, ends: list[int], rows_RH: Tensor, step: StepInput | None = None
-    ) -> None:
-        """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do; without a `step` no
-        layer was computed."""
+    ) -> _Outcome:
+        """What the step gave. `ends` says where each chunk's rows do; without a `step` no layer was computed."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
         chosen = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
@@ -151,7 +166,7 @@ class MicroBatch(Generic[T]):
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
         if step is not None and (drafted := [i for i, chunk in enumerate(plan.chunks) if chunk.supposed]):
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
-        self._book(plan, accepted, failures, self._vectors(plan, last, ends, rows_RH))
+        return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
 
     def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:
         """Of the prompts that were asked for one."""
@@ -165,8 +180,9 @@ class MicroBatch(Generic[T]):
                 found[index] = tuple(b"" if one is None else one.tobytes() for one in (pooled, row))
         return found
 
-    def _book(self, plan: StepPlan, accepted: Accepted, failures: dict[int, str], vectors: Vectors) -> None:
-        """`failures` are by a chunk's index as well."""
+    def _book(self, plan: StepPlan, outcome: _Outcome) -> None:
+        """Ends the step and turns it into events."""
+        accepted, failures, vectors = outcome
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
             id(f.sequence): f
@@ -195,6 +211,12 @@ class MicroBatch(Generic[T]):
         following = sequence.tokens[start + 1 : min(start + 1 + len(logits_QV), sequence.prompt_length)]
         count = sequence.request.params.prompt_logprobs or 0
         sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
+
+
+def _drawn(plan: StepPlan, accepted: Accepted) -> dict[int, Run]:
+    """The runs that are tokens indeed."""
+    unread = {i for i in accepted if plan.chunks[i].sequence.request.wants_row}
+    return {index: run for index, (run, _) in accepted.items() if index not in unread}
 
 
 def _left_queue(plan: StepPlan, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, PredictorNames
 from afserve.families.read_attention import mla
 from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, stack
 from afserve.spec_parts import LayerSpec
@@ -14,4 +14,4 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, dense_then_moe(fields, 3), fields.integer("intermediate_size"))
 
 
-FAMILY = Family(_layers, Naming())
+FAMILY = Family(_layers, Naming(predictor=PredictorNames()))

@@ -2,7 +2,7 @@
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, PredictorNames
 from afserve.families.read_attention import gqa
 from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, stack
 from afserve.spec_parts import LayerSpec
@@ -21,4 +21,6 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, dense_then_moe(fields, 1), fields.integer("intermediate_size"))
 
 
-FAMILY = Family(_layers, Naming(), defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1})
+FAMILY = Family(
+    _layers, Naming(predictor=PredictorNames()), defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1}
+)

@@ -28,6 +28,17 @@ class StackedNames:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorNames:
+    """What a layer of multi-token prediction has beside a decoder layer's tensors, below the same stem: norms of the
+    embedding and of the hidden row, what joins both, and the norm before the head."""
+
+    embedding_norm: str = "enorm.weight"
+    hidden_norm: str = "hnorm.weight"
+    join: str = "eh_proj.weight"
+    last_norm: str = "shared_head.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
 class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.
 
@@ -60,6 +71,7 @@ class Naming:
     embed: str = "embed_tokens.weight"
     last_norm: str = "norm.weight"
     head: str = "lm_head.weight"
+    predictor: PredictorNames | None = None  # of the layer behind the last one; None: not known
 
     @property
     def embedding(self) -> str:

@@ -7,8 +7,10 @@ A new family is a file here and a row below (docs/add-a-family.md). Families tha
 from collections.abc import Mapping
 from pathlib import Path
 
+from afserve.config import ModelSource
 from afserve.config_json import Config, ConfigFields
-from afserve.errors import CheckpointError, shown
+from afserve.drafts import DraftChoice
+from afserve.errors import CheckpointError, ConfigError, shown
 from afserve.families import (
     dbrx,
     deepseek_v2,
@@ -59,6 +61,7 @@ FAMILIES: dict[str, Family] = {
     "llama4": llama4.WITH_VISION,
 }
 """config.json's `model_type` -> family."""
+PREDICTORS = "num_nextn_predict_layers"
 
 
 def load_spec(folder: str | Path) -> ModelSpec:
@@ -67,6 +70,33 @@ def load_spec(folder: str | Path) -> ModelSpec:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; a model is a folder with a config.json")
     return spec_from_config(read_object(path, once=True), where=str(path))
+
+
+def served_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
+    """What nodes load of `source`, with a `draft` that predicts its layer of multi-token prediction too. Raises
+    CheckpointError, and ConfigError where it has no such layer."""
+    spec = load_spec(source.path)
+    if source.layers is not None:
+        spec = spec.cut(source.layers)
+    if not draft.predicts:
+        return spec
+    if why := _predicts_not(source, spec):
+        raise ConfigError(f"--draft {draft}: {why}; --draft ngram needs no such layer", param="draft")
+    return spec.predicting()
+
+
+def _predicts_not(source: ModelSource, spec: ModelSpec) -> str:
+    """Empty where it has a layer that predicts further tokens."""
+    if naming_of(spec).predictor is None:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.naming.predictor is not None)
+        return f"how a layer of multi-token prediction works is known for {known}, not for {spec.family}"
+    if source.layers is not None:
+        return f"the layer of multi-token prediction stands behind all layers, and --layers leaves {source.layers}"
+    path = Path(source.path) / "config.json"
+    fields = ConfigFields(read_object(path, once=True), str(path))
+    if not fields.integer(PREDICTORS, default=0):
+        return f"{path}: {PREDICTORS} is 0 or missing: {source.name} has no layer of multi-token prediction"
+    return ""
 
 
 def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:

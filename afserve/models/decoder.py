@@ -20,6 +20,7 @@ from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import load_ends
+from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import Router, load_router
 from afserve.models.weights import TensorSource
@@ -127,15 +128,20 @@ class AttentionModel:
             source.tensor(bias_of(naming.final_norm), hidden, dtype) if around.norm_bias else None
         )
         made: dict[tuple[RopeSpec | None, int], Rotary] = {}  # layers that turn alike share their tables
-        self.layers: list[DecoderLayer] = []
-        for layer in range(spec.layers):
+        found: list[DecoderLayer] = []
+        self.predictor: Predictor | None = None
+        for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention
             kind = attention.rope, attention.head_dim
             if kind not in made:
                 made[kind] = _rotary(attention, max_positions, dtype, ops.device)
             tensors = LayerTensors(source, naming, layer, dtype, self._dense, less_one)
-            self.layers.append(DecoderLayer(spec, tensors, ops, made[kind], load_half))
-            progress((layer + 1) / spec.layers)
+            found.append(DecoderLayer(spec, tensors, ops, made[kind], load_half))
+            if layer == spec.layers:
+                assert naming.predictor is not None, "refused by `served_spec`"
+                self.predictor = Predictor(spec, naming.predictor, tensors, ops)
+            progress((layer + 1) / len(spec.pattern))
+        self.layers, self.predicting = found[: spec.layers], found[spec.layers :]
         if self.rounding_error is not None:
             named, error = self._dense.name, self.rounding_error
             log.warning("dense weights are rounded to %s: relative error %.2g", named, error)
@@ -146,17 +152,23 @@ class AttentionModel:
         return self._dense.rounding_error
 
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
-        """Every layer's attention half over one cache."""
-        return tuple(layer.bind(cache) for layer, cache in zip(self.layers, layers, strict=True))
+        """Every layer's attention half over one cache, that of the `predictor` last."""
+        pairs = zip((*self.layers, *self.predicting), layers, strict=True)
+        return tuple(layer.bind(cache) for layer, cache in pairs)
 
-    def stack(self, halves: Sequence[BoundHalf], experts: Sequence[PackedExperts] | None) -> Stack | None:
-        """All layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot e,
-        or none where they are away; None where the kernels do not run them in one call."""
+    def stack(
+        self,
+        layers: Sequence[DecoderLayer],
+        halves: Sequence[BoundHalf],
+        experts: Sequence[PackedExperts] | None,
+    ) -> Stack | None:
+        """These layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot
+        e, or none where they are away; None where the kernels do not run them in one call."""
         if experts is not None and len(experts) < self.spec.moe_layers:
             return None
-        pairs = zip(self.layers, halves, strict=True)
-        layers = [one for layer, half in pairs if (one := layer.stacked(half, experts)) is not None]
-        return self.ops.stack_layers(layers) if len(layers) == len(self.layers) else None
+        pairs = zip(layers, halves, strict=True)
+        stacked = [one for layer, half in pairs if (one := layer.stacked(half, experts)) is not None]
+        return self.ops.stack_layers(stacked) if 0 < len(stacked) == len(layers) else None
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""
@@ -166,18 +178,23 @@ class AttentionModel:
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""
+        return self.scores(self.normed(x_RH))
+
+    def scores(self, normed_RH: Tensor) -> Tensor:
+        """The same of rows after a norm."""
         scale = self.spec.around.logit_scale
-        logits_RV = self.ops.logits(self._normed(x_RH), self._head)
+        logits_RV = self.ops.logits(normed_RH, self._head)
         return logits_RV if scale == 1.0 else logits_RV.mul_(scale)
 
     def pooled(self, x_H: Tensor) -> Tensor:
         """A row after the final norm, as a float32 vector of length 1, on the host. Row by row, so that it does not
         depend on who shares the batch."""
-        row_H: Tensor = self._normed(x_H[None])[0].cpu().double()
+        row_H: Tensor = self.normed(x_H[None])[0].cpu().double()
         length = float(row_H.norm())
         return row_H.div(length or 1.0).float()
 
-    def _normed(self, x_RH: Tensor) -> Tensor:
+    def normed(self, x_RH: Tensor) -> Tensor:
+        """Rows of the last layer after the final norm."""
         around, eps = self.spec.around, self.spec.eps
         if around.centred:
             normed_RH = self.ops.layer_norm(x_RH, self._norm, self._norm_bias, eps)

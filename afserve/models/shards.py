@@ -6,7 +6,7 @@ says of itself is checked against its size before it is used. What the tensors a
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +61,15 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
                 f"{index}: weight_map sends {shown(name)} to {shown(file)}, which is not a plain file name"
             )
     return weight_map
+
+
+def stored_names(folder: Path) -> Collection[str]:
+    """Of all tensors of a checkpoint. Raises CheckpointError."""
+    index = read_index(folder)
+    if index is not None:
+        return index.keys()
+    with ShardFile(folder / SINGLE) as file:
+        return [row.name for row in file.tensors()]
 
 
 def is_plain_name(name: str) -> bool:

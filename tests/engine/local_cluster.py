@@ -80,7 +80,7 @@ class LocalCluster:
         `groups` are what attention nodes keep, `load_half` makes their layers' attention halves. `expert_memory`: bytes
         of each expert node, as of `build_expert_bank`.
         """
-        spec = spec_of(source)
+        spec = spec_of(source, config.drafts())
         ops = ops or open_ops(config.device, config.threads, isa=config.isa)
         expert_ops = expert_ops or ops
         between = ops.device if expert_ops.device == ops.device else HOST
@@ -94,7 +94,13 @@ class LocalCluster:
             )
             held = plan.held(index)
             bank = build_expert_bank(
-                source, held, slots, expert_dtype=config.expert_dtype, ops=expert_ops, memory=expert_memory
+                source,
+                held,
+                slots,
+                expert_dtype=config.expert_dtype,
+                ops=expert_ops,
+                memory=expert_memory,
+                draft=config.drafts(),
             )
             port = ExpertPort(wrap(end), device=expert_ops.device)
             nodes.append(

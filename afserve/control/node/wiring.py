@@ -157,6 +157,7 @@ def _colocated(
         spec.experts,
         expert_dtype=deployment.engine.expert_dtype,
         memory=deployment.engine.expert_memory_bytes,
+        draft=deployment.engine.drafts(),
         progress=first,
         ops=ops,
     )
@@ -206,6 +207,7 @@ def build_expert(
         layout.slots,
         expert_dtype=deployment.engine.expert_dtype,
         memory=deployment.engine.expert_memory_bytes,
+        draft=deployment.engine.drafts(),
         progress=progress,
         ops=ops,
         recheck=unchanged(deployment.source, Role.EXPERT, identity, full=deployment.verify == FULL),
@@ -248,7 +250,7 @@ def _closing(trace: Trace | None, deployment: Deployment, *closes: Close) -> Clo
 
 def _checked_spec(assigned: Assigned) -> ModelSpec:
     source = assigned.deployment.source
-    spec = spec_of(source)
+    spec = spec_of(source, assigned.deployment.engine.drafts())
     if spec.fingerprint() != assigned.deployment.fingerprint:
         raise RendezvousError(
             f"{assigned.node}: model: {source.path}/config.json describes another model "

@@ -11,6 +11,7 @@ from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.draft.drafter import Drafter
 from afserve.engine.draft.forced import ForcedDrafter
+from afserve.engine.draft.mtp import MtpDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
 from afserve.engine.draft.suffix import SuffixDrafter
@@ -83,12 +84,12 @@ class Drafting:
         return self._counts.stats()
 
 
-def open_drafting(choice: DraftChoice, spec: ModelSpec) -> Drafting | None:
-    """None where nobody drafts."""
+def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: MtpDrafter | None = None) -> Drafting | None:
+    """None where nobody drafts. `mtp` is told what it says."""
     if choice.method is DraftMethod.OFF:
         return None
     price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
-    found: Drafter = SuffixDrafter(choice.suffix)
+    found: Drafter = mtp or SuffixDrafter(choice.suffix)
     if choice.method is DraftMethod.NGRAM:
         found = NgramDrafter(choice.ngram)
     return Drafting([ForcedDrafter(), found], price, choice.most)

@@ -70,7 +70,9 @@ class KvBlocks:
 
 class KvCache:
     """`halves` are the model's attention halves over this memory, `pool` says who holds which block. Blocks are those
-    of the first group, with what the others keep of the same tokens; `group_of` has each layer's group.
+    of the first group, with what the others keep of the same tokens; `group_of` has each layer's group. `predicting`
+    is the half of a layer that drafts, whose keys and values are a part of every block: whoever moves blocks knows
+    nothing of it. What it has of a block's last token is by whichever token followed first.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with
@@ -82,7 +84,7 @@ class KvCache:
         self, model: AttentionModel, config: EngineConfig, weights: str = "", groups: Sequence[KvGroup] = ()
     ) -> None:
         """Without `groups` all layers are one. Raises ValueError where these do not fit the model."""
-        keeps = [layer.keeps for layer in model.layers]
+        keeps = [layer.keeps for layer in (*model.layers, *model.predicting)]
         groups = groups or one_group(keeps, config.kv_blocks, config.block_size)
         first = groups[0]
         assert (first.blocks, first.block_size) == (config.kv_blocks, config.block_size), "the first has both"
@@ -112,7 +114,8 @@ class KvCache:
             )
             self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, model.dtype)
             self.group_of = memory.group_of
-        self.halves = model.bind(self._memory.layers)
+        bound, own = model.bind(self._memory.layers), len(model.layers)
+        self.halves, self.predicting = bound[:own], bound[own:]
 
     @property
     def block_bytes(self) -> int:

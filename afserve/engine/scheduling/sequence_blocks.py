@@ -58,12 +58,9 @@ class SequenceBlocks:
         preempting anybody."""
         end = sequence.computed + count
         wanted = min(len(sequence.draft), most)
-        need = -(-(end + wanted) // self._size) - len(sequence.blocks)
-        if need > 0 and not self.pool.can_grow(need):
-            return min(wanted, len(sequence.blocks) * self._size - end)
-        if need > 0:
-            self.pool.grow(sequence.blocks, need)
-        return wanted
+        if self.grow(sequence, count + wanted):
+            return wanted
+        return min(wanted, len(sequence.blocks) * self._size - end)
 
     def computed(self, sequence: Sequence, before: int) -> None:
         """Blocks that were filled since its first `before` tokens may be found by others from now on."""

@@ -8,7 +8,7 @@ from afserve.engine.kv.cache import KvCache
 from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
-from afserve.engine.step.runner import StepRunner, T
+from afserve.engine.step.runner import PredictorRunner, T
 from afserve.engine.step.stack_runner import ExchangeRunner, StackRunner
 from afserve.models.decoder import AttentionModel
 
@@ -20,7 +20,7 @@ def choose_runners(
     load: ExpertLoad,
     meter: Meter,
     config: EngineConfig,
-) -> Sequence[StepRunner[T]]:
+) -> Sequence[PredictorRunner[T]]:
     """One for each micro-batch, over the node's cache."""
     packed, exchanging = link.packed, link.exchanging
     layers = [
@@ -29,9 +29,10 @@ def choose_runners(
     ]
     if (packed is None and exchanging is None) or kv.pool.further:
         return layers  # a step in one call reads one block table
-    stack = model.stack(kv.halves, packed)
+    stack = model.stack(model.layers, kv.halves, packed)
     if stack is None:
         return layers
     if exchanging is not None:
         return [ExchangeRunner[T](stack, exchanging, one) for one in layers]
-    return [StackRunner[T](stack, one) for one in layers]
+    predictor = model.stack(model.predicting, kv.predicting, packed)
+    return [StackRunner[T](stack, predictor, one) for one in layers]

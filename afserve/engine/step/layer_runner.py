@@ -16,7 +16,9 @@ from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.shared_layers import Abandoned, SharedLayers
 from afserve.engine.step.spoiled import Spoiled
 from afserve.engine.step.step_input import StepInput
-from afserve.models.decoder import AttentionModel
+from afserve.kernels.layer import Half
+from afserve.kernels.paged import PagedBatch
+from afserve.models.decoder import AttentionModel, DecoderLayer
 
 
 class LayerRunner(Generic[T]):
@@ -63,6 +65,15 @@ class LayerRunner(Generic[T]):
         yield from self._combine_layer(ticket, x_TH, spoiled_T, layer)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
 
+    def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
+        (layer,), (attend,) = self.model.predicting, self._kv.predicting
+        half = attend(x_TH, self.model.ops.bind_batch(paged))
+        if half.expert_TK is not None:
+            self.load.predicted(half.expert_TK, decodes)
+        yield from self._feed_forward(layer, len(self.model.layers), x_TH, half, None)
+        self._given_up()
+        return x_TH
+
     def _run_layers(
         self, step: StepInput, x_TH: Tensor, spoiled_T: Tensor, first: int, shared: SharedLayers | None
     ) -> StepRun[T]:
@@ -80,7 +91,6 @@ class LayerRunner(Generic[T]):
             normed_TH, expert_TK, weight_TK = attend(x_TH, tables[group_of[number]])
             if shared is not None:
                 shared.give(number, lambda: self._spoiled.fine)
-            local_TH: Tensor | None
             if expert_TK is not None:
                 self.load.note(self.index, expert_TK)
             if number == last and not step.all_rows:
@@ -90,25 +100,33 @@ class LayerRunner(Generic[T]):
                 x_TH, normed_TH = x_TH[step.row_R], normed_TH[step.row_R]
                 if expert_TK is not None and weight_TK is not None:
                     expert_TK, weight_TK = expert_TK[step.row_R], weight_TK[step.row_R]
-            if layer.moe_number is None:
-                local_TH = layer.local_ffn(normed_TH)
-                assert local_TH is not None, "a dense layer without an FFN"
-                model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
-                continue
-            assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
-            since = self.meter.now()
-            ticket = self._link.dispatch(
-                normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
-            )
-            self.meter.sent(self.index, layer.moe_number, ticket, since)
-            local_TH = layer.local_ffn(normed_TH)
-            if local_TH is not None:
-                x_TH += local_TH
-            yield from self._combine_layer(ticket, x_TH, spoiled_T, number)
+            half = Half(normed_TH, expert_TK, weight_TK)
+            yield from self._feed_forward(layer, number, x_TH, half, spoiled_T)
         return x_TH
 
+    def _feed_forward(
+        self, layer: DecoderLayer, number: int, x_TH: Tensor, half: Half, spoiled_T: Tensor | None
+    ) -> Generator[T | None, None, None]:
+        """What is behind an attention half, into x_TH."""
+        normed_TH, expert_TK, weight_TK = half
+        if layer.moe_number is None:
+            local_TH = layer.local_ffn(normed_TH)
+            assert local_TH is not None, "a dense layer without an FFN"
+            self.model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
+            return
+        assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
+        since = self.meter.now()
+        ticket = self._link.dispatch(
+            normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+        )
+        self.meter.sent(self.index, layer.moe_number, ticket, since)
+        local_TH = layer.local_ffn(normed_TH)
+        if local_TH is not None:
+            x_TH += local_TH
+        yield from self._combine_layer(ticket, x_TH, spoiled_T, number)
+
     def _combine_layer(
-        self, ticket: T, x_TH: Tensor, spoiled_T: Tensor, number: int
+        self, ticket: T, x_TH: Tensor, spoiled_T: Tensor | None, number: int
     ) -> Generator[T | None, None, None]:
         """Adds the routed sums of a layer, once they are there."""
         while not self._link.ready(ticket):

@@ -45,10 +45,14 @@ class Waiting:
 class ExpertLoad:
     """Rows per MoE layer and expert. Each micro-batch notes its layers in order, then commits."""
 
-    def __init__(self, layers: int, experts: int, micro_batches: int, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, experts: int, micro_batches: int, device: torch.device, predictors: int = 0
+    ) -> None:
+        """The last `predictors` of the layers are no part of steps."""
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
-        self._decode = Waiting(layers, experts, device)
-        self._prefill = Waiting(layers, experts, device)
+        own = layers - predictors
+        self._decode, self._prefill = (Waiting(own, experts, device) for _ in range(2))
+        self._predicted = [Waiting(predictors, experts, device) for _ in range(2)]  # decoding, prompts
         self._commits = 0
         self._touched: dict[int, int] = {}
 
@@ -68,13 +72,11 @@ class ExpertLoad:
             chosen_TK = noted[self._commits // _COUNTED % len(noted)]
             if chosen_TK.is_cpu and chosen_TK.numel() <= _MOST:
                 self._touched[micro_batch] = len({*chosen_TK.flatten().tolist()} - {_NONE})
-        if decodes == tokens:
-            self._decode.add(noted)
-        elif not decodes:
-            self._prefill.add(noted)
-        else:
-            self._decode.add([expert_TK[:decodes] for expert_TK in noted])
-            self._prefill.add([expert_TK[decodes:] for expert_TK in noted])
+        _share(noted, decodes, self._decode, self._prefill)
+
+    def predicted(self, expert_TK: Tensor, decodes: int) -> None:
+        """The layer of multi-token prediction ran for these rows, the first `decodes` of which were no prompt's."""
+        _share([expert_TK], decodes, *self._predicted)
 
     def touched(self, micro_batch: int) -> int | None:
         """Distinct experts of one layer in its last step, if they were counted: now and then, and on no device."""
@@ -82,4 +84,19 @@ class ExpertLoad:
 
     def take(self) -> RoutedRows:
         """What was committed since the last call, every row in exactly one of them."""
-        return RoutedRows(self._prefill.take().numpy(), self._decode.take().numpy())
+        decode, prefill = self._predicted
+        return RoutedRows(
+            torch.cat((self._prefill.take(), prefill.take())).numpy(),
+            torch.cat((self._decode.take(), decode.take())).numpy(),
+        )
+
+
+def _share(noted: list[Tensor], decodes: int, decode: Waiting, prefill: Waiting) -> None:
+    tokens = noted[0].shape[0] if noted else 0
+    if decodes == tokens:
+        decode.add(noted)
+    elif not decodes:
+        prefill.add(noted)
+    else:
+        decode.add([expert_TK[:decodes] for expert_TK in noted])
+        prefill.add([expert_TK[decodes:] for expert_TK in noted])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afserve.comm.m2n.link_contract import SentTicket
 from afserve.engine.step.step_input import StepInput
+from afserve.kernels.paged import PagedBatch
 
 T = TypeVar("T", bound=SentTicket)
 T_co = TypeVar("T_co", bound=SentTicket, covariant=True)
@@ -28,3 +29,11 @@ class StepRunner(Protocol[T_co]):
 
     def take_failures(self) -> dict[int, str]:
         """Of the step that ran last: why a chunk gave nothing, by its index. Once per step; waits for a device."""
+
+
+class PredictorRunner(StepRunner[T_co], Protocol[T_co]):
+    """Also of a layer of multi-token prediction, where the model was loaded with one."""
+
+    def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T_co]:
+        """What that layer gives for rows that it changes in place, (T, H). Of a row without a sum from the experts it
+        is not finite. The first `decodes` rows are no prompt's. Between two steps of the micro-batch."""

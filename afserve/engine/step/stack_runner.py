@@ -13,19 +13,31 @@ from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_input import StepInput
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import Exchange, Stack, Stacked, Stopped
 
 
 class StackRunner(Generic[T]):
     """Over the experts of this process."""
 
-    def __init__(self, stack: Stack, layers: LayerRunner[T]) -> None:
-        self._stack, self._layers = stack, layers
+    def __init__(self, stack: Stack, predictor: Stack | None, layers: LayerRunner[T]) -> None:
+        """`predictor`: the layer of multi-token prediction, if there is one that fits a call."""
+        self._stack, self._predictor, self._layers = stack, predictor, layers
 
     def run_step(self, step: StepInput) -> StepRun[T]:
         if fits_one_call(step, self._layers.meter):
             return self._run_stack(step)
         return self._layers.run_step(step)
+
+    def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
+        layers = self._layers
+        if self._predictor is None or layers.meter.trace is not None:
+            return (yield from layers.run_predictor(x_TH, paged, decodes))
+        done = layers.model.ops.run_stack(self._predictor, x_TH, paged, None, None)
+        for expert_TK in done.expert_LTK:
+            layers.load.predicted(expert_TK, decodes)
+        layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)
+        return x_TH
 
     def take_failures(self) -> dict[int, str]:
         return self._layers.take_failures()
@@ -53,6 +65,9 @@ class ExchangeRunner(Generic[T]):
             if exchange is not None:
                 return self._run_exchange(step, exchange)
         return self._layers.run_step(step)
+
+    def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
+        return self._layers.run_predictor(x_TH, paged, decodes)
 
     def take_failures(self) -> dict[int, str]:
         return self._layers.take_failures()

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
@@ -21,9 +22,9 @@ class StepInput:
 
     token_T  int64, what is embedded
     paged    positions, places in the cache and block tables, of the first group of KV; `further` those of the others
-    row_R    int64, indices of tokens: for each chunk all its prompt rows if asked, else, if it is sampled, its newest
-             token's and those of the draft behind it. Nothing but these is read of what the last layer gives; `rows`
-             are the same on the host, and `all_rows` says whether they are all
+    row_R    int64, indices of tokens whose logits are wanted: for each chunk all its prompt rows if asked, else, if it
+             is sampled, its newest token's and those of the draft behind it. `rows` are the same on the host
+    all_rows whether all rows are read of what the last layer gives, and not `row_R` alone
     ends     for each chunk how many of those rows it and the chunks before it have
     decodes  tokens that are decoded or verified: they are the first, the others belong to prompt chunks
     alone    no other micro-batch has anything to run
@@ -53,10 +54,15 @@ class StepInput:
 
 
 def build_step(
-    plan: StepPlan, block_size: int, buffers: StepBuffers, further: Sequence[GroupTable] = ()
+    plan: StepPlan,
+    block_size: int,
+    buffers: StepBuffers,
+    further: Sequence[GroupTable] = (),
+    *,
+    every_row: bool = False,
 ) -> StepInput:
     """All tensors are in `buffers`, until the next step is. `block_size` is that of the first group of KV, `further`
-    are the others of a model that has several."""
+    are the others of a model that has several. `every_row`: somebody reads what the last layer gives for each."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -89,32 +95,47 @@ def build_step(
         ends.append(len(rows))
     of_rows, count = (tokens, positions, slots, rows), len(tokens)
     token_T, position_T, kv_slot_T, row_R = buffers.write("rows", count, np.int64, of_rows)
-    table, width = _filled([chunk.sequence.blocks for chunk in plan.chunks])
-    tables, sequences = (starts, contexts, table), len(plan.chunks)
-    query_start_S1, context_S, table_N = buffers.write("tables", sequences, np.int32, tables, block_size)
-    paged = PagedBatch(
-        position_T=position_T,
-        kv_slot_T=kv_slot_T,
-        query_start_S1=query_start_S1,
-        context_S=context_S,
-        block_table_SB=table_N.view(-1, width),
-        max_query=max(chunk.count for chunk in plan.chunks),
-        max_context=max(contexts),
-        starts=tuple(starts),
-        contexts=tuple(contexts),
-        held=_held(plan),
-    )
+    tables = [chunk.sequence.blocks for chunk in plan.chunks]
+    paged = paged_batch(position_T, kv_slot_T, starts, contexts, tables, block_size, buffers, _held(plan))
     return StepInput(
         token_T,
         paged,
         row_R,
         rows,
         ends,
-        len(rows) == len(tokens),
+        every_row or len(rows) == len(tokens),
         plan.decodes,
         plan.alone,
         plan.shared,
         tuple(_of_group(plan, group, paged, buffers, at) for at, group in enumerate(further)),
+    )
+
+
+def paged_batch(
+    position_T: Tensor,
+    kv_slot_T: Tensor,
+    starts: list[int],
+    contexts: list[int],
+    tables: Sequence[list[int]],
+    block_size: int,
+    room: StepBuffers,
+    held: HeldStates | None = None,
+) -> PagedBatch:
+    """Sequence s has the tokens from `starts[s]` up to `starts[s + 1]`, which are the last of its `contexts[s]`."""
+    table, width = _filled(tables)
+    columns = starts, contexts, table
+    query_start_S1, context_S, table_N = room.write("tables", len(tables), np.int32, columns, block_size)
+    return PagedBatch(
+        position_T=position_T,
+        kv_slot_T=kv_slot_T,
+        query_start_S1=query_start_S1,
+        context_S=context_S,
+        block_table_SB=table_N.view(-1, width),
+        max_query=max(end - start for start, end in pairwise(starts)),
+        max_context=max(contexts),
+        starts=tuple(starts),
+        contexts=tuple(contexts),
+        held=held,
     )
 
 

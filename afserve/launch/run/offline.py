@@ -10,9 +10,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from afserve.config import ModelSource
+from afserve.drafts import DraftChoice
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import ConfigError
-from afserve.families.table import load_spec
+from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.gpus import check_device
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.models import FoundModel
@@ -129,7 +130,7 @@ def _planned(survey: Survey) -> tuple[Topology, HostAssignment]:
     wishes, gpus = survey.flags.wishes, survey.gpus
     if wishes.engine.device != "cpu" and not wishes.hosts:
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
-    topology = choose(_spec(source, survey.found), source, survey.machine, wishes)
+    topology = choose(_spec(source, survey.found, wishes.engine.drafts()), source, survey.machine, wishes)
     assignment = survey.assigned or HostAssignment.all_here(topology.deployment, gpus)
     hosted, certified = survey.devices or assignment.hosted, survey.flags.run.certs is not None
     check_kv_transport(wishes.engine.kv_transport, hosted, certified=certified)
@@ -137,10 +138,9 @@ def _planned(survey: Survey) -> tuple[Topology, HostAssignment]:
     return topology.with_transport(choice.kind, choice.reason), assignment
 
 
-def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
-    spec = load_spec(found.folder)
+def _spec(source: ModelSource, found: FoundModel, draft: DraftChoice) -> ModelSpec:
     if source.load_format != "dummy" and not found.weights:
         raise ConfigError(
             f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder"
         )
-    return spec if source.layers is None else spec.cut(source.layers)
+    return planned_spec(source, draft)

@@ -7,6 +7,7 @@ from tempfile import TemporaryFile
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
+from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
@@ -61,7 +62,7 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
     source = replace(flags.source, path=str(found.folder), name=found.name)
     wishes = flags.wishes
     whole = load_spec(found.folder)
-    spec = whole if source.layers is None else whole.cut(source.layers)
+    spec = planned_spec(source, wishes.engine.drafts())
     if wishes.engine.device != "cpu" and not wishes.hosts:
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     try:

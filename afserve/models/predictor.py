@@ -1,0 +1,36 @@
+"""A checkpoint's layer of multi-token prediction without its decoder layer: what goes in, and what comes out.
+
+For position t the target's row after its final norm and the embedding of token t + 1 become one row, which goes through
+a decoder layer with keys and values of its own; a norm of its own and the target's head give token t + 2. Source:
+DeepSeek-V3 (arXiv 2412.19437, 2.2). Shapes: T rows, H hidden.
+"""
+
+import torch
+from torch import Tensor
+
+from afserve.families.naming import PredictorNames
+from afserve.kernels.ops import Ops
+from afserve.models.halves import LayerTensors
+from afserve.spec import ModelSpec
+
+
+class Predictor:
+    """Of the layer `tensors.layer`, which stands behind the model's."""
+
+    def __init__(self, spec: ModelSpec, names: PredictorNames, tensors: LayerTensors, ops: Ops) -> None:
+        hidden = spec.hidden
+        self._ops, self._eps = ops, spec.eps
+        self._embedding_norm = tensors.norm(names.embedding_norm, hidden)
+        self._hidden_norm = tensors.norm(names.hidden_norm, hidden)
+        self._join = tensors.dense.linear(tensors(names.join, hidden, 2 * hidden))
+        self._last_norm = tensors.norm(names.last_norm, hidden)
+
+    def join(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
+        """What the decoder layer begins with; `hidden_TH` is normed, or came from `close`."""
+        norm, eps = self._ops.rms_norm, self._eps
+        both = norm(embedded_TH, self._embedding_norm, eps), norm(hidden_TH, self._hidden_norm, eps)
+        return self._ops.linear(torch.cat(both, 1), self._join)
+
+    def close(self, x_TH: Tensor) -> Tensor:
+        """Of what the decoder layer gives, what the head reads, and `join` for the token after that."""
+        return self._ops.rms_norm(x_TH, self._last_norm, self._eps)
