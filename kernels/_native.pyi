@@ -184,6 +184,7 @@ class StackLayer:
         down: Linear | None,
         experts: Experts | None,
         away: bool,
+        group: int,
     ) -> None: ...
 
 class Stack:
@@ -191,7 +192,7 @@ class Stack:
     def run(
         self,
         engine: Engine,
-        batch: Batch,
+        groups: Sequence[Batch],
         x: int,
         expert: int,
         bad: int,

@@ -4,6 +4,8 @@ A stack is made where every half is fused and every FFN is the library's; else t
 called one by one, with the same bits. Shapes: T tokens, H hidden, K top-k, L MoE layers.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,7 +48,7 @@ def _native_layer(layer: StackLayer) -> _native.StackLayer | None:
         if not isinstance(handle, _native.Experts) or layer.experts.dtype is not half.dtype:
             return None
         experts = handle
-    return _native.StackLayer(half.half, first, second, experts, layer.away)
+    return _native.StackLayer(half.half, first, second, experts, layer.away, layer.group)
 
 
 def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
@@ -72,7 +74,7 @@ class NativeStack(Stack):
         self.hidden = layers[0].half.layer.input_norm_H.shape[0]
 
     def run_layers(
-        self, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: Exchange | None
+        self, x_TH: Tensor, groups: Sequence[PagedBatch], bad_T: Tensor | None, exchange: Exchange | None
     ) -> Stacked:
         if x_TH.dtype is not self._dtype or not x_TH.is_contiguous():
             raise ValueError(
@@ -85,7 +87,7 @@ class NativeStack(Stack):
             normed, weight = torch.empty_like(x_TH), torch.empty(tokens, top_k, dtype=torch.float32)
         layers, seconds, waited = self._stack.run(
             self._engine,
-            native_half.batch_handle(batch),
+            [native_half.batch_handle(batch) for batch in groups],
             x_TH.data_ptr(),
             expert.data_ptr(),
             address(bad_T),

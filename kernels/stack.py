@@ -5,6 +5,7 @@ residual, layer after layer. Shapes: T tokens, K top-k, L MoE layers.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
@@ -25,12 +26,14 @@ LayeredExperts = NewType("LayeredExperts", object)
 @dataclass(frozen=True, slots=True)
 class StackLayer:
     """`ffn` is gate over up, and down: a dense layer's FFN, or the shared expert of a layer with `experts`, if it has
-    one. Expert e is in slot e. `away`: the layer has experts, on other nodes."""
+    one. Expert e is in slot e. `away`: the layer has experts, on other nodes. `group`: whose block table it
+    reads."""
 
     half: BoundLayer
     ffn: tuple[PackedLinear, PackedLinear] | None
     experts: PackedExperts | None
     away: bool = False
+    group: int = 0
 
     @property
     def routes(self) -> bool:
@@ -64,6 +67,6 @@ class Stack(ABC):
 
     @abstractmethod
     def run_layers(
-        self, x_TH: Tensor, batch: PagedBatch, bad_T: Tensor | None, exchange: Exchange | None
+        self, x_TH: Tensor, groups: Sequence[PagedBatch], bad_T: Tensor | None, exchange: Exchange | None
     ) -> Stacked:
         """As `Ops.run_stack`."""

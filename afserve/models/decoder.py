@@ -76,14 +76,16 @@ class DecoderLayer:
         """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat."""
         return self._half.bind(cache)
 
-    def stacked(self, half: BoundHalf, experts: Sequence[PackedExperts] | None) -> StackLayer | None:
-        """The whole layer, given the experts of every MoE layer, or none where these are away; None where an op of it
-        is none of a stack's."""
+    def stacked(
+        self, half: BoundHalf, experts: Sequence[PackedExperts] | None, group: int = 0
+    ) -> StackLayer | None:
+        """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
+        None where an op of it is none of a stack's."""
         if half.bound is None or self._gate is not None:
             return None
         if self.moe_number is None or experts is None:
-            return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None)
-        return StackLayer(half.bound, self._ffn, experts[self.moe_number])
+            return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None, group=group)
+        return StackLayer(half.bound, self._ffn, experts[self.moe_number], group=group)
 
     def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
@@ -160,14 +162,16 @@ class AttentionModel:
         self,
         layers: Sequence[DecoderLayer],
         halves: Sequence[BoundHalf],
+        group_of: Sequence[int],
         experts: Sequence[PackedExperts] | None,
     ) -> Stack | None:
-        """These layers over the cache that `halves` are bound to, with the experts of each MoE layer, expert e in slot
-        e, or none where they are away; None where the kernels do not run them in one call."""
+        """These layers over the cache that `halves` are bound to, each with the group of its KV, and with the experts
+        of each MoE layer, expert e in slot e, or none where they are away; None where the kernels do not run them in
+        one call."""
         if experts is not None and len(experts) < self.spec.moe_layers:
             return None
-        pairs = zip(layers, halves, strict=True)
-        stacked = [one for layer, half in pairs if (one := layer.stacked(half, experts)) is not None]
+        parts = zip(layers, halves, group_of, strict=True)
+        stacked = [one for layer, half, at in parts if (one := layer.stacked(half, experts, at)) is not None]
         return self.ops.stack_layers(stacked) if 0 < len(stacked) == len(layers) else None
 
     def embed(self, token_T: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 #include "stack.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 
@@ -33,6 +34,7 @@ Stack::Stack(std::vector<StackLayer> layers) : layers_(std::move(layers)) {
     expect_same(at, "dtype", int(layer.attention.dtype), int(dtype()));
     expect_same(at, "hidden size", layer.attention.hidden, hidden_);
     away_ += layer.away;
+    groups_ = std::max(groups_, size_t(layer.group) + 1);
     if (!layer.routes() && !layer.gate_up) throw std::invalid_argument("layer " + std::to_string(at) + ": no FFN");
     if (layer.gate_up) {
       expect_same(at, "inputs of gate and up", layer.gate_up->inputs(), hidden_);
@@ -54,8 +56,12 @@ void Stack::expect(const Exchange* exchange) const {
 }
 
 template <class E>
-Stacked Stack::run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchange* exchange) const {
+Stacked Stack::run(Engine& engine, const std::vector<const Batch*>& groups, StackRows<E> rows, Exchange* exchange) const {
   expect(exchange);
+  if (groups.size() != groups_)
+    throw std::invalid_argument("block tables of " + std::to_string(groups.size()) + " groups, expected " +
+                                std::to_string(groups_));
+  const Batch& batch = *groups[0];
   size_t tokens = batch.tokens, all = tokens * hidden_, chosen = tokens * top_k_;
   size_t bytes = all * (2 * sizeof(E) + sizeof(float)) + chosen * sizeof(float) + 4 * 64;
   Carver carver(engine.shared[5].at_least<char>(bytes));
@@ -67,7 +73,7 @@ Stacked Stack::run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchan
   Stacked done{int(layers_.size()), 0};
   for (size_t at = 0, moe = 0; at < layers_.size(); at++) {
     const StackLayer& layer = layers_[at];
-    layer.attention.run(engine, batch, {x, normed, layer.routes() ? expert : nullptr, weight});
+    layer.attention.run(engine, *groups[layer.group], {x, normed, layer.routes() ? expert : nullptr, weight});
     auto since = Clock::now();
     if (layer.away)
       exchange->send(moe++, normed, hidden_ * int64_t(sizeof(E)), expert, weight, batch.tokens, top_k_);
@@ -100,5 +106,5 @@ Stacked Stack::run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchan
   return done;
 }
 
-template Stacked Stack::run(Engine&, const Batch&, StackRows<bf16>, Exchange*) const;
-template Stacked Stack::run(Engine&, const Batch&, StackRows<float>, Exchange*) const;
+template Stacked Stack::run(Engine&, const std::vector<const Batch*>&, StackRows<bf16>, Exchange*) const;
+template Stacked Stack::run(Engine&, const std::vector<const Batch*>&, StackRows<float>, Exchange*) const;

@@ -2,6 +2,7 @@
 // loops as the halves called one by one, so the same bits.
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "exchange.h"
 #include "experts.h"
@@ -9,12 +10,14 @@
 #include "linear.h"
 
 // `gate_up` and `down` are a dense layer's FFN, or the shared expert; null where there is none. `experts` is null in a
-// dense layer, and where the layer's experts are `away`, on other nodes; expert e is in slot e.
+// dense layer, and where the layer's experts are `away`, on other nodes; expert e is in slot e. `group` is that of its KV:
+// its block table is the one of that number.
 struct StackLayer {
   AttentionHalf attention;
   std::shared_ptr<Linear> gate_up, down;
   std::shared_ptr<Experts> experts;
   bool away = false;
+  int group = 0;
 
   bool routes() const { return experts || away; }
 };
@@ -45,14 +48,15 @@ class Stack {
 
   Dtype dtype() const { return layers_[0].attention.dtype; }
 
-  // `exchange` is for layers whose experts are away.
+  // The same tokens over the block table of each group of KV. `exchange` is for layers whose experts are away.
   template <class E>
-  Stacked run(Engine& engine, const Batch& batch, StackRows<E> rows, Exchange* exchange = nullptr) const;
+  Stacked run(Engine& engine, const std::vector<const Batch*>& groups, StackRows<E> rows, Exchange* exchange = nullptr) const;
 
  private:
   void expect(const Exchange* exchange) const;
 
   std::vector<StackLayer> layers_;
   int hidden_, top_k_ = 0;
+  size_t groups_ = 1;
   size_t away_ = 0;  // layers whose experts are
 };

@@ -123,7 +123,7 @@ def check(ops: Ops, dtype: torch.dtype, kinds: list[Kind], contexts: list[int], 
         over, memory = layers.over(tokens)
         x, bad = x_TH.clone(), torch.full((tokens,), -1, dtype=torch.int32)
         if stacked:
-            chosen = list(ops.run_stack(made(ops, over), x, ops.bind_batch(batch), bad).expert_LTK)
+            chosen = list(ops.run_stack(made(ops, over), x, [ops.bind_batch(batch)], bad).expert_LTK)
         else:
             chosen = one_by_one(ops, over, x, batch, bad)
         assert len(chosen) == sum(kind.experts for kind in kinds)
@@ -166,7 +166,7 @@ def test_a_prompt_beside_decoding(ops: Ops) -> None:
         (over, memory), x = layers.over(2), x_TH.clone()
         bad = torch.full((21,), -1, dtype=torch.int32)
         if stacked:
-            ops.run_stack(made(ops, over), x, batch, bad)
+            ops.run_stack(made(ops, over), x, [batch], bad)
         else:
             one_by_one(ops, over, x, batch, bad)
         results.append([x, *memory])
@@ -188,9 +188,11 @@ def test_what_is_no_stack(falling: Ops, truth: Ops) -> None:
     assert falling.stack_layers([StackLayer(one.half, odd[0].ffn, one.experts)]) is None
     stack, batch = made(falling, layers), grouped.decode_batch([5])
     with pytest.raises(ValueError, match="x_TH: shape"):
-        falling.run_stack(stack, torch.zeros(1, HIDDEN + 1, dtype=bf16), batch)
+        falling.run_stack(stack, torch.zeros(1, HIDDEN + 1, dtype=bf16), [batch])
     with pytest.raises(ValueError, match=r"x_TH: torch.float32 .* expected contiguous torch.bfloat16"):
-        falling.run_stack(stack, torch.zeros(1, HIDDEN), batch)
+        falling.run_stack(stack, torch.zeros(1, HIDDEN), [batch])
     with pytest.raises(ValueError, match="bad_T"):
-        falling.run_stack(stack, torch.zeros(1, HIDDEN, dtype=bf16), batch, torch.zeros(2, dtype=torch.int32))
+        falling.run_stack(
+            stack, torch.zeros(1, HIDDEN, dtype=bf16), [batch], torch.zeros(2, dtype=torch.int32)
+        )
     assert falling.stack_layers([]) is None

@@ -27,12 +27,13 @@ def choose_runners(
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
-    if (packed is None and exchanging is None) or kv.pool.further:
-        return layers  # a step in one call reads one block table
-    stack = model.stack(model.layers, kv.halves, packed)
+    if packed is None and exchanging is None:
+        return layers
+    own = kv.group_of[: len(model.layers)]
+    stack = model.stack(model.layers, kv.halves, own, packed)
     if stack is None:
         return layers
     if exchanging is not None:
         return [ExchangeRunner[T](stack, exchanging, one) for one in layers]
-    predictor = model.stack(model.predicting, kv.predicting, packed)
+    predictor = model.stack(model.predicting, kv.predicting, [0] * len(kv.predicting), packed)
     return [StackRunner[T](stack, predictor, one) for one in layers]

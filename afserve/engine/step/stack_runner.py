@@ -45,7 +45,7 @@ class StackRunner(Generic[T]):
     def _run_stack(self, step: StepInput) -> StepRun[T]:
         layers = self._layers
         x_TH, spoiled_T = layers.begin_step(step)
-        done = layers.model.ops.run_stack(self._stack, x_TH, step.paged, spoiled_T, None)
+        done = layers.model.ops.run_stack(self._stack, x_TH, (step.paged, *step.further), spoiled_T, None)
         note_stacked(done, layers)
         layers.load.commit(layers.index, step.decodes)
         yield from ()  # nobody is waited for
@@ -78,7 +78,9 @@ class ExchangeRunner(Generic[T]):
         layers, stopped, chosen_LTK = self._layers, None, None
         x_TH, spoiled_T = layers.begin_step(step)
         try:
-            done = layers.model.ops.run_stack(self._stack, x_TH, step.paged, spoiled_T, exchange)
+            done = layers.model.ops.run_stack(
+                self._stack, x_TH, (step.paged, *step.further), spoiled_T, exchange
+            )
             stopped, chosen_LTK = done.stopped, done.expert_LTK
         finally:
             ticket = self._settle(stopped, chosen_LTK)
