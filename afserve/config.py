@@ -285,6 +285,9 @@ class EngineConfig(EngineSettings):
     max_model_len: int = setting(MISSING, "Longest sequence.", Range(2, 1 << 24))
     kv_blocks: int = setting(MISSING, "Blocks of the KV cache.", Range(1, 1 << 31))
     _: KW_ONLY
+    window_blocks: int = setting(
+        0, "Blocks of layers that see a window; 0: they keep what all layers keep.", Range(0, 1 << 31)
+    )
     max_sequences: int = setting(256, "Sequences in flight.", Range(1, 1 << 16))
     max_batch_tokens: int = setting(512, "Tokens of one step.", Range(1, 1 << 20))
     micro_batches: int = setting(2, "In flight at most.", Range(1, MAX_MICRO_BATCHES))

@@ -81,6 +81,21 @@ class ModelSpec:
     def moe_layers(self) -> int:
         return len(self.moe_layer_ids)
 
+    @cached_property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """Those that see a window of the last tokens, where others see all; of a model with windows alone none."""
+        found = tuple(n for n, kind in enumerate(self.pattern) if self.kinds[kind].attention.window)
+        return found if len(found) < self.layers else ()
+
+    @property
+    def widest_window(self) -> int:
+        """Tokens that these see at most, the newest among them."""
+        return max((self.layer(n).attention.window or 0 for n in self.windowed_layers), default=0)
+
+    def windowed_bytes_per_token(self, dtype_bytes: int = 2) -> int:
+        """The part of `kv_bytes_per_token` that these have."""
+        return dtype_bytes * sum(self.layer(n).attention.kv_width for n in self.windowed_layers)
+
     def kv_bytes_per_token(self, dtype_bytes: int = 2, block_size: int | None = None) -> int:
         """Of a KV cache with blocks of so many tokens, its part of the states in a block included, rounded up; without
         a block size that of keys and values alone."""

@@ -264,10 +264,9 @@ class Ops:
         bad_T: Tensor | None = None,
         exchange: Exchange | None = None,
     ) -> Stacked:
-        """x_TH becomes, in place, what the last layer gives; keys and values are written. `groups`: the same tokens
-        over the block table of each group of KV. `bad_T` as of `add_sums`,
-        with the number of the layer. The same bits as halves, FFNs and `add_sums` one by one. `exchange` is the data
-        plane's way to experts that are away (`comm.transport.Exchanging`)."""
+        """x_TH becomes, in place, what the last layer gives; keys and values are written. `groups`: the tokens over
+        each KV group's block table. `bad_T` as of `add_sums`, with the number of the layer. The same bits as halves,
+        FFNs and `add_sums` one by one. `exchange`: the way to experts that are away (`comm.transport.Exchanging`)."""
         expect_shape("x_TH", x_TH, (groups[0].tokens, stack.hidden))
         expect_marks(bad_T, groups[0].tokens)
         return stack.run_layers(x_TH, groups, bad_T, exchange)

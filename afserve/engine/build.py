@@ -15,7 +15,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.attention_node import AttentionNode
-from afserve.engine.kv.groups import KvGroup
+from afserve.engine.kv.groups import KvGroup, groups_of
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.errors import ConfigError
@@ -101,7 +101,7 @@ def build_attention_node(
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
-    those that it reads itself, by samples. `groups` are those of the layers' KV; without them there is one.
+    those that it reads itself, by samples. `groups` are those of the layers' KV, if not what `config` says.
     `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
     """
     spec = spec_of(source, config.drafts())
@@ -123,7 +123,14 @@ def build_attention_node(
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
     node = AttentionNode(
-        model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides, groups=groups
+        model,
+        link,
+        config,
+        frozenset(eos),
+        trace=trace,
+        weights=weights,
+        guides=guides,
+        groups=groups or groups_of(spec, len(model.layers) + len(model.predicting), config),
     )
     node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, Checkpoint):

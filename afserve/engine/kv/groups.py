@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from afserve.config import EngineConfig
 from afserve.kernels.cache import KeptShape
+from afserve.spec import ModelSpec
 
 
 class GroupKind(StrEnum):
@@ -51,6 +53,20 @@ class KvGroup:
 def one_group(layers: Sequence[KeptShape], blocks: int, block_size: int) -> tuple[KvGroup, ...]:
     """All layers together: what kernels that run a whole step in one call can read."""
     return (KvGroup(GroupKind.FULL, tuple(range(len(layers))), blocks, block_size),)
+
+
+def groups_of(spec: ModelSpec, layers: int, config: EngineConfig) -> tuple[KvGroup, ...]:
+    """Of so many layers, a drafting one behind the model's among them: those with windows apart where `config` says so;
+    else none, and all layers are one group."""
+    if not config.window_blocks:
+        return ()
+    windowed = spec.windowed_layers
+    others = tuple(layer for layer in range(layers) if layer not in set(windowed))
+    size = config.block_size
+    return (
+        KvGroup(GroupKind.FULL, others, config.kv_blocks, size),
+        KvGroup(GroupKind.WINDOW, windowed, config.window_blocks, size, spec.widest_window),
+    )
 
 
 def check_groups(groups: Sequence[KvGroup], layers: int, step_tokens: int) -> None:

@@ -33,7 +33,7 @@ class StackRunner(Generic[T]):
         layers = self._layers
         if self._predictor is None or layers.meter.trace is not None:
             return (yield from layers.run_predictor(x_TH, paged, decodes))
-        done = layers.model.ops.run_stack(self._predictor, x_TH, paged, None, None)
+        done = layers.model.ops.run_stack(self._predictor, x_TH, (paged,), None, None)
         for expert_TK in done.expert_LTK:
             layers.load.predicted(expert_TK, decodes)
         layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)

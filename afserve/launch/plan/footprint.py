@@ -4,7 +4,7 @@ It decides nothing; `topology.py` does.
 """
 
 from afserve.config import ModelSource
-from afserve.launch.plan.kv_blocks import per_token
+from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
 from afserve.spec import BYTES, ModelSpec
@@ -30,7 +30,8 @@ def needs(
 ) -> str:
     """What a model needs by role, and what there is."""
     own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
-    kv = per_token(spec, element_bytes(source, spec)) * 1000
+    element = element_bytes(source, spec)
+    kv = spec.kv_bytes_per_token(element, block_size(spec, element, None)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
     layers = f"{spec.moe_layers} MoE layer{'s' * (spec.moe_layers != 1)}"

@@ -4,10 +4,13 @@ A block also holds the states of layers that have them (kernels/delta.py). Unles
 they are so long that states take no more memory than keys and values do. It knows no machine.
 """
 
+from dataclasses import dataclass
+
 from afserve.config import BLOCK_TOKENS
 from afserve.spec import ModelSpec
 
 _PLAIN = 16  # tokens: a tile of the native kernels
+_ENDS = 8
 _FEWEST = 8  # blocks of a cache whose size is given, so that several requests fit into it
 
 
@@ -26,6 +29,46 @@ def block_size(spec: ModelSpec, element: int, asked: int | None, kv_tokens: int 
     return min(balanced, longest)
 
 
-def per_token(spec: ModelSpec, element: int, asked: int | None = None, kv_tokens: int | None = None) -> int:
-    """Bytes of a cache of such blocks for each token that it holds."""
-    return spec.kv_bytes_per_token(element, block_size(spec, element, asked, kv_tokens))
+@dataclass(frozen=True, slots=True)
+class KvRoom:
+    """What the blocks of a node's cache take. Of a model in which only some layers see all tokens, the others, which
+    see a window, have blocks of their own: those that running sequences see, and beside them one for every
+    `_ENDS` blocks, for the ends of prefixes that others may find. Where that saves less than half of them, all layers
+    keep all tokens, which is simpler.
+
+    E.g. gpt-oss-20b, whose window is 128 tokens, half of its layers: 256 sequences see 2,304 blocks of 16 tokens; a
+    cache of 16,384 blocks has 4,386 for these layers.
+
+    block     tokens
+    whole     bytes of a block in layers that see all tokens, states included
+    windowed  bytes in the others
+    seen      blocks that running sequences and a step see in those
+    """
+
+    block: int
+    whole: int
+    windowed: int = 0
+    seen: int = 0
+
+    def window_blocks(self, blocks: int) -> int:
+        """For the layers that see a window, beside so many blocks; 0: they keep what all do."""
+        own = self.seen + blocks // _ENDS
+        return own if self.windowed and 2 * own <= blocks else 0
+
+    def bytes_of(self, tokens: int) -> int:
+        blocks = tokens // self.block
+        return blocks * self.whole + (self.window_blocks(blocks) or blocks) * self.windowed
+
+    def tokens_in(self, size: int) -> int:
+        """As many as so many bytes hold, in whole blocks; fewer than none where size is below 0."""
+        blocks = size // (self.whole + self.windowed)
+        apart = (size - self.seen * self.windowed) * _ENDS // (_ENDS * self.whole + self.windowed)
+        return (apart if self.window_blocks(apart) else blocks) * self.block
+
+
+def kv_room(spec: ModelSpec, element: int, block: int, sequences: int = 0, step_tokens: int = 0) -> KvRoom:
+    """Of a node that runs so many sequences at most, in steps of so many tokens."""
+    windowed = spec.windowed_bytes_per_token(element) * block
+    whole = spec.kv_bytes_per_token(element, block) * block - windowed
+    seen = sequences * (-(-spec.widest_window // block) + 1) + -(-step_tokens // block) + 2
+    return KvRoom(block, whole, windowed, seen)

@@ -32,7 +32,7 @@ from afserve.launch.plan.footprint import (
     role_bytes,
 )
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.kv_blocks import block_size, per_token
+from afserve.launch.plan.kv_blocks import KvRoom, block_size, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
@@ -141,14 +141,15 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     check_expert_memory(spec, source, wishes, slots.total if nodes.experts else spec.experts, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
-    block = _block(spec, source, wishes)
-    each = per_token(spec, element_bytes(source, spec), block)
-    least = wishes.kv_tokens or max(block, wishes.max_model_len or 0) / _KV_SHARE
-    check_host_kv(wishes, nodes, host, weights, int(least * each))
-    kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
+    room = _room(spec, source, wishes)
+    block = room.block
+    least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / _KV_SHARE)
+    check_host_kv(wishes, nodes, host, weights, room.bytes_of(least))
+    kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, room, picked)
     engine = EngineConfig(
         max_model_len=longest,
         kv_blocks=kv_tokens // block,
+        window_blocks=room.window_blocks(kv_tokens // block),
         max_sequences=wishes.batch or _SEQUENCES,
         max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
@@ -172,7 +173,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         phases=wishes.phases,
     )
     expert = Need(weights.expert) if nodes.experts else None
-    need = Need(weights.attention, kv_tokens * each, weights.host)
+    need = Need(weights.attention, room.bytes_of(kv_tokens), weights.host)
     copies, hosts = wishes.expert_copies, wishes.expert_hosts
     return Topology(deployment, spec, need, expert, picked, slots, copies, hosts, seats)
 
@@ -248,6 +249,13 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
         )
 
 
+def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
+    """What KV takes on an attention node."""
+    element, sequences = element_bytes(source, spec), wishes.batch or _SEQUENCES
+    step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
+    return kv_room(spec, element, _block(spec, source, wishes), sequences, step)
+
+
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
     return block_size(spec, element_bytes(source, spec), wishes.engine.block_size, wishes.kv_tokens)
 
@@ -277,7 +285,7 @@ def _affordable(
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
     weights = node_weights(spec, source, wishes, nodes, slots.total)
     one = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1] // spec.experts
-    kv = (wishes.kv_tokens or 0) * per_token(spec, element_bytes(source, spec), _block(spec, source, wishes))
+    kv = _room(spec, source, wishes).bytes_of(wishes.kv_tokens or 0)
     free = [
         (left_by(machine, share, weights) - share.attention * kv) / share.experts
         for share in wishes.memory_shares(nodes)
@@ -293,11 +301,11 @@ def _kv(
     wishes: Wishes,
     nodes: Share,
     weights: NodeWeights,
+    kv: KvRoom,
     picked: dict[str, str],
 ) -> tuple[int, int]:
     """(KV tokens of one attention node, in whole blocks; longest sequence)."""
-    block = _block(spec, source, wishes)
-    each = per_token(spec, element_bytes(source, spec), block)
+    block = kv.block
     if spec.state_bytes() and wishes.engine.block_size is None:
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.memory_shares(nodes)
@@ -306,18 +314,18 @@ def _kv(
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        most = min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) // each
+        most = kv.tokens_in(min(int(room * _KV_SHARE), _KV_DEFAULT_MAX))
         tokens = min(most, max(block, _KV_SEQUENCES * longest))
         picked["kv-tokens"] = (
-            f"{tokens} per attention node, {gib(tokens * each)} of {gib(machine.memory)} free"
+            f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {gib(machine.memory)} free"
         )
     if tokens < block and wishes.kv_tokens is not None:
         raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens")
     tokens = tokens // block * block
-    used = max(0, tokens) * each
+    used = kv.bytes_of(max(0, tokens))
     full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
     left = min((room_of_one(machine, s, weights) for s in shares if s.here and s.attention), default=used)
-    most = left // each // block * block
+    most = kv.tokens_in(left)
     if full and wishes.kv_tokens is not None and block <= most:
         raise DoesNotFitError(
             f"--kv-tokens {wishes.kv_tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of "
@@ -332,6 +340,9 @@ def _kv(
         picked["max-model-len"] = (
             f"{longest}, all of one node's KV cache; the model allows {spec.max_position}"
         )
+    if apart := kv.window_blocks(tokens // block):
+        few, seen = len(spec.windowed_layers), spec.widest_window
+        picked["windows"] = f"{few} layers that see {seen} tokens keep {apart * block} of these"
     if longest > tokens:
         raise ConfigError(
             f"--kv-tokens: {wishes.kv_tokens or tokens} is less than one sequence of --max-model-len {longest}"

@@ -1,0 +1,38 @@
+"""gpt-oss with the blocks that `afserve up` gives the layers with windows: the tokens of a cache that keeps everything,
+in steps of one native call, with prefixes found again and sequences thrown out of a small cache."""
+
+from afserve.config import ModelSource
+from afserve.engine.build import colocated, spec_of
+from afserve.engine.kv.groups import groups_of
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import Ops
+from tests.engine.driving import collect, config, drive, prompts
+
+ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+LENGTHS = (5, 41, 90, 120)
+
+
+def test_layers_with_windows_have_blocks_of_their_own(checkpoint, monkeypatch):
+    source = ModelSource(str(checkpoint("gptoss")), "gptoss")
+    asked = [GenerationRequest(i, prompt, ASKED) for i, prompt in enumerate(prompts(LENGTHS))]
+    wanted = collect(drive(colocated(source, config(max_batch_tokens=32, prefill_tokens=32)), asked))
+    few = config(max_batch_tokens=32, prefill_tokens=32, kv_blocks=40, window_blocks=24)
+    spec = spec_of(source)
+    full, windowed = groups_of(spec, spec.layers, few)
+    assert sorted((*full.layers, *windowed.layers)) == list(range(spec.layers))
+    assert windowed.layers == spec.windowed_layers and windowed.blocks == 24
+    node, rows, run = colocated(source, few), [], Ops.run_stack
+
+    def noted(ops, stack, x_TH, groups, *rest):
+        rows.append((len(x_TH), len(groups)))
+        return run(ops, stack, x_TH, groups, *rest)
+
+    monkeypatch.setattr(Ops, "run_stack", noted)
+    assert collect(drive(node, asked)) == wanted
+    assert rows and {groups for _, groups in rows} == {2}, "no step was one call over both tables"
+    assert node.stats().preemptions > 0
+    again = [GenerationRequest(9 + one.handle, one.prompt_ids, ASKED) for one in asked]
+    events = drive(node, again)
+    for index, tokens in enumerate(wanted):
+        assert [t for e in events if e.handle == 9 + index for t in e.token_ids] == tokens
+    assert node.stats().prefix_hits > 0
