@@ -70,7 +70,7 @@ def doubled(placement, slots):
 class World:
     """One schedule. Each attention node is told things in order, at turns of its own."""
 
-    def __init__(self, seed, source, tokens, micro_batches, replicas, delay):
+    def __init__(self, seed, source, tokens, micro_batches, replicas, delay, draft="off"):
         self.dice, self.tokens = random.Random(seed), tokens
         plain = LocalCluster.build(source, config(), experts=NODES)
         self.start = plain.placement
@@ -83,7 +83,7 @@ class World:
 
         self.cluster = LocalCluster.build(
             source,
-            config(micro_batches=micro_batches, max_batch_tokens=12),
+            config(micro_batches=micro_batches, max_batch_tokens=12, draft=draft),
             attention=ATTENTION,
             experts=NODES,
             placement=placement,

@@ -43,7 +43,10 @@ class Guide:
         return self._at(tokens, start).forced()
 
     def complete(self, tokens: Sequence[int], start: int) -> bool:
-        """Whether nothing can follow. A grammar in error is not complete: the next question to it tells why."""
+        """Whether nothing can follow. A grammar in error is not complete: the next question to it tells why. Nor is one
+        that has followed tokens behind these, of a draft that was confirmed."""
+        if len(tokens) - start < self._seen:
+            return False
         try:
             return self._at(tokens, start).is_complete
         except RequestError:
