@@ -57,6 +57,7 @@ RANGES: dict[str, Range] = {
     "num_hidden_layers": LAYERS,
     "n_layers": LAYERS,
     "num_nextn_predict_layers": LAYER_COUNT,
+    "mtp_num_hidden_layers": LAYER_COUNT,
     "first_k_dense_replace": LAYER_COUNT,
     "decoder_sparse_step": LAYERS,
     "interleave_moe_layer_step": LAYERS,

@@ -9,8 +9,9 @@ import numpy as np
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.perf.attention import Precision, prefill_step
 from afserve.placement.planner.perf.experts import Routing
+from afserve.placement.planner.perf.halves import expert_half
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import colocated_stages, expert_half
+from afserve.placement.planner.perf.stages import colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.simulate.requests import Arrivals, Rank, ServedRequests, serve
 

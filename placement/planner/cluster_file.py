@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
+from afserve.drafts import DraftMethod
+from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
 
@@ -57,6 +59,8 @@ def cluster_toml(
         notes.append(
             f"Start it with --ttft {ttft:g}: {plan.prompt_parts} prefill nodes read a prompt together then."
         )
+    if plan.drafts.tokens:
+        notes.append(_drafted(plan.drafts))
     attention = {
         "nodes": plan.ranks + reading,
         "tensor_parallel": plan.attention.tensor_parallel,
@@ -74,6 +78,16 @@ def cluster_toml(
     if afd:
         lines += _hosts("experts", plan.experts, here)
     return "\n".join(lines) + "\n"
+
+
+def _drafted(drafts: Drafts) -> str:
+    name = drafts.drafter.name
+    if name not in tuple(DraftMethod):
+        return (
+            f"It was planned with {drafts}, and `afserve up` has no such drafts: without, tokens take longer."
+        )
+    typed = f"{name}:PATH:{drafts.tokens}" if name == "eagle3" else str(drafts)
+    return f"Start it with --draft {typed}, as it was planned."
 
 
 @dataclass(frozen=True, slots=True)

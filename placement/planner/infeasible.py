@@ -129,7 +129,7 @@ def _anything_fits(question: Question) -> bool:
 
 
 def _memory_words(question: Question) -> str:
-    shape, precision = question.setting.shape, question.setting.precision
+    shape, precision = question.setting.held, question.setting.precision
     copies = question.setting.routing.copies
     experts = shape.expert_elems * PRECISIONS[precision.experts] * copies
     kept = precision.experts if copies == 1 else f"{precision.experts}, {copies} copies"
@@ -145,7 +145,7 @@ def _memory_words(question: Question) -> str:
 
 
 def _layout_words(question: Question) -> str:
-    layout, shape, precision = question.layout, question.setting.shape, question.setting.precision
+    layout, shape, precision = question.layout, question.setting.held, question.setting.precision
     names = ("attention_devices", "expert_devices", "devices", "tensor_parallel")
     typed = [f"--{name.replace('_', '-')} {getattr(layout, name)}" for name in names if getattr(layout, name)]
     typed += ["--expert-slices"] * layout.slices

@@ -18,9 +18,10 @@ import numpy as np
 from afserve.placement.planner.cores import CoreStages, step_seconds
 from afserve.placement.planner.perf.calibration import bend_through
 from afserve.placement.planner.perf.curve import Curve, CurveSet
+from afserve.placement.planner.perf.halves import expert_half
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import afd_stages, expert_half
+from afserve.placement.planner.perf.stages import afd_stages
 from afserve.placement.planner.perf.workload import fixed_context
 
 ALONE, EXPERTS, ATTENTION, IDLE = (

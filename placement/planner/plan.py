@@ -10,17 +10,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.placement.pipeline import StageTimes
+from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.engine_rows import Like
 from afserve.placement.planner.perf.first_token import crowd_of, first_token
+from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import decoding_only
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import Stages, attention_half, expert_half
+from afserve.placement.planner.perf.stages import Stages
 from afserve.placement.planner.search import PlanFamily
 
 HOUR, MILLION = 3600.0, 1e6
 WITHIN_80 = 1.2816
 """Standard deviations that hold 80 % of a normal distribution, to either side."""
+DRAFTING = 0.1
+"""One standard deviation of what drafting takes in an engine that was measured without; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Plan:
     what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
     micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
     those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
-    take with one of them, seconds.
+    take with one of them, seconds. drafts: of each sequence in a step; what is not known of their acceptance is in
+    error and half_width.
     """
 
     kind: str
@@ -68,6 +73,7 @@ class Plan:
     prefill: Side | None = None
     prompt_parts: int = 1
     prompt_alone: float = 0.0
+    drafts: Drafts = NO_DRAFTS
 
     @property
     def devices(self) -> int:
@@ -106,6 +112,11 @@ class Plan:
         """TPOT in seconds, 80 %."""
         factor = math.exp(self.half_width)
         return self.tpot / factor, self.tpot * factor
+
+    @property
+    def own_error(self) -> float:
+        """Without that of the acceptance of drafts."""
+        return math.sqrt(max(self.error**2 - self.drafts.deviation**2, 0.0))
 
     def bubbles(self) -> dict[str, float]:
         """Idle share per station; colocated has one compute station."""
@@ -170,6 +181,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         prefill=reading,
         prompt_parts=int(stages.prompt_parts[0]),
         prompt_alone=float(alone.first_token[0]),
+        drafts=setting.drafts,
     )
 
 
@@ -197,7 +209,14 @@ def _decoding_setting(family: PlanFamily, setting: Setting) -> Setting:
 
 
 def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
-    """From rows that were measured of the engine; where there are none, from the spreads of its curves."""
+    """From rows that were measured of the engine; where there are none, from the spreads of its curves. Drafts add
+    what is not known of their acceptance, and of an engine that nobody measured with drafts."""
+    drafted = setting.drafts.tokens > 0 and not setting.engine.rows.drafted
+    more = WITHIN_80 * math.hypot(setting.drafts.deviation, DRAFTING * drafted)
+    return math.hypot(_own_width(family, setting, times, core, batch), more)
+
+
+def _own_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
     if not setting.engine.measured:
         return WITHIN_80 * _error(family, setting, times, core)
     requests = float(family.ranks[0] * batch * family.micro_batches)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.one_machine import OneMachine, Processes
+from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
@@ -39,7 +40,8 @@ class Question:
     """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `speed`: tokens per
     second, of the requests in flight; `count`: fewest devices that sustain `tokens_per_second`), which micro-batch
     counts and kinds to try. engines: by kind. prompts: who may read them, as in `families`. machine: all nodes of AFD
-    are its processes, with the requests in flight of `setting`; None where each has a host of its own."""
+    are its processes, with the requests in flight of `setting`; None where each has a host of its own. draftable: with
+    0, 1, 2 and so on drafted tokens, where each candidate takes the best of them; none where `setting` says it."""
 
     setting: Setting
     pools: tuple[DevicePool, ...]
@@ -52,6 +54,7 @@ class Question:
     engines: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
     machine: OneMachine | None = None
+    draftable: tuple[Drafts, ...] = ()
 
     @property
     def floored(self) -> bool:
@@ -63,6 +66,14 @@ class Question:
         """The setting of deployments of one kind (colocated, afd), served by the engine of that kind."""
         engine = dict(self.engines).get(kind)
         return self.setting if engine is None else self.setting.served_by(engine)
+
+    def setting_of(self, plan: Plan) -> Setting:
+        """The setting that `plan` was found with."""
+        return replace(self.setting_for(plan.kind), drafts=plan.drafts)
+
+    def with_drafts(self, drafts: Drafts) -> "Question":
+        """The same where every candidate drafts so."""
+        return replace(self, setting=replace(self.setting, drafts=drafts), draftable=())
 
     def runs(self, family: PlanFamily) -> bool:
         """Whether the engine of that kind runs such parts: what was asked for by name is tried in any case."""
@@ -94,7 +105,7 @@ def answer(question: Question) -> RankedPlans:
     )
     for family in filter(question.runs, found_all):
         tried += len(family.ranks)
-        best = _best_of(family, question)
+        best = _best_drafted(family, question)
         if best is not None and question.machine is not None and best[1].kind == "afd":
             best = _on_one_machine(question, question.machine, *best)
         if best is not None:
@@ -102,6 +113,30 @@ def answer(question: Question) -> RankedPlans:
     floored = question.floored
     found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
     return RankedPlans(tuple(plan for _, plan in found), tried)
+
+
+_FIRST_TRIED = (0, 1, 2, 4, 8)
+"""Drafted tokens, then the neighbours of the best."""
+
+
+def _best_drafted(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
+    """With as many drafted tokens as score best, where those are not given. Of equals the fewest."""
+    if not question.draftable:
+        return _best_of(family, question)
+    most, tried = len(question.draftable) - 1, dict[int, tuple[float, Plan] | None]()
+
+    def score(tokens: int) -> tuple[bool, float, int]:
+        if tokens not in tried:
+            tried[tokens] = _best_of(family, question.with_drafts(question.draftable[tokens]))
+        found = tried[tokens]
+        if found is None:
+            return True, np.inf, tokens
+        return question.floored and found[1].tpot > USEFUL * (1 + 1e-9), found[0], tokens
+
+    best = min((tokens for tokens in _FIRST_TRIED if tokens <= most), key=score)
+    low, high = (best + 1) // 2, 2 * best
+    best = min((tokens for tokens in range(low, min(high, most) + 1)), key=score)
+    return tried[best]
 
 
 def _on_one_machine(

@@ -6,12 +6,15 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import USEFUL, Question
 from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets, best_batches
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,24 @@ def conditions_of(question: Question, plan: Plan) -> Conditions:
     """What `plan` was found with."""
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     return Conditions(
-        question.setting_for(plan.kind),
+        question.setting_of(plan),
         chips[plan.attention.hardware],
         chips[plan.experts.hardware],
+        chips[plan.prefill.hardware] if plan.prefill else None,
+    )
+
+
+def family_of(question: Question, plan: Plan, ranks: Array, expert_devices: Array) -> PlanFamily:
+    """Layouts like the plan's with so many ranks and expert devices (0: colocated)."""
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    return PlanFamily(
+        plan.kind,
+        chips[plan.attention.hardware],
+        chips[plan.experts.hardware],
+        plan.attention.tensor_parallel,
+        plan.micro_batches,
+        ranks,
+        expert_devices,
         chips[plan.prefill.hardware] if plan.prefill else None,
     )
 

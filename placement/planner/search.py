@@ -132,7 +132,7 @@ class PlanFamily:
 
     def _room(self, setting: Setting) -> Array:
         """Requests per rank and micro-batch that memory allows; 0 where weights or copies do not fit."""
-        shape, precision, copies = setting.shape, setting.precision, setting.routing.copies
+        shape, precision, copies = setting.held, setting.precision, setting.routing.copies
         if self.kind == "colocated":
             resident = expert_weight_bytes(
                 shape, precision, setting.routing, self.ranks * self.tensor_parallel

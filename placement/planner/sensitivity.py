@@ -83,9 +83,12 @@ def _conclusion(question: Question, found: RankedPlans) -> str:
 
 
 def probability(question: Question, afd: Plan, colocated: Plan) -> float:
-    """That AFD is the better one: both errors are taken as normal, and as having nothing to do with each other."""
+    """That AFD is the better one: both errors are taken as normal, and as having nothing to do with each other, but for
+    the acceptance of drafts, which is that of the text."""
     gain = math.log(merit(question, afd) / merit(question, colocated))
-    return NormalDist(0.0, max(math.hypot(afd.error, colocated.error), 1e-6)).cdf(gain)
+    accepted = afd.drafts.deviation - colocated.drafts.deviation
+    error = math.hypot(afd.own_error, colocated.own_error, accepted)
+    return NormalDist(0.0, max(error, 1e-6)).cdf(gain)
 
 
 def chance_words(question: Question, afd: Plan, colocated: Plan) -> str:

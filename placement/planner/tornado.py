@@ -17,7 +17,7 @@ from afserve.placement.planner.question import Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 TIMES = "times"
-SKEW_STEP, SKEW_MOST, ACCEPTANCE_STEP = 0.4, 4.0, 0.1
+SKEW_STEP, SKEW_MOST = 0.4, 4.0
 _KERNELS = ("core", "gemm", "experts", "attention_layer", "prefill")
 _EXCHANGES = ("exchange", "answer", "network", "fast_link")
 
@@ -105,7 +105,7 @@ def assumptions(given: Conditions) -> Iterator[Assumption]:
     if not setting.routing.counts:
         yield _skew(given)
     yield _context(given)
-    if setting.draft_tokens:
+    if setting.drafts.tokens:
         yield _acceptance(given)
 
 
@@ -193,17 +193,18 @@ def _longer(work: Workload, factor: float) -> Workload:
 
 
 def _acceptance(given: Conditions) -> Assumption:
-    planned = given.setting.acceptance
+    drafts = given.setting.drafts
 
-    def at(share: float) -> Conditions:
-        return replace(given, setting=replace(given.setting, acceptance=share))
+    def at(deviations: float) -> tuple[float, Conditions]:
+        length = drafts.further(deviations)
+        varied = replace(given.setting, drafts=replace(drafts, length=length))
+        return length, replace(given, setting=varied)
 
-    low, high = max(planned - ACCEPTANCE_STEP, 0.0), min(planned + ACCEPTANCE_STEP, 1.0)
     return Assumption(
         "acceptance of drafts",
-        "share",
-        planned,
-        (low, at(low)),
-        (high, at(high)),
-        f"{ACCEPTANCE_STEP:g} to either side: it differs between kinds of text",
+        "tokens a step",
+        drafts.length,
+        at(-WITHIN_80),
+        at(WITHIN_80),
+        f"80 % of what is known of it: {drafts.source or 'typed'}",
     )

@@ -17,7 +17,6 @@ OPTIONS = {
     "--tpot": PLAN,
     "--ttft": (*PLAN, *LENGTHS),
     "--context": PLAN,
-    "--mtp": PLAN,
     "--skew": PLAN,
     "--redundant": PLAN,
     "--expert-copies": PLAN,

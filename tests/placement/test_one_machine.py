@@ -209,7 +209,7 @@ def test_the_plan_says_so_and_counts_the_requests_in_flight(
         ("--attention-devices 1 --expert-devices 1 --cores 2 --engine OWN", "so many requests are in flight"),
         (LAYOUT, "only a calibration says"),
         (f"{LAYOUT} --engine OWN --tensor-parallel 2", "a node is one process"),
-        (f"{LAYOUT} --engine OWN --mtp 0.5", "--mtp is not played"),
+        (f"{LAYOUT} --engine OWN --draft eagle3:1", "--draft is not played"),
         (f"{LAYOUT} --engine OWN --cores 0", "--cores: 0 is not a whole number in [1, 1024]"),
         ("--devices 1 --concurrency 8 --cores 2 --kind colocated --engine OWN", "one layout is played"),
     ],

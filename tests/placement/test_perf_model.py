@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.drafting import DRAFTERS, Drafts
 from afserve.placement.planner.perf.exchange import ExchangeWay, m2n_ways, ways_period
 from afserve.placement.planner.perf.experts import (
     Routing,
@@ -90,7 +91,7 @@ def test_draft_tokens_cost_rows_and_bring_tokens() -> None:
     chip = load_hardware("h800")
     plain = colocated_stages(setting("deepseek-v3"), chip, 1, 1, one(64), one(32))
     draft = colocated_stages(
-        setting("deepseek-v3", draft_tokens=1, acceptance=0.8), chip, 1, 1, one(64), one(32)
+        setting("deepseek-v3", drafts=Drafts(DRAFTERS["mtp"], 1, 1.8)), chip, 1, 1, one(64), one(32)
     )
     assert draft.iteration[0] > plain.iteration[0]
     assert draft.tpot[0] < plain.tpot[0]

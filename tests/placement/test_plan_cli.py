@@ -110,7 +110,6 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --context 9 --input 4 --output 4", "keep one"),
         ("--model deepseek-v3 --pool h800=64 --input 4", "go together"),
         ("--model deepseek-v3 --pool h800=64 --ttft 1s", "decode-only"),
-        ("--model deepseek-v3 --pool h800=64 --mtp 2", "--mtp: 2.0 is not a number in [0, 1]"),
         ("--model deepseek-v3 --pool h800=64 --micro-batches 5", "counts from 1 to 4"),
         ("--model deepseek-v3 --pool h800=64 --objective count", "Add --rate"),
         ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
@@ -230,11 +229,12 @@ def test_counts_of_several_domains_and_recordings(capsys: pytest.CaptureFixture[
 
 
 def test_the_heading_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--input lognormal:2000,900 --output exponential:300 --ttft 2s --mtp 0.5 --redundant 8 --kv-precision fp8"
+    line = "--input lognormal:2000,900 --output exponential:300 --ttft 2s --redundant 8 --kv-precision fp8"
+    line += " --draft eagle3:1 --acceptance 0.5"
     out = call(capsys, f"plan --model qwen3-30b-a3b --pool a100=8 --tpot 60ms {line}")[1]
     for words in (
         "input lognormal 2000 +-900, output exponential 300", "TTFT <= 2000 ms", "8 spare expert slots",
-        "1.5 tokens a step (MTP)", "cache fp8", "a100 without fp8 units", "TTFT ms",
+        "eagle3:1: 1.50 tokens a step", "cache fp8", "a100 without fp8 units", "TTFT ms",
     ):  # fmt: skip
         assert words in out
     assert "round trip" not in out

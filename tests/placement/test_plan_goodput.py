@@ -127,7 +127,6 @@ def test_what_pays_in_words(rates: tuple[float, ...], words: str) -> None:
             "--pool h800=64 --pool h20=8 --trace {trace} --tpot 50ms --ttft 1s",
             "not h800, h20; keep one --pool",
         ),
-        ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --mtp 0.8", "leave out --mtp"),
         ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --engine vllm", "leave out --engine"),
         ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --kind afd", "leave out --kind"),
         (

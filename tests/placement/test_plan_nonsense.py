@@ -30,10 +30,10 @@ ENGINES = st.sampled_from(
 VALUED = st.sampled_from(
     [
         "--tpot", "--ttft", "--context", "--input", "--output", "--rate", "--skew", "--redundant", "--expert-copies",
-        "--mtp", "--network", "--link", "--micro-batches", "--attention-devices", "--expert-devices", "--devices",
-        "--tensor-parallel", "--concurrency", "--max-running", "--prefill-devices", "--prefill-workers", "--top",
-        "--curves", "--counts", "--trace", "--cluster", "--report", "--chart", "--attention-precision",
-        "--kv-precision",
+        "--draft", "--acceptance", "--domain", "--network", "--link", "--micro-batches", "--attention-devices",
+        "--expert-devices", "--devices", "--tensor-parallel", "--concurrency", "--max-running", "--prefill-devices",
+        "--prefill-workers", "--top", "--curves", "--counts", "--trace", "--cluster", "--report", "--chart",
+        "--attention-precision", "--kv-precision",
     ]
 )  # fmt: skip
 CHOSEN = st.one_of(

@@ -214,7 +214,7 @@ def test_the_picture_and_what_it_needs(
 
 
 def test_the_tornado_evaluates_one_layout_and_searches_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = question_of(f"{SMALL} --mtp 0.7")
+    question = question_of(f"{SMALL} --draft eagle3:1 --acceptance 0.7")
     best = answer(question).best()
     assert best is not None
     evaluated, bisect = [], same_layout.best_batches
@@ -296,7 +296,15 @@ def test_what_was_typed_is_told_from_defaults(capsys: pytest.CaptureFixture[str]
 @given(
     pool=st.sampled_from(["h20=2@1e-6", "cpu-host=2@1e6", "dgx-spark=3"]),
     context=st.sampled_from(["1", "1e5", "1e7"]),
-    more=st.sampled_from([[], ["--mtp", "1"], ["--skew", "4"], ["--link", "1e5"], ["--network", "1e-3"]]),
+    more=st.sampled_from(
+        [
+            [],
+            ["--draft", "ngram:2", "--acceptance", "1"],
+            ["--skew", "4"],
+            ["--link", "1e5"],
+            ["--network", "1e-3"],
+        ]
+    ),
 )
 def test_extremes_are_drawn_or_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, pool: str, context: str, more: list[str]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafts
 from afserve.placement.planner.simulate.goodput import at_rate, goodput, holds
 from afserve.placement.planner.simulate.phase_stages import (
     IDLE,
@@ -352,3 +353,24 @@ def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
     pieces = Pieces(100e-6, 0.2, 1 / 16, by_rows=False)
     assert pool.step(work, other, pieces).piece == pytest.approx(100e-6, rel=0.02)
     assert pool.step(work, other, replace(pieces, by_rows=True)).piece > 300e-6, "it reads the experts again"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3", "ngram"])
+def test_accepted_drafts_raise_the_goodput_and_refused_ones_lower_it(name, drafter):
+    """Few requests at long answers: every layout decodes most of the time."""
+    asked = [SimulatedRequest(0.5 * i, 64, 200) for i in range(24)]
+    targets, found = GoodputTargets(5.0, 0.2), {}
+    for length in (0.0, 1.0, 3.5):
+        drafts = Drafts(DRAFTERS[drafter], 3, length) if length else NO_DRAFTS
+        stages = StageTables(replace(STAGES.setting, drafts=drafts), STAGES.chip, STAGES.tensor_parallel)
+        layout = LAYOUTS[name]
+        pools = {
+            side: tuple(replace(pool, tables=stages) for pool in getattr(layout, side))
+            for side in ("both", "reads", "decodes")
+        }
+        run = PhasesRun(replace(layout, **pools), asked)
+        assert sorted(run.play()) == list(range(len(asked)))
+        found[length] = sum(times.ended - times.first for times in run.times)
+        assert all(targets.met(one, times) for one, times in zip(asked, run.times, strict=True))
+    assert found[3.5] < found[0.0] < found[1.0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import afserve
 from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import read_object
+from afserve.placement.planner.perf.acceptance import MeasuredLengths, measured_lengths
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.calibration import fit_calibration, models_of, read_calibration
 from afserve.placement.planner.perf.curve import CurveSet, curves_from_table
@@ -86,6 +87,12 @@ def load_curves(
         known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
         raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
     return curves_from_table(str(path), _read_toml(path))
+
+
+def load_lengths() -> tuple[MeasuredLengths, ...]:
+    """Published mean accepted lengths of drafts."""
+    path = CONFIGS / "drafts.toml"
+    return measured_lengths(str(path), _read_toml(path))
 
 
 def load_engine(name: str) -> Engine:

@@ -11,10 +11,12 @@ from typing import Any
 import click
 
 from afserve.cli.options import Within, group_options, option, output_file
+from afserve.cli.plan.drafting import draft_lines, draft_values
 from afserve.cli.plan.goodput import (
     PlannedGoodput,
+    PlayedGoodputs,
     check_goodput,
-    goodputs,
+    goodput_with,
     phases_of,
     played_lines,
     played_values,
@@ -29,6 +31,7 @@ from afserve.cli.plan.values import as_values
 from afserve.config import THREADS
 from afserve.errors import ConfigError, DoesNotFitError, shown
 from afserve.placement.planner.cluster_file import cluster_toml, obstacle, on_cpu, phases_toml
+from afserve.placement.planner.draft_worth import draft_worth
 from afserve.placement.planner.infeasible import describe, explain
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, answer, pareto
@@ -118,17 +121,22 @@ def plan(asked: AnswerFlags, **flags: Any) -> None:
         raise DoesNotFitError(explain(question))
     words, changes = verdict(question, found), sensitivity(question, best)
     words = " ".join(filter(None, (words, on_more_devices(question, found))))
+    worth = draft_worth(question, best)
     if asked.reports:
         _write_reports(
             asked.reports, question, found, words, changes, typed_flags(click.get_current_context())
         )
-    played = goodputs(question) if asked.goodput else ()
+    played = goodput_with(question, best.drafts) if asked.goodput else PlayedGoodputs()
     if asked.as_json:
-        values = as_values(question, found, words, changes) | played_values(played)
+        values = as_values(question, found, words, changes) | draft_values(question, worth)
+        values |= played_values(played)
         click.echo(json.dumps(values, indent=2))
     else:
-        click.echo(as_table(question, found, words, changes, asked.top) + played_lines(played))
-    if asked.cluster is not None and not (played and _write_phases(asked.cluster, question, played, model)):
+        said = draft_lines(question, worth)
+        click.echo(as_table(question, found, words, changes, asked.top, said) + played_lines(played))
+    if asked.cluster is not None and not (
+        played.found and _write_phases(asked.cluster, question, played.found, model)
+    ):
         _write_cluster(asked.cluster, question, found.plans, model)
     if asked.charts:
         _draw(asked.charts, question)

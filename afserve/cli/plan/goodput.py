@@ -14,6 +14,7 @@ from afserve.config import EngineSettings
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
 from afserve.errors import ConfigError
 from afserve.placement.planner.cluster_file import Phases, on_cpu
+from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.simulate.phase_stages import Pieces, pieces_on_gpu
 from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
@@ -48,6 +49,29 @@ class PlannedGoodput:
         return self.found.rate if self.found else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedGoodputs:
+    """Of each kind of layout, most first; plain: the same without drafts, where there are any."""
+
+    found: tuple[PlannedGoodput, ...] = ()
+    drafts: Drafts = NO_DRAFTS
+    plain: tuple[PlannedGoodput, ...] = ()
+
+    def drafts_pay(self) -> list[str]:
+        """In a line, where both were played."""
+        if not self.plain:
+            return []
+        best, plain = self.found[0], self.plain[0]
+        if not best.rate or not plain.rate:
+            which = "With" if best.rate else "Without" if plain.rate else "Neither with nor without"
+            return [f"{which} drafts requests are served inside the targets."]
+        gain = best.rate / plain.rate
+        words = "are as good as none" if abs(gain - 1) < _CLEAR else "pay" if gain > 1 else "do not pay"
+        return [
+            f"Drafts {words}: {gain:.2f} times the {plain.rate:.2f} requests/s without them ({plain.kind})."
+        ]
+
+
 def check_goodput(question: Question, flags: Mapping[str, object]) -> None:
     """Raises ConfigError naming what the simulation lacks or would not play. `flags`: as they were typed."""
     setting = question.setting
@@ -70,8 +94,6 @@ def check_goodput(question: Question, flags: Mapping[str, object]) -> None:
         )
     if setting.found.tiers:
         raise ConfigError("--goodput: every prompt is computed; leave out --found", param="found")
-    if setting.draft_tokens:
-        raise ConfigError("--goodput: draft tokens are not played; leave out --mtp", param="mtp")
 
 
 def goodputs(question: Question) -> tuple[PlannedGoodput, ...]:
@@ -94,19 +116,27 @@ def goodputs(question: Question) -> tuple[PlannedGoodput, ...]:
     return tuple(sorted(found, key=lambda one: -one.rate))
 
 
-def played_lines(found: tuple[PlannedGoodput, ...]) -> str:
+def goodput_with(question: Question, drafts: Drafts) -> PlayedGoodputs:
+    """With those drafts, and without beside them."""
+    plain = goodputs(question.with_drafts(NO_DRAFTS)) if drafts.tokens else ()
+    return PlayedGoodputs(goodputs(question.with_drafts(drafts)), drafts, plain)
+
+
+def played_lines(played: PlayedGoodputs) -> str:
     """A line for each, best first, and which pays; nothing where nothing was played."""
+    found = played.found
     if not found:
         return ""
     lines = [
         "\n",
-        f"goodput of the first {REQUESTS} requests of the trace, simulated, 90 % inside both targets:",
+        f"goodput of the first {REQUESTS} requests of the trace, simulated, 90 % inside both targets"
+        f"{f', {played.drafts}' if played.plain else ''}:",
     ]
     for one in found:
         words = described(one.found.layout) if one.found else "does not fit"
         lines.append(f"  {one.rate:8.2f} requests/s  {one.kind}: {words}")
     how = how_to_start(found[0]) if found[0].rate else ""
-    return "\n".join([*lines, which_pays(found), how]).rstrip()
+    return "\n".join([*lines, which_pays(found), *played.drafts_pay(), how]).rstrip()
 
 
 def phases_of(one: PlannedGoodput, question: Question) -> Phases | None:
@@ -148,11 +178,18 @@ def which_pays(found: tuple[PlannedGoodput, ...]) -> str:
     return f"{best.kind} pays: {best.rate / next_.rate:.2f} times {next_.kind}."
 
 
-def played_values(found: tuple[PlannedGoodput, ...]) -> dict[str, object]:
+def played_values(played: PlayedGoodputs) -> dict[str, object]:
     """The `goodput` of --json, where any was played."""
-    if not found:
+    if not played.found:
         return {}
-    layouts = [
+    values = {"requests": REQUESTS, "layouts": _layouts(played.found), "verdict": which_pays(played.found)}
+    if played.plain:
+        values |= {"drafts": str(played.drafts), "without_drafts": _layouts(played.plain)}
+    return {"goodput": values}
+
+
+def _layouts(found: tuple[PlannedGoodput, ...]) -> list[dict[str, object]]:
+    return [
         {
             "kind": one.kind,
             "requests_per_s": round(one.rate, 3),
@@ -160,4 +197,3 @@ def played_values(found: tuple[PlannedGoodput, ...]) -> dict[str, object]:
         }
         for one in found
     ]
-    return {"goodput": {"requests": REQUESTS, "layouts": layouts, "verdict": which_pays(found)}}

@@ -141,6 +141,7 @@ def on_one_machine(question: Question, cores: int | None) -> Question:
     if cores is None:
         return question
     layout, setting = question.layout, question.setting
+    drafted = setting.drafts.tokens > 0 or len(question.draftable) > 0
     lacks = {
         "--engine FILE.jsonl: only a calibration says how its processes slow each other down": not (
             setting.curves.name.endswith(".jsonl")
@@ -158,7 +159,7 @@ def on_one_machine(question: Question, cores: int | None) -> Question:
         ("--kind colocated has one process", "afd" not in question.kinds),
         ("--rate is not played", question.tokens_per_second > 0),
         ("--tensor-parallel: a node is one process", layout.tensor_parallel > 1),
-        ("--mtp is not played", setting.draft_tokens > 0),
+        ("--draft is not played", drafted),
     ):
         if given:
             raise ConfigError(f"--cores {cores}: {said}; drop one of them")

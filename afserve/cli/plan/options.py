@@ -12,6 +12,7 @@ import click
 
 from afserve.cli.options import Within, declare_options, gather_group, option
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_counts, read_lines
+from afserve.cli.plan.drafting import draftable_of
 from afserve.cli.plan.layout import (
     LayoutFlags,
     calibration_of,
@@ -22,7 +23,9 @@ from afserve.cli.plan.layout import (
     with_requests,
 )
 from afserve.errors import ConfigError, shown
+from afserve.placement.planner.perf.acceptance import CODING, OTHER
 from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.drafting import NO_DRAFTS
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.found import Found, parse_found
 from afserve.placement.planner.perf.setting import Setting
@@ -52,10 +55,20 @@ class ModelFlags:
     kv_precision: str = option(
         default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
     )
-    mtp: float = option(
-        default=0.0,
-        type=Within(0, 1),
-        help="Multi-token prediction: accepted share of one draft token, 0 to 1.",
+    draft: str = option(
+        default="off",
+        metavar="METHOD[:N]",
+        help="Tokens that are drafted and verified in a step: mtp:3, eagle3:N, dspark:N, ngram:N, suffix:N; mtp: as "
+        "many as pay in each plan; auto: the model's MTP layer, else eagle3, and as many as pay.  [default: off]",
+    )
+    acceptance: str | None = option(
+        metavar="P|L1,L2,...",
+        help="Of drafts: the chance that a token is accepted when those before it were, or mean accepted lengths with "
+        "1, 2, ... drafted tokens.  [default: as published for the model, or for others]",
+    )
+    domain: str | None = option(
+        type=click.Choice((CODING, OTHER)),
+        help="Of the text, for --draft: published acceptance is of coding prompts.  [default: other]",
     )
 
 
@@ -194,14 +207,14 @@ def build_question(
     own = calibration_of(layout, hardware.curves)
     curves, said = own or hardware.curves or "h200", "engine" if own else "curves"
     check_calibrated(said, curves, offered)
+    draftable = draftable_of(model.draft, model.acceptance, model.domain, shape)
     setting = Setting(
         shape=shape,
         curves=load_curves(curves, shape, offered[0].chip, widths, said),
         workload=work,
         precision=widths,
         routing=Routing(skew, counts, routing.redundant, routing.expert_copies),
-        draft_tokens=1 if model.mtp > 0 else 0,
-        acceptance=model.mtp,
+        drafts=draftable[0] if len(draftable) == 1 else NO_DRAFTS,
         percentile99=goal.p99,
     )
     setting = with_requests(setting, layout, goal.ttft)
@@ -219,6 +232,7 @@ def build_question(
         layout=layout_of(layout, offered),
         engines=engines_of(layout, offered, curves, setting),
         prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
+        draftable=draftable if len(draftable) > 1 else (),
     )
 
 

@@ -26,7 +26,7 @@ _EACH = 256  # ranks that take as long as a pass by itself, or requests as a ste
 def play_layers(question: Question, plan: Plan, steps: int, jitter: float, stall: float, seed: int) -> Played:
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     stages = StageTable(
-        question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
+        question.setting_of(plan), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
     )
     script = Script(
         plan.ranks,

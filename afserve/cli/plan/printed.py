@@ -10,20 +10,27 @@ from afserve.placement.planner.question import USEFUL, Question, RankedPlans
 from afserve.placement.planner.simulate.losses import again_second
 
 _HEAD = (
-    "", "plan", "prompts", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev",
-    "$/Mtok", "limit", "bound by",
+    "", "plan", "prompts", "attention", "experts", "tp", "m", "draft", "batch", "TPOT ms", "TTFT ms", "tok/s",
+    "tok/s/dev", "$/Mtok", "limit", "bound by",
 )  # fmt: skip
-_TTFT, _PROMPTS = _HEAD.index("TTFT ms"), _HEAD.index("prompts")
+_TTFT, _DRAFT, _PROMPTS = (_HEAD.index(name) for name in ("TTFT ms", "draft", "prompts"))
 
 
 def as_table(
-    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None], top: int
+    question: Question,
+    found: RankedPlans,
+    verdict: str,
+    changes: dict[str, float | None],
+    top: int,
+    drafted: Sequence[str] = (),
 ) -> str:
-    """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
+    """Best plan, runners-up, colocated baseline, sensitivity, verdict and what there is to say of drafts as text."""
     shown = _chosen(found, top)
     rows = [_HEAD, *(_row(label, plan) for label, plan in shown)]
     if question.setting.workload.decode_only:
         rows = [row[:_TTFT] + row[_TTFT + 1 :] for row in rows]
+    if not any(plan.drafts.tokens for _, plan in shown):
+        rows = [row[:_DRAFT] + row[_DRAFT + 1 :] for row in rows]
     if all(plan.prefill is None for _, plan in shown):
         rows = [row[:_PROMPTS] + row[_PROMPTS + 1 :] for row in rows]
     words = rows[0].index("tp")
@@ -45,6 +52,7 @@ def as_table(
         f"+10 % of each, {counted}: {_sensitivity(changes)}",
         "",
         verdict,
+        *(["", *drafted] if drafted else []),
     ]
     return "\n".join(lines)
 
@@ -161,8 +169,8 @@ _NONE = float("inf")
 
 
 def _assumed(question: Question) -> str:
-    """Precision, routing and drafts: what the answer hangs on beside the hardware."""
-    setting, precision, routing = question.setting, question.setting.precision, question.setting.routing
+    """Precision and routing: what the answer hangs on beside the hardware."""
+    precision, routing = question.setting.precision, question.setting.routing
     words = [f"weights {precision.experts}"]
     if precision.attention != precision.experts:
         words.append(f"attention weights {precision.attention}")
@@ -172,8 +180,6 @@ def _assumed(question: Question) -> str:
         words.append(f"{routing.redundant} spare expert slots")
     if routing.copies > 1:
         words.append(f"{routing.copies} copies of every expert")
-    if setting.draft_tokens:
-        words.append(f"{setting.tokens_per_step:g} tokens a step (MTP)")
     return ", ".join(words)
 
 
@@ -214,6 +220,7 @@ def _row(label: str, plan: Plan) -> tuple[str, ...]:
         f"{plan.experts.devices} {plan.experts.hardware}" if afd else "same",
         str(plan.attention.tensor_parallel),
         str(plan.micro_batches),
+        str(plan.drafts),
         str(plan.batch),
         f"{plan.tpot * 1e3:.1f}",
         f"{plan.ttft * 1e3:,.0f}",
@@ -278,7 +285,7 @@ def _shared(question: Question, best: Plan) -> list[str]:
 
 def _found(question: Question, best: Plan) -> list[str]:
     """What of prompts is not computed, and whether bringing it is sooner."""
-    setting = question.setting_for(best.kind)
+    setting = question.setting_of(best)
     if not setting.found.tiers:
         return []
     brought, computed = setting.fetching, setting.found.found_share * setting.workload.mean_prompt

@@ -98,9 +98,12 @@ def _requests(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]
     yield Assumed("expert weights", bits, _from(typed, "precision"))
     yield Assumed("attention weights", precision.attention, _from(typed, "attention_precision", "precision"))
     yield Assumed("cache", precision.kv, _from(typed, "kv_precision"))
-    if setting.draft_tokens:
-        value = f"{setting.acceptance:g} of {setting.draft_tokens} drafted token accepted"
-        yield Assumed("speculation", value, _from(typed, "mtp"))
+    for drafts in [setting.drafts, *question.draftable]:
+        if drafts.tokens:
+            value = f"{drafts}: {drafts.length:.2f} tokens a step"
+            yield Assumed(
+                "speculation", value, f"{_from(typed, 'draft', 'acceptance', 'domain')}; {drafts.source}"
+            )
 
 
 def _routing(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]:

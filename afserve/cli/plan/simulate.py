@@ -123,9 +123,7 @@ def _values(
     }
     calm, played = runs
     if calm is not None and played is not None:
-        step, slower = (
-            float(np.mean(run.step_seconds)) / question.setting.tokens_per_step for run in (calm, played)
-        )
+        step, slower = (float(np.mean(run.step_seconds)) / plan.drafts.length for run in (calm, played))
         decode = plan.tpot * (1 - plan.prefill_share)
         values["full_batch_tpot_ms"] = round(step * 1e3, 3)
         values["closed_form_tpot_ms"] = round(decode * 1e3, 3)

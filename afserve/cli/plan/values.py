@@ -50,6 +50,8 @@ def _values(plan: Plan) -> dict[str, object]:
         "prompt_parts": plan.prompt_parts,
         "ttft_one_part_ms": None if plan.decode_only else round(plan.prompt_alone * 1e3, 1),
         "micro_batches": plan.micro_batches,
+        "drafts": str(plan.drafts),
+        "tokens_per_step": round(plan.drafts.length, 3),
         "batch": plan.batch,
         "ranks": plan.ranks,
         "tpot_ms": _rounded(plan.tpot * 1e3, 3),

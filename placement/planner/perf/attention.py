@@ -136,7 +136,9 @@ def _core(
 ) -> Array:
     seen = np.minimum(context, group.reach) if group.reach else context
     cached = (group.kv_elems - group.scan_elems) * seen + group.scan_elems * context
-    read = requests * (cached * PRECISIONS[precision.kv] + 2 * group.state_elems * _STATE)
+    # A state is read and written. Drafts read it once more: it moves on by the rows that were confirmed, afterwards.
+    crossed = (2 + (rows_per_request > 1)) * group.state_elems * _STATE
+    read = requests * (cached * PRECISIONS[precision.kv] + crossed)
     flops = (
         requests
         * rows_per_request

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.drafting import DRAFTERS
 from afserve.placement.planner.perf.engine import Engine, Rates, Wait
-from afserve.placement.planner.perf.engine_rows import Like, MeasuredRows
+from afserve.placement.planner.perf.engine_rows import OFF, Like, MeasuredRows
 from afserve.placement.planner.perf.fields import TableFields
 
 _NAMES = ("model", "chip", "experts", "layout", "prompts")
+_MODE = "drafts"
+"""A last column, of profiles with rows that were measured with drafts."""
 _LENGTHS = ("prompt", "answer")
 NUMBERS = ("requests", "devices", "tpot", "ttft", "wrong")
 COLUMNS = (*_NAMES, *_LENGTHS, *NUMBERS)
@@ -25,8 +28,10 @@ _MOST = 1e4
 def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
     """`source` is shown in errors (the file). Raises ConfigError naming file, key and value."""
     entries = TableFields(source, values)
-    if [str(name) for name in entries.items("columns")] != list(COLUMNS):
-        raise ConfigError(f"{source}: columns must be {', '.join(COLUMNS)}", param="engine")
+    if _columns(entries) not in (COLUMNS, (*COLUMNS, _MODE)):
+        raise ConfigError(
+            f"{source}: columns must be {', '.join(COLUMNS)}, and may end with {_MODE}", param="engine"
+        )
     kinds = tuple(str(kind) for kind in entries.items("kinds"))
     if not kinds or not set(kinds) <= set(KINDS):
         raise entries.refuse("kinds", f"must be a list of {' and '.join(KINDS)}")
@@ -93,16 +98,27 @@ def _numbers(entries: TableFields, names: tuple[str, ...] = (), least: float = 0
     return found
 
 
+def _mode(row: TableFields) -> str:
+    mode = row.text(_MODE, OFF)
+    if mode != OFF and mode not in DRAFTERS:
+        raise row.refuse(_MODE, f"must be {OFF} or one of {', '.join(DRAFTERS)}")
+    return mode
+
+
+def _columns(entries: TableFields) -> tuple[str, ...]:
+    return tuple(str(name) for name in entries.items("columns"))
+
+
 def _rows(entries: TableFields) -> MeasuredRows:
-    likes, numbers = [], []
+    likes, numbers, columns = [], [], _columns(entries)
     for place, row in enumerate(entries.items("rows")):
         where = f"{entries.source}: row {place + 1}"
-        if not isinstance(row, list) or len(row) != len(COLUMNS):
-            raise ConfigError(f"{where} must be a list of {len(COLUMNS)} values", param="engine")
-        one = TableFields(where, dict(zip(COLUMNS, row, strict=True)))
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise ConfigError(f"{where} must be a list of {len(columns)} values", param="engine")
+        one = TableFields(where, dict(zip(columns, row, strict=True)))
         names = {name: one.text(name) for name in _NAMES}
         prompt, answer = (one.number(name, least=1) for name in _LENGTHS)
-        likes.append(Like(**names, prompt=prompt, answer=answer))
+        likes.append(Like(**names, prompt=prompt, answer=answer, drafts=_mode(one)))
         numbers.append([one.number(name, least=-_MOST) for name in NUMBERS])
     if not likes:
         return MeasuredRows()

@@ -18,7 +18,7 @@ SIGNAL = 0.2
 REACH = {"tpot": 1.0, "ttft": 0.5}
 """Powers of likeness. Errors of first tokens are larger and are shared by rows that are less alike: with 0.3 to 0.7
 the median error on series left out is 0.12, with 1 it is 0.14."""
-UNLIKE = {"model": 1.5, "chip": 0.8, "experts": 0.7, "layout": 0.7, "prompts": 1.0}
+UNLIKE = {"model": 1.5, "chip": 0.8, "experts": 0.7, "layout": 0.7, "prompts": 1.0, "drafts": 1.5}
 """How much less alike two rows are that differ so: exp(-sum)."""
 REQUESTS, LENGTHS, DEVICES = 3.0, 3.0, 1.5
 """Standard deviations of likeness, in doublings."""
@@ -27,13 +27,14 @@ FAR, FAR_WEIGHT = 0.16, 0.5
 NEW = 0.4
 """What a question like no row at all adds. So the 80 % interval holds 84 % of rows of models that a fit has not seen,
 and 78 % of chips; with 0 it held 36 % and 53 %."""
+OFF = "off"
 _MOST_REQUESTS, _MOST_DEVICES, _DEVICE_STEP = 23, 13, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
     """What a question is like: names, and lengths in tokens. layout: dp, tp or afd, and how experts are split.
-    prompts: here or elsewhere."""
+    prompts: here or elsewhere. drafts: off, or who drafted (mtp): rows of both modes are not taken for each other."""
 
     model: str
     chip: str
@@ -42,6 +43,7 @@ class Like:
     prompts: str
     prompt: float
     answer: float
+    drafts: str = OFF
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,12 +85,22 @@ class MeasuredRows:
             * _near(self.devices, np.log2(max(devices, 1.0)), DEVICES)
         )
 
+    @property
+    def drafted(self) -> bool:
+        """Whether any was measured with drafts."""
+        return _drafted(self)
+
     def nearest(self, like: Like) -> float:
         """The likeness of the row most like this one, whatever its requests and devices."""
         return float(_ends(self, like).max(initial=0.0))
 
     def half_width(self, like: Like, requests: float, devices: float) -> float:
         return self.quantile * float(local_error(self.alike(like, requests, devices)[None, :], self.wrong)[0])
+
+
+@lru_cache(maxsize=64)
+def _drafted(rows: MeasuredRows) -> bool:
+    return any(like.drafts != OFF for like in rows.like)
 
 
 def local_error(alike: Array, wrong: Array) -> Array:

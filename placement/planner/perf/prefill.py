@@ -77,7 +77,7 @@ def reader(
 ) -> PrefillInstance | None:
     """An instance of `chip`: one attention device beside `expert_devices` of `experts`, or colocated where that is
     None, as few devices as hold the model. None where it does not fit."""
-    shape, precision = setting.shape, setting.precision
+    shape, precision = setting.held, setting.precision
     moved = cache_bytes(shape, precision, setting.workload.mean_prompt)
     own = attention_weight_bytes(shape, precision, 1) + moved
     room = chip.memory * setting.engine.memory

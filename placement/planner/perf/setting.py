@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.curve import CurveSet
+from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts, alone, with_drafter
 from afserve.placement.planner.perf.engine import PLAIN, Engine, scaled
-from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.engine_rows import OFF, Like
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.ffn import distinct_targets
 from afserve.placement.planner.perf.found import Found
@@ -39,7 +40,7 @@ class PrefillSetting:
 class Setting:
     """Everything a prediction depends on besides the layout.
 
-    draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
+    drafts: what each sequence drafts in a step, and how many tokens the step yields.
     shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3):
         their dense layers take turns in the ping-pong like the others.
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
@@ -61,8 +62,7 @@ class Setting:
     workload: Workload
     precision: Precision = DEFAULT_PRECISION
     routing: Routing = EVEN
-    draft_tokens: int = 0
-    acceptance: float = 0.0
+    drafts: Drafts = NO_DRAFTS
     shared_on_experts: bool = False
     exchange_kernels: bool = True
     steps_ahead: bool = False
@@ -105,11 +105,22 @@ class Setting:
         return replace(self, ttft=float("inf"))
 
     @property
+    def held(self) -> ModelShape:
+        """The model and its drafter: what memory holds and what prompts pass."""
+        return with_drafter(self.shape, self.drafts.drafter)
+
+    def drafter_pass(self, rows: int) -> "Setting":
+        """The drafter as a model of its own, in a pass with so many rows of each sequence; it is part of a step."""
+        again = replace(NO_DRAFTS, tokens=rows - 1)
+        return replace(self, shape=alone(self.shape, self.drafts.drafter), drafts=again, steps_ahead=True)
+
+    @property
     def decode_curves(self) -> CurveSet:
         return self.curves if self.reached is None else self.reached
 
     def like(self, chip: Hardware, layout: str) -> Like:
-        """What measured rows are compared with; a decode-only context counts as one with answers of 1,024 tokens."""
+        """What measured rows are compared with; a decode-only context counts as one with answers of 1,024 tokens. Where
+        no row has drafts, what rows say of an engine holds with drafts too."""
         work = self.workload
         return Like(
             model=self.shape.name,
@@ -119,22 +130,23 @@ class Setting:
             prompts="elsewhere" if work.decode_only else "here",
             prompt=max(work.mean_prompt, 1.0),
             answer=work.mean_answer if work.mean_answer > 1 else 1024.0,
+            drafts=self.drafts.drafter.name if self.engine.rows.drafted else OFF,
         )
 
     @property
     def tokens_per_step(self) -> float:
-        return 1.0 + self.acceptance * self.draft_tokens
+        return self.drafts.length
 
     @property
     def fetching(self) -> float:
         """Seconds until the KV that is found of a prompt is in the memory of the rank that reads it."""
         if self.workload.decode_only:
             return 0.0
-        return self.found.fetch_seconds(cache_bytes(self.shape, self.precision, self.workload.mean_prompt))
+        return self.found.fetch_seconds(cache_bytes(self.held, self.precision, self.workload.mean_prompt))
 
     @property
     def rows_per_request(self) -> float:
-        return 1.0 + self.draft_tokens
+        return float(self.drafts.rows)
 
     @property
     def to_all(self) -> bool:

@@ -36,6 +36,6 @@ def shape_from_config(name: str, config: Mapping[str, object], source: str = "")
         ),
         dense_layers=len(dense),
         dense_elems=3 * hidden * dense[0] if dense else 0,
-        mtp_layers=fields.optional("num_nextn_predict_layers") or 0,
+        mtp_layers=fields.optional("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0,
         source=str(config.get("_source", "")),
     )

@@ -5,6 +5,7 @@ It computes many layouts at once: ranks, expert devices and batch may be arrays 
 assumptions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +15,15 @@ from afserve.placement.pipeline import larger, layer_period, step_seconds
 from afserve.placement.planner.perf.attention import (
     AttentionTimes,
     allreduce_seconds,
-    attention_step,
-    ffn_seconds,
     prefill_step,
 )
 from afserve.placement.planner.perf.exchange import all_to_all, m2n_ways, ways_period
-from afserve.placement.planner.perf.experts import Routing, active_experts, imbalance, largest_normal
+from afserve.placement.planner.perf.experts import active_experts
 from afserve.placement.planner.perf.ffn import (
     COMBINE_BYTES,
     expert_layer,
 )
+from afserve.placement.planner.perf.halves import attention_half, expert_half, ffn_there, skew_of
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 
@@ -69,10 +69,46 @@ def afd_stages(
     A row travels once to each expert host that holds one of its experts, or to all of them, and fans out there over
     the host's own link.
     """
+
+    def parts_of(one: Setting, beside: Array | float = 0.0) -> RawStages:
+        return _afd_parts(
+            one,
+            attention_chip,
+            expert_chip,
+            tensor_parallel,
+            micro_batches,
+            ranks,
+            expert_devices,
+            batch,
+            beside,
+        )
+
+    parts = with_drafter_passes(setting, parts_of(setting, other_work), micro_batches, parts_of)
+    prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
+    devices = ranks * tensor_parallel + expert_devices
+    requests = ranks * batch * micro_batches
+    factor = setting.engine.factor(setting.like(attention_chip, "afd"), requests, devices)
+    factor = factor * _served(setting, "served_apart", batch * micro_batches)
+    return _finish(setting, parts, prompt, micro_batches * batch, factor)
+
+
+def _afd_parts(
+    setting: Setting,
+    attention_chip: Hardware,
+    expert_chip: Hardware,
+    tensor_parallel: int,
+    micro_batches: int,
+    ranks: Array,
+    expert_devices: Array,
+    batch: Array,
+    other_work: Array | float,
+) -> "RawStages":
     shape, layers = setting.shape, setting.shape.experts.layers
     times = attention_half(
         setting, attention_chip, tensor_parallel, ranks, batch, not setting.shared_on_experts
     )
+    if not layers:
+        return _dense_parts(times, micro_batches)
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, expert_chip, tokens, expert_devices, slices=setting.split_experts)
     if setting.shared_on_experts:
@@ -101,21 +137,7 @@ def afd_stages(
     if setting.shared_on_experts:
         dense = ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
         step = step + shape.dense_layers * ways_period(attention, dense, ways, micro_batches)
-    prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
-    devices = ranks * tensor_parallel + expert_devices
-    requests = ranks * batch * micro_batches
-    factor = setting.engine.factor(setting.like(attention_chip, "afd"), requests, devices)
-    factor = factor * _served(setting, "served_apart", batch * micro_batches)
-    parts = RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
-    return _finish(setting, parts, prompt, micro_batches * batch, factor)
-
-
-def ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
-    """A dense FFN on the expert side, split by columns over all its devices."""
-    rows = np.asarray(tokens + 0.0 * devices)
-    return ffn_seconds(
-        setting.shape, chip, setting.decode_curves, setting.precision.experts, rows, devices, elems
-    )
+    return RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
 
 
 def colocated_stages(
@@ -133,10 +155,27 @@ def colocated_stages(
     send and receive kernels still take device time. afserve's own steps are one native call, where a calibration has
     measured them.
     """
-    setting = setting.in_one_call
+    setting, devices = setting.in_one_call, ranks * tensor_parallel
+
+    def parts_of(one: Setting) -> RawStages:
+        return _colocated_parts(one, chip, tensor_parallel, micro_batches, ranks, batch)
+
+    parts = with_drafter_passes(setting, parts_of(setting), micro_batches, parts_of)
+    prompt = prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
+    prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
+    factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
+    factor = factor * _served(setting, "served", batch * micro_batches)
+    return _finish(setting, parts, prompt, micro_batches * batch, factor)
+
+
+def _colocated_parts(
+    setting: Setting, chip: Hardware, tensor_parallel: int, micro_batches: int, ranks: Array, batch: Array
+) -> "RawStages":
     shape, layers = setting.shape, setting.shape.experts.layers
     devices = ranks * tensor_parallel
     times = attention_half(setting, chip, tensor_parallel, ranks, batch)
+    if not layers:
+        return _dense_parts(times, micro_batches)
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, chip, tokens, devices, slices=(ranks == 1) & setting.split_experts)
     dispatch, combine = all_to_all(setting, chip, devices, batch * setting.rows_per_request / tensor_parallel)
@@ -149,12 +188,30 @@ def colocated_stages(
     attention = times.moe_layers / layers + exchange + _together(setting, batch * setting.rows_per_request)
     period = layer_period(attention + experts, 0.0 * experts, dispatch, combine, micro_batches)
     step = step_seconds(attention + experts, 0.0 * experts, period, times.outside, layers, micro_batches)
-    prompt = prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
-    prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
-    factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
-    factor = factor * _served(setting, "served", batch * micro_batches)
-    parts = RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
-    return _finish(setting, parts, prompt, micro_batches * batch, factor)
+    return RawStages(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
+
+
+def _dense_parts(times: AttentionTimes, micro_batches: int) -> "RawStages":
+    """A pass of layers without experts: one micro-batch after the other, on the attention side."""
+    none = 0.0 * times.outside
+    return RawStages(none, none, none, none, times.outside, times.core, times.outside * micro_batches)
+
+
+def with_drafter_passes(
+    setting: Setting,
+    parts: "RawStages",
+    micro_batches: int,
+    parts_of: Callable[[Setting], "RawStages"],
+) -> "RawStages":
+    """`parts` of a verify step, and behind it the passes of the drafter, one after the other: each token is drafted
+    from the one before. They are the device's time that no other layer overlaps with."""
+    passes = setting.drafts.passes
+    if not passes:
+        return parts
+    seconds = sum(
+        passes.count(rows) * parts_of(setting.drafter_pass(rows)).step for rows in sorted(set(passes))
+    )
+    return replace(parts, outside=parts.outside + seconds / micro_batches, step=parts.step + seconds)
 
 
 def colocated_factor(
@@ -179,88 +236,6 @@ def _together(setting: Setting, rows: Array) -> Array:
     return np.zeros_like(rows) if curve is None else np.asarray(curve.launch + curve.per_group * rows)
 
 
-def attention_half(
-    setting: Setting,
-    chip: Hardware,
-    tensor_parallel: int,
-    ranks: Array,
-    batch: Array,
-    with_ffn: bool = True,
-) -> AttentionTimes:
-    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean,
-    unless requests are placed so that all sums are alike.
-
-    The 99th percentile of the largest of r normals is the quantile 0.99^(1/r) of one, about that of 100 r samples.
-    """
-    work = setting.workload
-    above = largest_normal(100 * ranks) if setting.percentile99 else largest_normal(ranks)
-    slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0)) * (not setting.balances_kv)
-    context = work.context_mean + slowest
-    requests = np.asarray(batch + 0.0 * context)
-    times = attention_step(
-        setting.shape,
-        chip,
-        setting.decode_curves,
-        setting.precision,
-        requests,
-        context,
-        tensor_parallel,
-        setting.rows_per_request,
-        with_ffn,
-    )
-    if not setting.steps_ahead:
-        return times
-    hidden = setting.decode_curves.pick("step", setting.precision.attention).launch
-    return replace(times, outside=times.outside - hidden)
-
-
-def expert_half(
-    setting: Setting,
-    chip: Hardware,
-    tokens: Array,
-    devices: Array,
-    *,
-    by_chance: bool = True,
-    slices: NDArray[np.bool_] | bool = False,
-) -> Array:
-    """The most loaded of `devices` expert devices, one layer, `tokens` rows before the top-k fan-out. Not `by_chance`:
-    the mean over many layers, as it is where tokens choose evenly. `slices`: each device has a slice of every expert,
-    so none has more rows than others, and each calls all active ones."""
-    moe, routing = setting.shape.experts, setting.routing
-    skew = _skew(routing, moe.experts, devices)
-    mean_rows = tokens * moe.top_k / devices
-    skew = np.where(slices, 1.0, skew)
-    chance = 1 + (by_chance & ~np.asarray(slices)) * largest_normal(devices) / np.sqrt(
-        np.maximum(mean_rows, 1.0)
-    )
-    rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
-    slots = routing.slots(moe.experts)
-    held = np.maximum(slots / devices, 1.0)
-    spare = slots / moe.experts
-    active = np.minimum(active_experts(routing, moe.experts, moe.top_k, tokens) * spare / devices, held)
-    active = np.maximum(np.minimum(active * np.minimum(chance, 2.0), held), np.minimum(1.0, rows))
-    width = np.maximum(devices / slots, 1.0)
-    read = np.asarray(active / width)
-    return expert_layer(
-        setting.shape,
-        chip,
-        setting.decode_curves,
-        setting.precision.experts,
-        rows,
-        read,
-        groups=np.where(slices, active * devices, read),
-    )
-
-
-def _skew(routing: Routing, experts: int, devices: Array) -> Array:
-    """`imbalance` of each device count, computed once per distinct count."""
-    counts = np.asarray(devices, dtype=np.int64)
-    present = np.flatnonzero(np.bincount(counts.ravel()))
-    table = np.ones(int(present[-1]) + 1)
-    table[present] = [imbalance(routing, experts, int(count)) for count in present]
-    return np.asarray(table[counts])
-
-
 def prompt_seconds(
     setting: Setting,
     attention_chip: Hardware,
@@ -275,13 +250,13 @@ def prompt_seconds(
     like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
     if setting.workload.decode_only:
         return like, like
-    shape, before = setting.shape, setting.workload.mean_prompt * setting.found.found_share
+    shape, before = setting.held, setting.workload.mean_prompt * setting.found.found_share
     tokens = np.array([setting.workload.mean_prompt - before])
     attention = prefill_step(
         shape, attention_chip, setting.curves, setting.precision, tokens, before, tensor_parallel
     )[0]
     moe = shape.experts
-    skew = _skew(setting.routing, moe.experts, np.asarray(expert_devices))
+    skew = skew_of(setting.routing, moe.experts, np.asarray(expert_devices))
     rows = tokens * moe.top_k * ranks / expert_devices * skew
     active = np.minimum(
         active_experts(setting.routing, moe.experts, moe.top_k, tokens * ranks) / expert_devices, rows

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.pipeline import layer_period
+from afserve.placement.planner.perf.drafting import NOBODY
 from afserve.placement.planner.perf.exchange import ExchangeWay, m2n_ways
+from afserve.placement.planner.perf.halves import attention_half, expert_half, ffn_there
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import attention_half, expert_half, ffn_there
+from afserve.placement.planner.perf.stages import afd_stages
 from afserve.placement.planner.plan import Plan
 
 Array = NDArray[np.float64]
@@ -60,11 +62,13 @@ class StageTable:
         )
         self._factor = float(measured[0])
         self._answer = setting.workload.mean_answer
-        self._prepare_attention(setting, plan, attention, random_lengths)
+        self._prepare_attention(setting, plan, attention, experts, random_lengths)
         self._prepare_experts(setting, plan, attention, experts, random_routing)
         self._prepare_links(setting, plan, attention, experts)
 
-    def _prepare_attention(self, setting: Setting, plan: Plan, chip: Hardware, random_lengths: bool) -> None:
+    def _prepare_attention(
+        self, setting: Setting, plan: Plan, chip: Hardware, experts: Hardware, random_lengths: bool
+    ) -> None:
         """Attention is close to linear in the mean context: two points give the line."""
         one, batch = np.array([1.0]), np.array([float(plan.batch)])
         work = setting.workload
@@ -83,6 +87,7 @@ class StageTable:
             self._outside -= (
                 setting.shape.dense_layers * self._factor * float(base.moe_layers[0]) / self._layers
             )
+        self._outside += _drafting(setting, plan, chip, experts)
         self._deviation = work.context_deviation / plan.batch**0.5 if random_lengths else 0.0
         self._offset = np.zeros((plan.ranks, plan.micro_batches))
         self._drawn = False
@@ -180,6 +185,23 @@ def _link(
     received = max(outer - latency, float(there.inside[0]))
     rest = float(whole.seconds[0]) - max(sent, received)
     return LinkTimes(factor * sent, factor * received / ranks, factor * rest)
+
+
+def _drafting(setting: Setting, plan: Plan, attention: Hardware, experts: Hardware) -> float:
+    """Seconds of the drafter for each micro-batch of a step, as time of its rank: the event loop knows one kind of
+    layer."""
+    if not setting.drafts.passes:
+        return 0.0
+    ranks, devices, batch = (
+        np.array([float(count)]) for count in (plan.ranks, plan.experts.devices, plan.batch)
+    )
+    degree, m = plan.attention.tensor_parallel, plan.micro_batches
+    decoding = decoding_only(setting)
+    both = (
+        afd_stages(one, attention, experts, degree, m, ranks, devices, batch).outside[0]
+        for one in (decoding, replace(decoding, drafts=replace(setting.drafts, drafter=NOBODY)))
+    )
+    return float(next(both) - next(both))
 
 
 def _at_context(setting: Setting, context: float) -> Setting:

@@ -17,9 +17,10 @@ from afserve.placement.planner.perf.setting import NOTHING_FOUND
 from afserve.placement.planner.perf.stages import prompt_seconds
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question
+from afserve.placement.planner.same_layout import family_of
 from afserve.placement.planner.search import PlanFamily
 from afserve.placement.planner.simulate.pace import SpeedProfile
-from afserve.placement.planner.simulate.ranks import family_of, reading_pool
+from afserve.placement.planner.simulate.ranks import reading_pool
 
 Array = NDArray[np.float64]
 NOTICE = 1.11
@@ -90,7 +91,7 @@ def roles_of(question: Question, plan: Plan, recovery: RecoveryTimes) -> tuple[P
 
 def again_second(question: Question, plan: Plan) -> float:
     """Seconds that a rank takes to compute one token of a context again."""
-    setting = question.setting_for(plan.kind)
+    setting = question.setting_of(plan)
     work = replace(setting.workload, decode_only=False)
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     devices = float(plan.experts.devices)
@@ -108,8 +109,8 @@ def again_second(question: Question, plan: Plan) -> float:
 
 def _decoding(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRole:
     """Attention ranks, or colocated ones, which take their share of the experts with them."""
-    setting, degree = question.setting_for(plan.kind), plan.attention.tensor_parallel
-    held = attention_weight_bytes(setting.shape, setting.precision, degree)
+    setting, degree = question.setting_of(plan), plan.attention.tensor_parallel
+    held = attention_weight_bytes(setting.held, setting.precision, degree)
     if plan.kind == "afd":
         down = recovery.notice + recovery.restart + held / recovery.reload
         return PlanRole("attention", plan.ranks, degree, 0.0, down, (1.0,) * (plan.ranks + 1), moves=True)
@@ -132,12 +133,12 @@ def _readers(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRol
     """Devices that only read prompts: colocated ones hold all experts."""
     pool = reading_pool(question, plan)
     assert pool is not None and plan.prefill is not None, "the plan has it"
-    setting, places = question.setting_for(plan.kind), pool.workers * plan.prompt_parts
+    setting, places = question.setting_of(plan), pool.workers * plan.prompt_parts
     size = plan.prefill.devices // places
-    held = attention_weight_bytes(setting.shape, setting.precision, 1)
+    held = attention_weight_bytes(setting.held, setting.precision, 1)
     if plan.kind == "colocated":
         one = np.array([float(size)])
-        held += float(expert_weight_bytes(setting.shape, setting.precision, setting.routing, one)[0])
+        held += float(expert_weight_bytes(setting.held, setting.precision, setting.routing, one)[0])
     down = recovery.notice + recovery.restart + held / recovery.reload
     speed = tuple(float(left) / places for left in range(places, -1, -1))
     return PlanRole(READERS, places, size, 0.0, down, speed)
@@ -145,9 +146,9 @@ def _readers(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRol
 
 def _expert_bytes(question: Question, plan: Plan) -> float:
     """Of one device."""
-    setting = question.setting_for(plan.kind)
+    setting = question.setting_of(plan)
     devices = np.array([float(plan.experts.devices)])
-    return float(expert_weight_bytes(setting.shape, setting.precision, setting.routing, devices)[0])
+    return float(expert_weight_bytes(setting.held, setting.precision, setting.routing, devices)[0])
 
 
 def _stall(question: Question, recovery: RecoveryTimes, lost: float, left: int, down: float) -> float:
@@ -163,7 +164,7 @@ def _stall(question: Question, recovery: RecoveryTimes, lost: float, left: int, 
 def _speeds(question: Question, plan: Plan) -> tuple[float, ...]:
     """By how many places are empty: seconds per token of the whole over those of what is left; 0 where that cannot
     hold the experts. Ranks keep their batch; that colocated caches have less room is not counted."""
-    setting, afd = question.setting_for(plan.kind), plan.kind == "afd"
+    setting, afd = question.setting_of(plan), plan.kind == "afd"
     units = plan.experts.devices if afd else plan.ranks
 
     def layouts(left: Array) -> PlanFamily:

@@ -8,15 +8,15 @@ requests and no clock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.pipeline import layer_period, step_seconds
-from afserve.placement.planner.perf.exchange import all_to_all, m2n_ways
+from afserve.placement.planner.perf.exchange import m2n_ways
 from afserve.placement.planner.perf.ffn import (
     COMBINE_BYTES,
     DISPATCH_BYTES,
@@ -25,10 +25,8 @@ from afserve.placement.planner.perf.ffn import (
 )
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
+from afserve.placement.planner.simulate.phase_wires import Wire, line_of, quickest, wires
 
-_AT = 4096.0  # rows at which the slope of a transfer is taken
-Wire = tuple[tuple[float, float], tuple[float, float]]
-"""Of dispatch and of combine: seconds at no rows, and for each row of a rank."""
 IDLE = StepTimes(0.0)
 
 
@@ -91,6 +89,10 @@ class Together:
     devices: int
 
     @cached_property
+    def drafters(self) -> "tuple[tuple[Together, int], ...]":
+        return tuple((replace(self, tables=tables), count) for tables, count in self.tables.passes)
+
+    @cached_property
     def kv_tokens(self) -> float:
         """Tokens of caches that fit; 0 where not even the weights do."""
         return self.tables.kv_tokens(self.devices, self.devices)
@@ -110,7 +112,7 @@ class Together:
         if found is None:
             work = work.rounded()
             both = (self._step(work.part(count), count) for count in (1, 2))
-            found = self._known[key] = min(both, key=lambda one: one.seconds)
+            found = self._known[key] = _drafted(self, min(both, key=lambda one: one.seconds), work)
         return found
 
     @cached_property
@@ -120,8 +122,8 @@ class Together:
     def _step(self, part: Work, micro_batches: int) -> StepTimes:
         layers = self.tables.layers
         attention, outside = self.tables.attention(part)
-        experts = interpolate(self.tables.experts(self.devices), part.all_requests + part.all_tokens)
-        rows = (part.requests + part.tokens) / self.tables.tensor_parallel  # a device sends its part of them
+        experts = interpolate(self.tables.experts(self.devices, part), self.tables.all_rows(part))
+        rows = self.tables.rows(part) / self.tables.tensor_parallel  # a device sends its part of them
         (there, per_there), (back, per_back) = quickest(wires(self.tables, self.devices), rows)
         dispatch, combine = there + per_there * rows, back + per_back * rows
         if self.devices == 1:
@@ -138,6 +140,11 @@ class _Sharing(ABC):
     tables: StageTables
     micro_batches: int
 
+    @property
+    @abstractmethod
+    def drafters(self) -> "tuple[tuple[_Sharing, int], ...]":
+        """The drafter's layers on the same devices, and how often a step passes them."""
+
     def step(self, work: Work, other: StepTimes = IDLE, pieces: Pieces | None = None) -> StepTimes:
         """`other` is the step that the other pool of these experts is in; decoding comes first. Where nothing is
         decoded it is the step of one rank, and `all_tokens` are those of all ranks that read meanwhile."""
@@ -147,7 +154,7 @@ class _Sharing(ABC):
             work, other = work.rounded(), other.rounded()
             counts = range(1, self.micro_batches + 1)
             tried = (self._step(work.part(count), other, pieces, count) for count in counts)
-            found = self._known[key] = min(tried, key=lambda one: one.seconds)
+            found = self._known[key] = _drafted(self, min(tried, key=lambda one: one.seconds), work)
         return found
 
     @cached_property
@@ -176,6 +183,10 @@ class Apart(_Sharing):
         return self.experts
 
     @cached_property
+    def drafters(self) -> "tuple[tuple[Apart, int], ...]":
+        return tuple((replace(self, tables=tables), count) for tables, count in self.tables.passes)
+
+    @cached_property
     def kv_tokens(self) -> float:
         """Tokens of caches that fit; 0 where not even the weights do, or the experts on theirs."""
         tables = self.tables
@@ -201,7 +212,7 @@ class Apart(_Sharing):
             there, back = m2n_ways(setting, chip, chip, degree, ranks, devices, np.array([rows]))
             return float(there.seconds[0]), float(back.seconds[0])
 
-        return _line(near if self.one_host else m2n)
+        return line_of(near if self.one_host else m2n)
 
     @cached_property
     def _exchange(self) -> Wire:
@@ -215,14 +226,14 @@ class Apart(_Sharing):
             answered = setting.exchange_at_experts(np.array([rows * here]), messages)
             return float(setting.exchange_at_attention(size, peers)[0]), float(answered[0])
 
-        return _line(both)
+        return line_of(both)
 
     def _step(self, part: Work, other: StepTimes, pieces: Pieces | None, micro_batches: int) -> StepTimes:
         layers = self.tables.layers
         seconds, outside = self.tables.attention(part)
-        rows, tokens = part.requests + part.tokens, part.all_requests + part.all_tokens
+        rows, tokens = self.tables.rows(part), self.tables.all_rows(part)
         (packing, per_packed), (answering, per_answer) = self._exchange
-        experts = self.tables.experts(self.experts)
+        experts = self.tables.experts(self.experts, part)
         attention = seconds / layers + packing + per_packed * rows
         own = interpolate(experts, tokens) + answering + per_answer * rows
         (there, per_there), (back, per_back) = self._wires
@@ -259,6 +270,10 @@ class Beside(_Sharing):
         return self.devices
 
     @cached_property
+    def drafters(self) -> "tuple[tuple[Beside, int], ...]":
+        return tuple((replace(self, tables=tables), count) for tables, count in self.tables.passes)
+
+    @cached_property
     def kv_tokens(self) -> float:
         """Tokens of caches that fit; 0 where not even the weights do."""
         return self.tables.kv_tokens(self.ranks * self.tables.tensor_parallel, self.devices)
@@ -266,12 +281,10 @@ class Beside(_Sharing):
     def _step(self, part: Work, other: StepTimes, pieces: Pieces | None, micro_batches: int) -> StepTimes:
         layers, degree = self.tables.layers, self.tables.tensor_parallel
         seconds, outside = self.tables.attention(part)
-        tokens, table = part.all_requests + part.all_tokens, self.tables.experts(self.devices)
+        tokens, table = self.tables.all_rows(part), self.tables.experts(self.devices, part)
         exchange = 2 * self.tables.setting.exchange
         attention, experts = seconds / layers + exchange, interpolate(table, tokens) + exchange
-        rows = (
-            (1 + other.links) * (part.requests + part.tokens) / degree
-        )  # the other pool's use the same links
+        rows = (1 + other.links) * self.tables.rows(part) / degree  # the other pool's use the same links
         (out, per_out), (back, per_back) = quickest(wires(self.tables, self.devices), rows)
         moved = out + per_out * rows, back + per_back * rows
         piece = waits = 0.0
@@ -302,41 +315,16 @@ class Beside(_Sharing):
         )
 
 
+def _drafted(pool: "Together | _Sharing", step: StepTimes, work: Work) -> StepTimes:
+    """`step` and the passes of the drafter behind it, in which devices are as busy."""
+    if not work.requests or not pool.drafters:
+        return step
+    decoding = Work(work.requests, work.all_requests, work.context)
+    more = sum(count * drafter.step(decoding).seconds for drafter, count in pool.drafters)
+    return step._replace(seconds=step.seconds + more)
+
+
 def longest_wait(busy: float, devices: int) -> float:
     """Of a piece: what is left of it on that device where most is left, each being in one for `busy` of the time. The
     mean of the largest of `devices` values that are 0, or else even between 0 and 1."""
     return 1 - (1 - (1 - busy) ** (devices + 1)) / ((devices + 1) * busy) if busy > 0 else 0.0
-
-
-def quickest(kernels: Iterable[Wire], rows: float) -> Wire:
-    """The kernel that takes least for so many rows of a device, both ways."""
-    return min(kernels, key=lambda one: (one[0][0] + one[0][1] * rows) + (one[1][0] + one[1][1] * rows))
-
-
-@lru_cache(maxsize=1024)
-def wires(tables: StageTables, devices: int) -> tuple[Wire, ...]:
-    """Between `devices` that each have attention and experts, per kernel: a copy to each device that is chosen, or one
-    to each host, which passes it on."""
-    setting, chip, count = tables.setting, tables.chip, np.array([float(devices)])
-    away = 1 - 1 / -(-devices // max(chip.devices, 1))
-
-    def by_host(rows: float) -> tuple[float, float]:
-        there, back = m2n_ways(setting, chip, chip, 1, count, count, np.array([rows]))
-        return float(there.seconds[0]), float(back.seconds[0])
-
-    def by_device(rows: float) -> tuple[float, float]:
-        pair = all_to_all(setting, chip, count, np.array([rows]))
-        return float(pair[0][0]), float(pair[1][0])
-
-    kinds = [_line(by_device)]
-    if away:
-        there, back = _line(by_host)
-        kinds.append(((there[0], there[1] * away), (back[0], back[1] * away)))
-    return tuple(kinds)
-
-
-def _line(transfer: Callable[[float], tuple[float, float]]) -> Wire:
-    """Of (dispatch, combine) by rows: each as (seconds at no rows, seconds per row)."""
-    empty, full = transfer(0.0), transfer(_AT)
-    there, back = ((none, (some - none) / _AT) for none, some in zip(empty, full, strict=True))
-    return there, back

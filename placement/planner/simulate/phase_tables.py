@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from afserve.placement.planner.perf.attention import prefill_step
+from afserve.placement.planner.perf.drafting import NO_DRAFTS
+from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import USABLE, attention_weight_bytes, cache_bytes, expert_weight_bytes
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import attention_half, expert_half
 
 _ROWS = np.unique(np.round(np.geomspace(1, 1 << 21, 64)))
 _SIZES: list[float] = _ROWS.tolist()
@@ -123,17 +124,29 @@ class StageTables:
             for context in _CONTEXTS
         ]
         self._decode: list[list[float]] = [half.moe_layers.tolist() for half in halves]
-        self._outside: list[list[float]] = [half.outside.tolist() for half in halves]
+        outside = [half.outside for half in halves]
+        passes, self.passes = setting.drafts.passes, list[tuple[StageTables, int]]()
+        for rows in sorted(set(passes)):
+            drafter, count = setting.drafter_pass(rows), passes.count(rows)
+            if drafter.shape.experts.layers:
+                self.passes.append((StageTables(drafter, chip, tensor_parallel), count))
+            else:
+                outside = [
+                    seconds
+                    + count * attention_half(_at(drafter, at), chip, tensor_parallel, one, _ROWS).outside
+                    for seconds, at in zip(outside, _CONTEXTS, strict=True)
+                ]
+        self._outside: list[list[float]] = [seconds.tolist() for seconds in outside]
         first, later = (
             prefill_step(
-                setting.shape, chip, setting.curves, setting.precision, _ROWS, before, tensor_parallel
+                setting.held, chip, setting.curves, setting.precision, _ROWS, before, tensor_parallel
             )
             for before in (0.0, 1.0)
         )
         self._pair = float((later - first)[-1] / _ROWS[-1])
         self._rows: list[float] = (first - self._pair * _ROWS**2 / 2).tolist()
         self._attention: dict[Work, tuple[float, float]] = {}
-        self._experts: dict[int, list[float]] = {}
+        self._experts: dict[tuple[int, bool], list[float]] = {}
         self._steps: dict[Hashable, dict[Hashable, StepTimes]] = {}
 
     def attention(self, work: Work) -> tuple[float, float]:
@@ -148,10 +161,10 @@ class StageTables:
         if work.requests:
             decode = self._at_context(self._decode, work)
             outside = self._at_context(self._outside, work)
-            shared = interpolate(self._rows, work.requests)
+            shared = interpolate(self._rows, self.rows(work) - work.tokens)
         if not work.tokens:
             return decode, outside
-        rows = interpolate(self._rows, work.requests + work.tokens) - shared
+        rows = interpolate(self._rows, self.rows(work)) - shared
         return decode + max(rows, 0.0) + self._pair * work.pairs, outside or self._outside[0][0]
 
     def _at_context(self, table: list[list[float]], work: Work) -> float:
@@ -160,12 +173,23 @@ class StageTables:
         share = (work.context - _CONTEXTS[above - 1]) / (_CONTEXTS[above] - _CONTEXTS[above - 1])
         return low + share * (high - low)
 
-    def experts(self, devices: int) -> list[float]:
-        """Of one layer, by tokens over all ranks; for `interpolate`."""
-        found = self._experts.get(devices)
+    def rows(self, work: Work) -> float:
+        """Of the fullest rank: each request has those of its drafts."""
+        return work.requests * self.setting.drafts.rows + work.tokens
+
+    def all_rows(self, work: Work) -> float:
+        """Of all ranks."""
+        return work.all_requests * self.setting.drafts.rows + work.all_tokens
+
+    def experts(self, devices: int, work: Work) -> list[float]:
+        """Of one layer, by rows over all ranks; for `interpolate`. Where anything is decoded, rows are taken to share
+        experts as those of drafts do."""
+        drafted = work.requests > 0 and self.setting.drafts.tokens > 0
+        found = self._experts.get((devices, drafted))
         if found is None:
-            seconds = expert_half(self.setting, self.chip, _ROWS, np.full_like(_ROWS, devices))
-            found = self._experts[devices] = seconds.tolist()
+            setting = self.setting if drafted else replace(self.setting, drafts=NO_DRAFTS)
+            seconds = expert_half(setting, self.chip, _ROWS, np.full_like(_ROWS, devices))
+            found = self._experts[devices, drafted] = seconds.tolist()
         return found
 
     def steps(self, pool: Hashable) -> "dict[Hashable, StepTimes]":
@@ -180,7 +204,7 @@ class StageTables:
     def kv_tokens(self, devices: int, experts: int) -> float:
         """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none). Devices of
         a rank have a part of its heads each, or all where there are fewer heads than devices."""
-        shape, precision = self.setting.shape, self.setting.precision
+        shape, precision = self.setting.held, self.setting.precision
         free = self.chip.memory * USABLE - attention_weight_bytes(shape, precision, self.tensor_parallel)
         if experts:
             held = expert_weight_bytes(shape, precision, self.setting.routing, np.array([float(experts)]))
@@ -193,13 +217,13 @@ class StageTables:
         """Whether the experts fit on devices that have nothing else."""
         setting = self.setting
         held = expert_weight_bytes(
-            setting.shape, setting.precision, setting.routing, np.array([float(devices)])
+            setting.held, setting.precision, setting.routing, np.array([float(devices)])
         )
         return bool(held[0] <= self.chip.memory * USABLE)
 
     def hand_over(self, tokens: float) -> float:
         """Seconds until the KV of a prompt is at another device, over the network."""
-        moved = cache_bytes(self.setting.shape, self.setting.precision, tokens)
+        moved = cache_bytes(self.setting.held, self.setting.precision, tokens)
         return self.chip.network_latency + moved / self.chip.network
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import ceil
 
 from afserve.placement.planner.simulate.phase_stages import IDLE, Apart, Beside, Pieces, Together, together
 from afserve.placement.planner.simulate.phase_tables import StepTimes, Work
@@ -96,11 +97,13 @@ class _Station:
     reading: int = 0  # of those, in this step
     read: list[int] = field(default_factory=list)  # prompts that this step completes
     tails: int = 0  # tokens at the ends of prompts that the next step computes
+    yielded: float = 1.0  # tokens of a request in a step
 
     def __post_init__(self) -> None:
         self.queues = [deque() for _ in range(self.ranks)]
         self.unread = [0] * self.ranks
         self.free = self.pool.kv_tokens
+        self.yielded = self.pool.tables.setting.tokens_per_step
 
     def read_prompt(self, number: int) -> None:
         """On the rank that has the fewest tokens to read."""
@@ -121,7 +124,7 @@ class _Station:
     def decode(self, number: int, *, tail: int = 0) -> None:
         """The first token of its answer is there; `tail` tokens of its prompt are not computed."""
         one = self.asked[number]
-        heappush(self.ends, (self.steps + max(one.answer - 1, 1), number))
+        heappush(self.ends, (self.steps + max(ceil((one.answer - 1) / self.yielded), 1), number))
         self.running += 1
         self.context += one.prompt + 1
         self.tails += tail
@@ -162,7 +165,7 @@ class _Station:
         self.steps += 1
         self.queued -= self.reading
         self.reading = 0
-        self.context += self.running
+        self.context += self.running * self.yielded
         ended = []
         while self.ends and self.ends[0][0] <= self.steps:
             number = heappop(self.ends)[1]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from afserve.placement.planner.perf.prefill import reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question
-from afserve.placement.planner.search import PlanFamily
+from afserve.placement.planner.same_layout import family_of
 from afserve.placement.planner.simulate.requests import Arrivals, PrefillPool, Rank, poisson
 
 Array = NDArray[np.float64]
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 def rank_of(question: Question, plan: Plan, simulated: Array | None) -> Rank:
     """One rank of `plan`. `simulated` step seconds of the full batch give the factors; without them, 1."""
-    setting, slots = question.setting_for(plan.kind), plan.batch * plan.micro_batches
+    setting, slots = question.setting_of(plan), plan.batch * plan.micro_batches
     devices = float(plan.experts.devices if plan.kind == "afd" else 0)
     family = family_of(question, plan, np.full(slots, float(plan.ranks)), np.full(slots, devices))
     held = np.arange(1, slots + 1, dtype=np.float64)
@@ -59,7 +59,7 @@ def reading_pool(question: Question, plan: Plan) -> PrefillPool | None:
     if plan.prefill is None:
         return None
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    chip, setting = chips[plan.prefill.hardware], question.setting_for(plan.kind)
+    chip, setting = chips[plan.prefill.hardware], question.setting_of(plan)
     beside = chips[plan.experts.hardware] if plan.kind == "afd" else None
     found = reader(setting, chip, beside, np.array([float(plan.experts.devices)]))
     assert found is not None, "the plan has it"
@@ -70,19 +70,4 @@ def reading_pool(question: Question, plan: Plan) -> PrefillPool | None:
         workers=int(plan.prefill.devices / found.size),
         busy=float(found.seconds[0]) / mean,
         latency=(float(found.latency[0]) + found.moved / network) / mean,
-    )
-
-
-def family_of(question: Question, plan: Plan, ranks: Array, expert_devices: Array) -> PlanFamily:
-    """Layouts like the plan's with so many ranks and expert devices (0: colocated)."""
-    chips = {pool.chip.name: pool.chip for pool in question.pools}
-    return PlanFamily(
-        plan.kind,
-        chips[plan.attention.hardware],
-        chips[plan.experts.hardware],
-        plan.attention.tensor_parallel,
-        plan.micro_batches,
-        ranks,
-        expert_devices,
-        chips[plan.prefill.hardware] if plan.prefill else None,
     )
