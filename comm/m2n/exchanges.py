@@ -19,8 +19,9 @@ _PATIENCE = 0.02  # seconds that a layer's sums may take; then the link looks wh
 class ExchangingLink(Protocol[_AnyTicket_co]):
     """A link that offers exchanges beside `dispatch` and `combine`."""
 
-    def exchange(self, micro_batch: int) -> Exchange | None:
-        """What `Ops.run_stack` takes in place of these; None where only they will do now. `settle` follows each use."""
+    def exchange(self, micro_batch: int, layers: int) -> Exchange | None:
+        """What `Ops.run_stack` takes in place of these for the first `layers` MoE layers, always as many; None where
+        only they will do now. `settle` follows each use."""
 
     def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> _AnyTicket_co | None:
         """An exchange was used; of the MoE layer at which it stopped the ticket, for the rows that it sent last."""
@@ -44,7 +45,7 @@ class Exchanges:
         """The expert nodes that are there, or the routes, are others from now on."""
         self._made.clear()
 
-    def of(self, micro_batch: int, table: RouteTable) -> Exchange | None:
+    def of(self, micro_batch: int, layers: int, table: RouteTable) -> Exchange | None:
         """What `Ops.run_stack` takes. None where the transport has none, and while experts stand on no node."""
         made = self._made.get(micro_batch)
         if made is not None or self._transport is None:
@@ -53,7 +54,7 @@ class Exchanges:
             layer.absent or layer.handle is None or layer.homeless_E is not None for layer in table.layers
         ):
             return None
-        routes = [layer.handle for layer in table.layers]
+        routes = [layer.handle for layer in table.layers[:layers]]
         boxes = self._boxes(micro_batch, table)
         made = self._transport.exchange(boxes, routes, table.epoch, _PATIENCE)
         if made is not None:

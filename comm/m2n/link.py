@@ -171,11 +171,11 @@ class ExpertLink:
     def exchanging(self) -> "ExpertLink | None":
         return self if self._exchanges.offered and self._stage is None else None
 
-    def exchange(self, micro_batch: int) -> Exchange | None:
+    def exchange(self, micro_batch: int, layers: int) -> Exchange | None:
         """As `ExchangingLink`."""
         if self._broken or micro_batch in self._under_way:
             return None
-        return self._exchanges.of(micro_batch, self._table)
+        return self._exchanges.of(micro_batch, layers, self._table)
 
     def settle(self, micro_batch: int, layer: int = 0, stopped: Given | None = None) -> Ticket | None:
         """As `ExchangingLink`."""

@@ -54,6 +54,10 @@ def test_every_command_has_help(capsys, name):
         (["up", "--expert-dtype", "int3"], "--expert-dtype"),
         (["up", "--colocated", "--wire-dtype", "fp8"], "--wire-dtype fp8: a colocated run sends no rows"),
         (["up", "--block-size", "0"], "--block-size"),
+        (
+            ["up", "nano", "--load-format", "dummy", "--layers", "3", "--draft", "mtp"],
+            "--draft mtp: the layer of multi-token prediction stands behind all layers",
+        ),
         (["up", "--max-waiting", "0"], "--max-waiting"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["node", "--role", "expert"], "--join"),

@@ -62,6 +62,19 @@ def test_the_same_tokens_as_transformers(tiny_checkpoint, oracle, topology):
     assert nodes_left() == []
 
 
+def test_the_checkpoint_s_own_layer_drafts_over_expert_nodes():
+    """Every node loads it, as all are told of it: the placement has its experts."""
+    asked = ["import os\n", "class Reader:\n    def __init__(self", "def main"]
+    found = []
+    for drafts in ({}, {"draft": "mtp:2"}):
+        with LLM("nano", attention=2, experts=2, threads=1, **drafts) as llm:
+            assert len(llm.topology.deployment.placement.layers) == 4 + len(drafts)
+            found.append(
+                [one.token_ids for one in llm.generate(asked, SamplingParams(max_tokens=40, temperature=0))]
+            )
+    assert found[0] == found[1]
+
+
 def test_texts_choices_and_stops():
     with LLM("nano", attention=1, experts=2, threads=1) as llm:
         seeded = SamplingParams(max_tokens=8, temperature=0.8, seed=3, n=3)

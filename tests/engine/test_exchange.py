@@ -27,7 +27,7 @@ class World:
     """One attention node and expert nodes over shared memory; each expert node has a thread while `serving`."""
 
     def __init__(self, source, settings, experts=1):
-        spec = spec_of(source)
+        spec = spec_of(source, settings.drafts())
         self.spec, self.settings = spec, settings
         self.plan = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
         slots = self.plan.slots_per_node()
@@ -35,7 +35,8 @@ class World:
         self.experts, addresses = [], []
         for index in range(experts):
             end, address = connect.listen("shm", expert=index, attention_nodes=1, layout=layout)
-            bank = build_expert_bank(source, self.plan.held(index), slots, expert_dtype=settings.expert_dtype)
+            held, draft = self.plan.held(index), settings.drafts()
+            bank = build_expert_bank(source, held, slots, expert_dtype=settings.expert_dtype, draft=draft)
             self.experts.append(ExpertNode(ExpertPort(end), bank, epoch=self.plan.epoch))
             addresses.append(address)
         end = connect.connect(addresses, attention=0, layout=layout, timeout=10.0)

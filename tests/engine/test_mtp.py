@@ -1,6 +1,7 @@
 """Drafts by a checkpoint's layer of multi-token prediction: the same tokens in fewer steps, wherever its layers run."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
 from afserve.launch.plan.drafting import planned_spec
 from tests.engine.driving import collect, config, drive
+from tests.engine.local_cluster import LocalCluster
+from tests.engine.phased import Phased
+from tests.engine.test_drafted_answers import PLACES, answered, asked_of
 
 NANO = Path(__file__).parents[2] / "configs" / "nano"
 SOURCE = ModelSource(str(NANO), "nano")
@@ -37,6 +41,62 @@ def test_nano_drafts_three_of_four_tokens_right_and_answers_the_same():
     assert drafts.tokens == drafts.verified > 100
     assert drafts.accepted >= 0.6 * drafts.tokens
     assert node.stats().steps < 0.75 * plain.stats().steps
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_all_is_told_as_without_drafts(place):
+    """Of requests of all kinds, in a cache that is too small for them: some are preempted in mid-draft."""
+    asked = asked_of(random.Random(5), 24)
+    plain = answered(SOURCE, place, asked, kv_blocks=26, max_batch_tokens=24)
+    assert answered(SOURCE, place, asked, "mtp:3", kv_blocks=26, max_batch_tokens=24) == plain
+
+
+def test_steps_may_be_one_call_over_an_exchange():
+    """Which has the layers of a step alone; the layer that drafts comes behind it."""
+    from tests.engine.test_exchange import World, run  # which is skipped where there is no native library
+
+    asked = held_out(2, 60, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    wanted = collect(drive(colocated(SOURCE, config(**ROOMY)), asked))
+    world = World(SOURCE, config(**ROOMY, draft="mtp:2"), experts=2)
+    with world.serving() as node:
+        found = run(node, asked)
+    world.close()
+    assert found == wanted and node.stats().drafts.accepted > 0
+
+
+def test_what_was_handed_over_or_found_is_drafted_for_as_well():
+    """The layer's keys of a prompt come with its blocks."""
+    asked = held_out(4, 120, SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True))
+    node = colocated(SOURCE, config(**ROOMY, draft="mtp:1"))
+    wanted = collect(drive(node, asked))
+    alone = node.stats().drafts
+    assert collect(drive(node, asked)) == wanted and node.stats().prefix_hits > 0
+    found = node.stats().drafts
+    cluster = LocalCluster.build(SOURCE, config(**ROOMY, draft="mtp:1"), attention=2, experts=1)
+    world = Phased(cluster, 1)
+    for request in asked:
+        world.submit(request, world.prefilling[0], world.decoding[0])
+    world.run()
+    assert [world.said[request.handle] for request in asked] == wanted
+    handed = world.decoding[0].node.stats().drafts
+    cluster.close()
+    assert world.decoding[0].moves.stats().handed == len(asked)
+    for tokens, accepted in [
+        (found.tokens - alone.tokens, found.accepted - alone.accepted),
+        (handed.tokens, handed.accepted),
+    ]:
+        assert abs(accepted / tokens - alone.accepted / alone.tokens) < 0.05
+
+
+def test_rows_of_the_layer_are_counted_with_those_of_the_others():
+    (one,) = held_out(1, 40, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    node = colocated(SOURCE, config(**ROOMY, draft="mtp:2"))
+    drive(node, [one])
+    routed = node.take_routed()
+    rows = (routed.prefill_LE.sum(1) // 4).tolist(), (routed.decode_LE.sum(1) // 4).tolist()
+    assert [len(set(each[:-1])) for each in rows] == [1, 1] and len(rows[0]) == 5
+    assert rows[0][-1] == rows[0][0] + 1, "a pass over the prompt, and a row for the second token of a draft"
+    assert rows[1][-1] > 0
 
 
 def copy_of_nano(folder, **fields):

@@ -81,9 +81,9 @@ class NotedLink(ExpertLink):
         self._began[micro_batch] = begin, self._reading.now() - begin
         return ticket
 
-    def exchange(self, micro_batch: int) -> Exchange | None:
+    def exchange(self, micro_batch: int, layers: int) -> Exchange | None:
         """Where every dispatch is noted by itself, no call runs several."""
-        return super().exchange(micro_batch) if self.whole else None
+        return super().exchange(micro_batch, layers) if self.whole else None
 
     def combine(self, ticket: Ticket) -> Tensor:
         begin = self._reading.now()

@@ -58,10 +58,11 @@ class ExchangeRunner(Generic[T]):
 
     def __init__(self, stack: Stack, link: ExchangingLink[T], layers: LayerRunner[T]) -> None:
         self._stack, self._link, self._layers = stack, link, layers
+        self._moe_layers = sum(layer.moe_number is not None for layer in layers.model.layers)
 
     def run_step(self, step: StepInput) -> StepRun[T]:
         if step.alone and fits_one_call(step, self._layers.meter):
-            exchange = self._link.exchange(self._layers.index)
+            exchange = self._link.exchange(self._layers.index, self._moe_layers)
             if exchange is not None:
                 return self._run_exchange(step, exchange)
         return self._layers.run_step(step)
