@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from afserve.drafts import DEFAULT_DRAFT
 from bench import faults_changes, faults_cost, faults_networks, faults_nodes, faults_soak, faults_survival
 from bench.cable import possible
 from bench.faults_cost import CostCase
@@ -62,7 +63,15 @@ def soak(options: argparse.Namespace) -> Iterator[Row]:
     if path is not None and not path.exists():
         print(f"--arrivals {path}: there is no such file; arrivals are drawn instead")
         path = None
-    asked = Soak(60 * options.soak, path, options.rate, options.seed, mixed=options.mixed, busy=options.busy)
+    asked = Soak(
+        60 * options.soak,
+        path,
+        options.rate,
+        options.seed,
+        mixed=options.mixed,
+        busy=options.busy,
+        draft=options.draft,
+    )
     yield faults_soak.measure(asked)
 
 
@@ -113,6 +122,9 @@ def main() -> None:
         "--busy", type=int, default=0, metavar="N", help="for --survival and --soak: busy loops beside it"
     )
     parser.add_argument("--mixed", action="store_true", help="for --soak: requests of every kind beside it")
+    parser.add_argument(
+        "--draft", default=DEFAULT_DRAFT, metavar="METHOD[:N]", help="for --soak: as of afserve up"
+    )
     parser.add_argument("--arrivals", type=Path, help="for --soak: a trace, .csv or .jsonl, scaled to --rate")
     parser.add_argument("--seed", type=int, default=1, help="for --soak: of faults, lengths and cancels")
     parser.add_argument("--json", action="store_true", help="rows instead of a table")

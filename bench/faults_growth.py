@@ -24,6 +24,7 @@ class Held:
     kv_in_use: float
     requests: float
     preemptions: float
+    accepted: float  # tokens of drafts
 
 
 def held(here: Deployment) -> Held:
@@ -40,6 +41,7 @@ def held(here: Deployment) -> Held:
         kv_in_use=_metric(said, "kv_cache_usage_perc"),
         requests=_metric(said, "num_requests_running") + _metric(said, "num_requests_waiting"),
         preemptions=_metric(said, "num_preemptions_total"),
+        accepted=_metric(said, "spec_decode_num_accepted_tokens_total"),
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from afserve.drafts import DEFAULT_DRAFT
 from bench.busy import busy_loops
 from bench.faults_deployment import CONTROLLER, Deployment
 from bench.faults_growth import Held, held
@@ -40,7 +41,7 @@ STOPPED_S = (0.2, 3.0)
 @dataclass(frozen=True, slots=True)
 class Soak:
     """`rate` is the mean number of requests per second; `arrivals` a trace whose gaps are scaled to it. `mixed`:
-    requests of every kind run beside the streams. `busy`: so many endless loops do, too."""
+    requests of every kind run beside the streams. `busy`: so many endless loops do, too. `draft` as of `--draft`."""
 
     seconds: float
     arrivals: Path | None = None
@@ -50,6 +51,7 @@ class Soak:
     warm: float = WARM_S
     mixed: bool = False
     busy: int = 0
+    draft: str = DEFAULT_DRAFT
 
 
 @dataclass(slots=True)
@@ -120,11 +122,13 @@ async def play(soak: Soak, here: Deployment) -> Row:
         "seed": soak.seed,
         "faults": dict(sorted(told.faults.items())),
         "busy": soak.busy,
+        "draft": soak.draft,
         **counted(told.asked, reference),
         "mixed": dict(sorted(told.mixed.items())),
         "mixed_wrong": dict(told.wrong.most_common(8)),
         "lost": status["lost"],
         "preemptions": after.preemptions,
+        "accepted_drafts": after.accepted,
         **_grown(before, after),
     }
 
@@ -252,7 +256,7 @@ async def _break(here: Deployment, soak: Soak, faults: Counter[str]) -> None:
 
 
 def measure(soak: Soak) -> Row:
-    with served(*NODES, *FLAGS) as up, Deployment(up) as here:
+    with served(*NODES, *FLAGS, "--draft", soak.draft) as up, Deployment(up) as here:
         return asyncio.run(play(soak, here))
 
 

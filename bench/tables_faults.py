@@ -143,7 +143,7 @@ def survival() -> str:
 
 def cost_and_soak() -> str:
     cost = newest(rows("faults_cost"), "bench")
-    soak = newest([{"busy": 0, **row} for row in rows("faults_soak")], "busy")
+    soak = newest([{"busy": 0, "draft": "off", **row} for row in rows("faults_soak")], "busy", "draft")
     copies = newest([row for row in rows("kv") if row["what"] == "copies"], "what")
     share = newest([row for row in rows("pipeline") if "survivors_share" in row], "experiment")
     return "\n\n".join([*map(_cost, cost), *map(_copies, copies), *map(_share, share), *map(_soak, soak)])
@@ -191,9 +191,10 @@ def _soak(row: Row) -> str:
     kind = " --mixed" if "mixed" in row else " --arrivals FILE"
     busy = f" --busy {row['busy']}" if row["busy"] else ""
     beside = f", beside {row['busy']} busy loops" if row["busy"] else ""
+    draft = f" --draft {row['draft']}" if row["draft"] != "off" else ""
     return (
         f"**{row['seconds'] / 60:g} minutes under {sum(row['faults'].values())} seeded faults**, {row['rate']:g} requests begin per second "
-        f"as in {row['arrivals']}{beside} ({where(row)}); `python -m bench.faults --soak MINUTES{kind}{busy} --save`. Of {row['requests']:,} requests "
+        f"as in {row['arrivals']}{beside} ({where(row)}); `python -m bench.faults --soak MINUTES{kind}{busy}{draft} --save`. Of {row['requests']:,} requests "
         f"{row['answered']:,} were answered, {row['cancelled']:,} cancelled, {row['failed']} failed, {row['twice']} answered twice; "
         f"{row['altered']} of {row['compared']:,} greedy ones had other tokens; {row['preemptions']:,.0f} preemptions."
         + (

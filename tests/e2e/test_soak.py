@@ -20,8 +20,9 @@ CSV = """TIMESTAMP,ContextTokens,GeneratedTokens
 @pytest.mark.alone
 @pytest.mark.process
 def test_every_request_is_answered_once_and_nothing_grows():
-    row = measure(Soak(seconds=7.0, rate=6.0, every=1.2, warm=2.0))
+    row = measure(Soak(seconds=7.0, rate=6.0, every=1.2, warm=2.0, draft="suffix:8"))
     assert row["failed"] == row["altered"] == row["twice"] == row["short"] == 0, row
+    assert row["accepted_drafts"] > 0, row
     assert row["compared"] > 20 and row["cancelled"] > 0 and sum(row["faults"].values()) >= 3, row
     for name in ("kv_in_use", "requests_open"):
         assert row[name][1] == 0, row

@@ -5,6 +5,7 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, colocated, dtype_of, layout_for, spec_of, tensors_of
+from afserve.engine.draft.known_answers import KnownAnswers
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops
@@ -18,10 +19,12 @@ class Model:
 
     longest = 10
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, right: float | None = None) -> None:
+        """Nodes draft, and so much of that is `right`; None: they do not."""
         self.source, self.spec = source, spec_of(source)
         self.layers, self.experts = self.spec.moe_layers, self.spec.experts
-        self.config = config(max_batch_tokens=12, micro_batches=2, kv_blocks=48)
+        self.right, draft = right, "off" if right is None else "ngram:4"
+        self.config = config(max_batch_tokens=12, micro_batches=2, kv_blocks=48, draft=draft)
         self.ops = open_ops(self.config.device, 1)
         tensors = tensors_of(source, self.spec, self.ops.device)
         dtype = dtype_of(source, self.spec)
@@ -47,12 +50,22 @@ class Model:
         return build_expert_bank(self.source, held, slots, ops=self.ops)
 
     def attention(self, link) -> AttentionNode:
-        return AttentionNode(self.decoder, link, self.config, weights="shared")
+        node = AttentionNode(self.decoder, link, self.config, weights="shared")
+        if self.right is not None:
+            assert node._drafting is not None
+            said = KnownAnswers(lambda sequence: self.said[sequence.request.prompt_ids], self.right)
+            node._drafting._drafters = [said]
+        return node
 
 
 @pytest.fixture(scope="session")
 def model(tiny_checkpoint):
     return Model(ModelSource(str(tiny_checkpoint("mixtral")), "mixtral"))
+
+
+@pytest.fixture(scope="session")
+def drafting_model(tiny_checkpoint):
+    return Model(ModelSource(str(tiny_checkpoint("mixtral")), "mixtral"), right=0.7)
 
 
 @pytest.fixture(autouse=True)

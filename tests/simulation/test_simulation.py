@@ -7,6 +7,7 @@ deadline, and no KV block is left.
 import pytest
 
 from afserve.control.membership.events import Happening
+from afserve.member import Role
 from tests.simulation.world import World
 
 IN_CI, BLOCKS, ALL, ROUNDS = 300, 6, 10_000, 150
@@ -34,6 +35,17 @@ def test_nobody_notices(block, model):
     assert len(done) > 8 * each and sum(not client.failure for client in done) > 0.9 * len(done)
     assert sum(world.happened[Happening.LOST] for world in worlds) > each
     assert any(world.happened["role changed"] for world in worlds) == (block % 2 == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(2))
+def test_nobody_notices_drafts(block, drafting_model):
+    """What happens meets runs of several tokens, and drafts that are verified."""
+    worlds = [play(seed, drafting_model, roles=block == 1) for seed in range(block * 25, block * 25 + 25)]
+    nodes = [process.engine for world in worlds for process in world.roles(Role.ATTENTION) if process.loop]
+    drafts = [node.stats().drafts for node in nodes]
+    assert 0 < sum(one.accepted for one in drafts) < sum(one.tokens for one in drafts)
+    assert sum(not client.failure for world in worlds for client in world.done) > 200
 
 
 @pytest.mark.parametrize("seed", KEPT)
