@@ -16,7 +16,7 @@ from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 class ServedModel:
     """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template).
 
-    Answers have its `name`; requests may also say one of the `aliases`.
+    Answers have its `name`; requests may also say one of the `aliases`. `drafts`: its nodes verify what is guessed.
     """
 
     name: str
@@ -25,6 +25,7 @@ class ServedModel:
     vocab_size: int
     created: int
     aliases: tuple[str, ...] = ()
+    drafts: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

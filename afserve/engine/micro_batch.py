@@ -15,10 +15,11 @@ from torch import Tensor
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
 from afserve.engine.draft.mtp import MtpLoop
+from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
-from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
@@ -191,10 +192,14 @@ class MicroBatch(Generic[T]):
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
-            if self._drafting is not None:
-                self._drafting.settle(sequence, plan.chunks[index].supposed, run, self._meter.now())
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
+            if self._drafting is not None:
+                supposed = plan.chunks[index].supposed
+                drafter = self._drafting.settle(sequence, supposed, run, self._meter.now())
+                if drafter == PREDICTION and supposed:
+                    right = len(run) - 1
+                    event.predicted = Predicted(min(right, kept), supposed - right)
             if index in vectors:
                 pooled, row = vectors[index]
                 event = replace(event, pooled=pooled, row=row)

@@ -112,6 +112,7 @@ def _text_model(served: ServedModel, settings: ServerSettings) -> TextModel:
         settings.max_sequences,
         served.aliases,
         settings.strict,
+        served.drafts,
     )
 
 

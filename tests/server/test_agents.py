@@ -383,13 +383,18 @@ def test_an_answer_says_what_was_used(http):
     asked = {"messages": [{"role": "user", "content": "x"}], "service_tier": "flex"}
     chat = http.post("/v1/chat/completions", json=asked).json()
     assert chat["service_tier"] == "flex" and chat["system_fingerprint"].startswith("fp_")
-    assert chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    details = chat["usage"]["completion_tokens_details"]
+    assert details == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(
         http.post("/v1/chat/completions", json={**asked, "stream": True, "stream_options": options})
     )
     assert {chunk["system_fingerprint"] for chunk in chunks} == {chat["system_fingerprint"]}
-    assert all(chunk["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0} for chunk in chunks)
+    assert all(chunk["usage"]["completion_tokens_details"] == details for chunk in chunks)
 
 
 def test_contexts_in_every_clients_words(http):

@@ -13,7 +13,14 @@ from afserve.clock import Clock
 from afserve.control.node.journal import LEFT, Journal, Stay
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.request_values import Held, Refused, gateway_of
-from afserve.engine.scheduling.request import GenerationRequest, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import (
+    NOT_PREDICTED,
+    GenerationRequest,
+    Predicted,
+    TokenEvent,
+    TokenLogprob,
+    sum_predicted,
+)
 from afserve.errors import AfserveError, PeerError
 
 
@@ -37,6 +44,7 @@ class KeptRequest:
     halted: bool = False
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    predicted: list[tuple[int, Predicted]] = field(default_factory=list)  # behind how many tokens
     first: TokenEvent | None = None
     last: TokenEvent | None = None  # the one that ends it
     refusal: AfserveError | None = None
@@ -59,6 +67,8 @@ class KeptRequest:
             self.first = event
             journal.answered(self.stay, event.queued, event.cached_tokens)
         self.tokens.extend(event.token_ids)
+        if event.predicted is not NOT_PREDICTED:
+            self.predicted.append((self.count, event.predicted))
         if event.logprobs:
             self.logprobs += event.logprobs
         if event.finish_reason is not None:
@@ -84,6 +94,7 @@ class KeptRequest:
             prompt_logprobs=() if first is None else first.prompt_logprobs,
             cached_tokens=0 if first is None else first.cached_tokens,
             queued=0.0 if first is None else first.queued,
+            predicted=sum_predicted(of for behind, of in self.predicted if behind > start),
         )
 
     @property

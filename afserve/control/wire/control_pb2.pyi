@@ -271,7 +271,7 @@ class Tokens(_message.Message):
     def __init__(self, request: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., extra: _Optional[_Iterable[_Union[Extra, _Mapping]]] = ...) -> None: ...
 
 class Extra(_message.Message):
-    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled")
+    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled", "accepted", "rejected")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,8 @@ class Extra(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     event: int
     finish_reason: str
     stop_token_id: int
@@ -290,7 +292,9 @@ class Extra(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
     queued: float
     pooled: bytes
-    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    accepted: int
+    rejected: int
+    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("known", "token_id", "logprob", "rank", "top_token", "top_logprob")
@@ -707,7 +711,7 @@ class ExpertAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant")
+    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant", "prediction")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -718,6 +722,7 @@ class Submit(_message.Message):
     KEEP_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -728,7 +733,8 @@ class Submit(_message.Message):
     keep: Keep
     origin: Origin
     tenant: Tenant
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "share")
@@ -835,7 +841,7 @@ class Given(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value", "grammar", "pooled")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value", "grammar", "pooled", "draft")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -854,6 +860,7 @@ class Sampling(_message.Message):
     BIAS_VALUE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -872,7 +879,8 @@ class Sampling(_message.Message):
     bias_value: _containers.RepeatedScalarFieldContainer[float]
     grammar: str
     pooled: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bias_token: _Optional[_Iterable[int]] = ..., bias_value: _Optional[_Iterable[float]] = ..., grammar: _Optional[str] = ..., pooled: _Optional[bool] = ...) -> None: ...
+    draft: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bias_token: _Optional[_Iterable[int]] = ..., bias_value: _Optional[_Iterable[float]] = ..., grammar: _Optional[str] = ..., pooled: _Optional[bool] = ..., draft: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request", "parts")

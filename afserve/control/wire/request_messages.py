@@ -22,8 +22,10 @@ from afserve.control.wire.request_values import (
 from afserve.engine.scheduling.request import (
     NO_ORIGIN,
     NO_TENANT,
+    NOT_PREDICTED,
     GenerationRequest,
     Origin,
+    Predicted,
     SamplingParams,
     Tenant,
     TokenEvent,
@@ -43,7 +45,8 @@ def _put_tokens(value: Tokens, proto: Proto) -> None:
 
 def _has_extra(event: TokenEvent) -> bool:
     scored = event.logprobs or event.prompt_logprobs
-    return bool(event.finish_reason or scored or event.cached_tokens or event.queued or event.pooled)
+    rare = event.pooled or event.predicted is not NOT_PREDICTED
+    return bool(event.finish_reason or scored or event.cached_tokens or event.queued or rare)
 
 
 def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
@@ -56,6 +59,7 @@ def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
     _put_logprobs(event.logprobs, proto.logprobs)
     _put_logprobs(event.prompt_logprobs, proto.prompt_logprobs)
     proto.pooled, proto.queued = event.pooled, event.queued
+    proto.accepted, proto.rejected = event.predicted
 
 
 def _put_logprobs(values: Sequence[TokenLogprob | None], into: Proto) -> None:
@@ -93,6 +97,7 @@ def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
         error=extra.error or None,
         pooled=extra.pooled,
         queued=extra.queued,
+        predicted=Predicted(extra.accepted, extra.rejected),
     )
 
 
@@ -106,6 +111,7 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.request = request.handle
     proto.prompt.extend(request.prompt_ids)
     proto.generated.extend(request.generated)
+    proto.prediction.extend(request.prediction)
     proto.priority = request.priority
     proto.cache_salt = request.cache_salt
     put_fields(value, proto, leave=("request",))
@@ -125,7 +131,7 @@ def _put_submit(value: Submit, proto: Proto) -> None:
 
 def _take_submit(proto: Proto) -> Submit:
     sampling = proto.sampling
-    optional = {"seed", "logprobs", "prompt_logprobs"}
+    optional = {"seed", "logprobs", "prompt_logprobs", "draft"}
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
@@ -140,6 +146,7 @@ def _take_submit(proto: Proto) -> Submit:
         proto.cache_salt,
         origin,
         tenant=tenant,
+        prediction=tuple(proto.prediction),
     )
     return take_fields(Submit, proto, request=request)
 

@@ -13,6 +13,7 @@ from afserve.engine.draft.drafter import Drafter
 from afserve.engine.draft.forced import ForcedDrafter
 from afserve.engine.draft.mtp import MtpDrafter
 from afserve.engine.draft.ngram import NgramDrafter
+from afserve.engine.draft.prediction import PredictionDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
@@ -40,7 +41,8 @@ class Drafting:
         found: list[tuple[Sequence, Many[int], Candidate]] = []
         for sequence in sequences:
             left = sequence.prompt_length + sequence.request.params.max_tokens - len(sequence.tokens) - 1
-            most = min(self._most, left)
+            wanted = sequence.request.params.draft
+            most = min(self._most, left) if wanted is None else min(self._most, left, wanted)
             for drafter in self._drafters if most > 0 else ():
                 tokens, confidence = drafter.guess(sequence, most)
                 if tokens:
@@ -53,12 +55,13 @@ class Drafting:
             self._asked[sequence.order] = candidate, tokens
         return True
 
-    def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> None:
+    def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> str:
         """Its step verified `supposed` tokens of the draft and gave this run. What was guessed beyond them is compared
-        as well: that costs nothing, and tells what is worth a row next time."""
+        as well: that costs nothing, and tells what is worth a row next time. Gives the drafter's name, empty for
+        none."""
         asked = self._asked.pop(sequence.order, None)
         if asked is None:
-            return
+            return ""
         candidate, tokens = asked
         if supposed:
             self._counts.verified(candidate.drafter, supposed, len(run) - 1)
@@ -67,6 +70,7 @@ class Drafting:
         tried = min(right + 1, len(same))
         with self._adviser.guarded(now):
             self._price.confirmed(candidate, tried, right)
+        return candidate.drafter
 
     def note_step(self, step: RanStep, now: float) -> None:
         """A step that only decoded is over."""
@@ -92,4 +96,4 @@ def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: MtpDrafter | None =
     found: Drafter = mtp or SuffixDrafter(choice.suffix)
     if choice.method is DraftMethod.NGRAM:
         found = NgramDrafter(choice.ngram)
-    return Drafting([ForcedDrafter(), found], price, choice.most)
+    return Drafting([PredictionDrafter(), ForcedDrafter(), found], price, choice.most)

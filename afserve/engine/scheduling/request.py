@@ -4,10 +4,12 @@ A `GenerationRequest` is one sequence to extend; `n > 1` becomes several request
 """
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from afserve.drafts import DRAFT_TOKENS
 from afserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -18,6 +20,8 @@ MAX_PRIORITY = 1 << 20
 MAX_SALT = 256
 MAX_SHARE = 1000
 MAX_TENANT = 64  # characters of a name
+MAX_DRAFT = int(DRAFT_TOKENS.high)
+MAX_PREDICTION = 1 << 20  # tokens
 NOT_FINITE = (
     "{where} gave values that are not finite (NaN or infinity), so this request ends here; other requests are not "
     "affected. The checkpoint may be damaged, or its numbers too large for the dtype"
@@ -39,7 +43,8 @@ class SamplingParams:
     `logprobs`: number of alternatives per sampled token (0 = only the sampled one), None = off.
     `prompt_logprobs`: the same for prompt tokens. `grammar` is one of `afserve.grammars.grammar`, which the text must
     follow; it ends where the grammar does, whatever `min_tokens` says. `pooled` asks for the prompt's vector, see
-    `TokenEvent`. `stop` may be one string. Raises RequestError that names the field for any number outside its range,
+    `TokenEvent`. `draft`: so many tokens at most are guessed for a step, 0 for none, None for what the run does.
+    `stop` may be one string. Raises RequestError that names the field for any number outside its range,
     NaN and infinity among them.
     """
 
@@ -63,6 +68,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
     pooled: bool = False
+    draft: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -81,6 +87,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
+        if self.draft is not None:
+            _whole("draft", self.draft, 0, MAX_DRAFT)
         if self.grammar and self.ignore_eos:
             raise RequestError(
                 "ignore_eos: an answer that follows a grammar ends with it; leave one of both out",
@@ -211,7 +219,8 @@ class GenerationRequest:
     `row`, which is what the last layer gave for its last token there, the next token is drawn at once. One of another
     `purpose` than an answer ends with its own row, and no logits are computed for it: its one token is 0. Nobody reads
     it here: what it finds counts where it was asked for. `ttft` is the most seconds that its first token should take:
-    prompts are split over nodes by it, and nothing else is.
+    prompts are split over nodes by it, and nothing else is. `prediction` is what its asker expects as the answer, a
+    draft.
     """
 
     handle: int
@@ -227,9 +236,14 @@ class GenerationRequest:
     row: bytes = b""
     purpose: Purpose = ANSWER
     ttft: float | None = None
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if len(self.prediction) > MAX_PREDICTION:
+            raise RequestError.about(
+                "prediction", f"has {len(self.prediction)} tokens, at most {MAX_PREDICTION} are followed"
+            )
         if self.wants_row and self.params.max_tokens != 1:
             raise RequestError("purpose: a row comes with one token; set max_tokens to 1", param="purpose")
         if len(self.cache_salt) > MAX_SALT:
@@ -259,6 +273,23 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Predicted(NamedTuple):
+    """Of an expected answer: tokens that were right, and others that were verified in vain."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
+NOT_PREDICTED = Predicted()
+
+
+def sum_predicted(parts: Iterable[Predicted]) -> Predicted:
+    accepted = rejected = 0
+    for part in parts:
+        accepted, rejected = accepted + part.accepted, rejected + part.rejected
+    return Predicted(accepted, rejected) if accepted or rejected else NOT_PREDICTED
+
+
 # Parameters that can turn out to be impossible while an answer is written.
 ASKED = ("grammar", "min_tokens")
 
@@ -275,7 +306,8 @@ class TokenEvent:
     planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
     `row`, where it was wanted: what the last layer gave for the last token before these, in the model's dtype.
-    `purpose` is the request's.
+    `purpose` is the request's. `predicted` is what became of the tokens of its `prediction`
+    that the step verified.
     """
 
     handle: int
@@ -290,3 +322,4 @@ class TokenEvent:
     row: bytes = b""
     queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer
     purpose: Purpose = ANSWER
+    predicted: Predicted = field(default=NOT_PREDICTED, compare=False)

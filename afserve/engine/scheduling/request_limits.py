@@ -49,7 +49,12 @@ class RequestLimits:
 
     def _check_ids(self, request: GenerationRequest) -> None:
         limit = self.vocabulary
-        for name, ids in (("prompt", request.prompt_ids), ("generated", request.generated)):
+        named = {
+            "prompt": request.prompt_ids,
+            "generated": request.generated,
+            "prediction": request.prediction,
+        }
+        for name, ids in named.items():
             worst = next((t for t in ids if not 0 <= t < limit), None)
             if worst is not None:
                 raise RequestError(f"{name} token id {worst} is outside [0, {limit})", param=name)

@@ -116,6 +116,7 @@ class _GatewayNode:
             spec.vocab_size,
             self._options.created,
             self._options.aliases,
+            deployment.engine.drafts().most > 0,
         )
         gateway = Gateway(
             self._stream.token,

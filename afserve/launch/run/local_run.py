@@ -142,6 +142,7 @@ class LocalRun:
             vocab_size=topology.spec.vocab_size,
             created=int(time.time()),
             aliases=aliases,
+            drafts=deployment.engine.drafts().most > 0,
         )
         self.frontend = Frontend(self._queries, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None

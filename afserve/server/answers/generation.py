@@ -87,6 +87,7 @@ class Task:
             origin=self.origin,
             tenant=Tenant(self.asked.scheduling.tenant, self.asked.scheduling.share),
             ttft=self.asked.scheduling.ttft,
+            prediction=tuple(self.asked.expected),
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from afserve.engine.scheduling.request import MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
+from afserve.engine.scheduling.request import MAX_BIASES, MAX_DRAFT, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
 
@@ -28,6 +28,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LISTED_IDS = 1024
 MAX_ID_DIGITS = 20
 LONGEST_SECONDS = 86_400.0
+OFF, PREDICTION = "off", "prediction"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # OpenAI's tiers; the lowest number runs first.
 TIERS = {"auto": 0, "default": 0, "priority": -100, "flex": 100, "scale": 0}
@@ -173,6 +174,11 @@ def _biases(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
+def _draft(fields: Fields, name: str) -> int | None:
+    """The most tokens that are guessed for a step; 0 for "off"."""
+    return 0 if fields.get(name) == OFF else fields.integer(name, 0, MAX_DRAFT)
+
+
 # ---- the bodies
 
 
@@ -195,6 +201,9 @@ class SamplingFields(Body):
     n = whole(1, 128)
     logit_bias = Declared(
         {**OBJECT, "maxProperties": MAX_BIASES, "additionalProperties": {"type": "number"}}, _biases
+    )
+    draft = Declared(
+        {"oneOf": [{"enum": [OFF]}, {**NATURAL, "maximum": MAX_DRAFT}, {"type": "null"}]}, _draft
     )
 
 
@@ -224,6 +233,9 @@ class GenerationBody(SchedulingFields, SamplingFields):
     skip_special_tokens = flag(True)
     response_format = raw(OBJECT)
     structured_outputs = raw(OBJECT)
+    prediction = section(
+        objects(("type", "content"), type={"enum": ["content"]}, content={"type": ["string", "array"]})
+    )
     resume = number(0.001, LONGEST_SECONDS)
     request_id = text()
 

@@ -56,7 +56,7 @@ class Prepared:
 
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
     request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
-    for `params.grammar`.
+    for `params.grammar`, `expected` are the tokens of an answer that is expected.
     """
 
     prompts: tuple["array[int]", ...]
@@ -73,6 +73,7 @@ class Prepared:
     model: str = ""
     ignored: tuple[str, ...] = ()
     format_field: str = ""
+    expected: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,11 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
         refused = {"error": type(answer).__name__, "message": answer.message, "param": answer.param}
         return _framed(_REFUSED, refused)
     words = asdict(answer)
-    words["prompts"] = [len(ids) for ids in answer.prompts]
+    listed = (*answer.prompts, answer.expected)
+    words["prompts"] = [len(ids) for ids in listed]
+    del words["expected"]
     words["kept"] = len(answer.kept)
-    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts) + answer.kept
+    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in listed) + answer.kept
 
 
 def from_bytes(data: bytes) -> Answer:
@@ -111,8 +114,9 @@ def from_bytes(data: bytes) -> Answer:
     reading = words["reading"]
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
     params["logit_bias"] = tuple((token_id, bias) for token_id, bias in params["logit_bias"])
+    *prompts, expected = _split(memoryview(data)[at:], words["prompts"])
     return Prepared(
-        _split(memoryview(data)[at:], words["prompts"]),
+        tuple(prompts),
         SamplingParams(**params),
         words["logprobs"],
         stream and StreamOptions(**stream),
@@ -126,6 +130,7 @@ def from_bytes(data: bytes) -> Answer:
         words["model"],
         tuple(words["ignored"]),
         words["format_field"],
+        expected,
     )
 
 

@@ -104,7 +104,6 @@ ANYWHERE: Mapping[str, KnownField] = {
 }
 _ELSEWHERE: Mapping[str, KnownField] = {"thinking_token_budget": _BUDGET}
 _CHAT: Mapping[str, KnownField] = {
-    "prediction": _wish(dict),
     "web_search_options": _wish(NoneType, "this server has no tools of its own"),
     "verbosity": _VERBOSITY,
     "store": _wish(bool, "use /v1/responses, which keeps answers"),

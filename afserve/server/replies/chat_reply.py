@@ -233,7 +233,8 @@ class ChatReply:
 
     def usage(self, usage: Usage) -> dict[str, object]:
         thought = sum(told.reasoning_tokens for told in self._told.values())
-        return {**usage.as_json(), "completion_tokens_details": {"reasoning_tokens": thought}}
+        details = {"reasoning_tokens": thought, **usage.of_prediction()}
+        return {**usage.as_json(), "completion_tokens_details": details}
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str | None, tail: str) -> bytes:
         lead = self._leads.get(index)

@@ -6,7 +6,14 @@ Values in, values out: no HTTP, no clock, no tasks.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afserve.engine.scheduling.request import ASKED, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import (
+    ASKED,
+    NOT_PREDICTED,
+    Predicted,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from afserve.errors import CapacityError, ModelError, RequestError
 from afserve.tokens.detokenizer import StopStrings, detokenizer
 from afserve.tokens.tokenizer import Tokenizer
@@ -27,6 +34,7 @@ class TextPiece:
     finish_reason: str | None = None
     old: bool = False
     stop: str | None = None
+    predicted: Predicted = NOT_PREDICTED
 
 
 class ChoiceDecoder:
@@ -59,7 +67,8 @@ class ChoiceDecoder:
         if event.finish_reason is None and not self._watches and len(event.token_ids) == 1:
             self._tokens += 1
             text = self._detokenizer.push(event.token_ids[0])
-            return TextPiece(text, 1, event.logprobs, event.prompt_logprobs, event.cached_tokens)
+            cached, predicted = event.cached_tokens, event.predicted
+            return TextPiece(text, 1, event.logprobs, event.prompt_logprobs, cached, predicted=predicted)
         raise_failure(event)
         text = ""
         for i, token_id in enumerate(event.token_ids):
@@ -90,6 +99,7 @@ class ChoiceDecoder:
             event.cached_tokens,
             finish_reason=reason,
             stop=self._stops.matched,
+            predicted=event.predicted,
         )
 
 

@@ -154,4 +154,7 @@ class CompletionReply:
     def usage(self, usage: Usage) -> dict[str, object]:
         """The one token that is generated and dropped where none was asked for does not count."""
         dropped = self.echo is not None and not self.echo.words.generate
-        return Usage(usage.prompt_tokens, 0, usage.cached_tokens).as_json() if dropped else usage.as_json()
+        if dropped:
+            return Usage(usage.prompt_tokens, 0, usage.cached_tokens).as_json()
+        details = {"completion_tokens_details": usage.of_prediction()} if any(usage.predicted) else {}
+        return {**usage.as_json(), **details}

@@ -9,7 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from afserve.engine.scheduling.request import TokenEvent, TokenLogprob
+from afserve.engine.scheduling.request import (
+    NOT_PREDICTED,
+    Predicted,
+    TokenEvent,
+    TokenLogprob,
+    sum_predicted,
+)
 from afserve.errors import RequestError, shown
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 
@@ -86,6 +92,7 @@ class RecordedChoice:
 
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    predicted: Predicted = NOT_PREDICTED
     first: TokenEvent | None = None
     end: TokenEvent | None = None
 
@@ -95,6 +102,7 @@ class RecordedChoice:
             self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None)
         self.tokens.extend(event.token_ids[: piece.tokens])
         self.logprobs.extend(event.logprobs[: piece.tokens])
+        self.predicted = sum_predicted((self.predicted, event.predicted))
         if piece.finish_reason is not None:
             reason = event.finish_reason or "stop"
             self.end = replace(event, token_ids=(), logprobs=(), prompt_logprobs=(), finish_reason=reason)
@@ -115,6 +123,7 @@ class RecordedChoice:
                 logprobs=tuple(self.logprobs[start:stop]),
                 prompt_logprobs=first.prompt_logprobs if start == 0 else (),
                 cached_tokens=first.cached_tokens if start == 0 else 0,
+                predicted=self.predicted if start == 0 else NOT_PREDICTED,
             )
 
 
@@ -202,4 +211,5 @@ def split(event: TokenEvent) -> Iterator[TokenEvent]:
             logprobs=event.logprobs[i : i + 1],
             prompt_logprobs=event.prompt_logprobs if i == 0 else (),
             cached_tokens=event.cached_tokens if i == 0 else 0,
+            predicted=event.predicted if i == 0 else NOT_PREDICTED,
         )

@@ -6,6 +6,7 @@ from functools import lru_cache
 from json.encoder import JSONEncoder, encode_basestring
 
 from afserve import __version__
+from afserve.engine.scheduling.request import NOT_PREDICTED, Predicted, sum_predicted
 from afserve.server.replies.choice import TextPiece
 
 DONE = b"data: [DONE]\n\n"
@@ -20,15 +21,23 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    predicted: Predicted = NOT_PREDICTED
 
     def count_piece(self, piece: TextPiece) -> None:
         self.completion_tokens += piece.tokens
         self.cached_tokens += piece.cached_tokens
+        if piece.predicted is not NOT_PREDICTED:
+            self.predicted = sum_predicted((self.predicted, piece.predicted))
 
     @property
     def reused_tokens(self) -> int:
         """Of the prompt; a request that moved may have found more than it has."""
         return min(self.cached_tokens, self.prompt_tokens)
+
+    def of_prediction(self) -> dict[str, object]:
+        """In OpenAI's words."""
+        accepted, rejected = self.predicted
+        return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
     def as_json(self) -> dict[str, object]:
         return {

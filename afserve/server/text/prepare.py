@@ -14,7 +14,13 @@ from enum import IntEnum
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
-from afserve.server.bodies.declared import GenerationBody, SamplingFields, TokenizeBody, scheduling_of
+from afserve.server.bodies.declared import (
+    PREDICTION,
+    GenerationBody,
+    SamplingFields,
+    TokenizeBody,
+    scheduling_of,
+)
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.openai import (
     ChatRequest,
@@ -24,6 +30,7 @@ from afserve.server.bodies.openai import (
     embedding_request,
     prompt_count,
 )
+from afserve.server.bodies.prediction import expected_words
 from afserve.server.bodies.prepared import Answer, Computed, ContextLengthError, EchoText, Prepared
 from afserve.server.bodies.sampling import sampling_params
 from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
@@ -243,7 +250,16 @@ class Preparer:
             resume=asked.resume,
             model=self._model.name,
             format_field="" if wanted is None else wanted.param,
+            expected=self._expected(asked.sampling, params),
         )
+
+    def _expected(self, fields: Fields, params: SamplingParams) -> "array[int]":
+        """The tokens of an answer that is expected. Whoever drafts nothing passes them over."""
+        words = expected_words(fields)
+        drafts = self._model.drafts and params.draft != 0
+        if words and not drafts:
+            fields.pass_over(PREDICTION, "start the server with --draft, and leave draft out of the request")
+        return self._tokens.expected(words) if words and drafts else array("i")
 
     def _tokenize(self, fields: Fields) -> bytes:
         """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""

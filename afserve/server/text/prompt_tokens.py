@@ -20,7 +20,7 @@ SAMPLED_CHARACTERS = 4096
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
-    refuses wishes that the model cannot follow."""
+    refuses wishes that the model cannot follow. `drafts`: its nodes verify what is guessed."""
 
     folder: str
     name: str
@@ -29,6 +29,7 @@ class TextModel:
     max_sequences: int
     aliases: Sequence[str] = ()
     strict: bool = False
+    drafts: bool = False
 
 
 class Elsewhere(Exception):
@@ -60,6 +61,10 @@ class PromptTokens:
                 param, f"token id {shown(token_id)} at position {at} is outside [0, {top - 1}]"
             )
         return array("i", prompt)
+
+    def expected(self, text: str) -> "array[int]":
+        """The beginning of what somebody expects as an answer, no more than the context has."""
+        return self.ids(text[: SCREENED_CHARACTERS * self._size], False, "prediction")[: self._size]
 
     def check_quick(self) -> None:
         """A tokenizer that may take without end is asked where there are limits."""
