@@ -1,9 +1,9 @@
 """The planner against published tables and measured rows: every claim one row in `bench/results/planner.jsonl`.
 
-    python -m bench.planner [--data ../shared/data/planner] [--quick | --speed]
+    python -m bench.planner [--data ../shared/data/planner] [--quick | --speed | --drafts]
 
 Failures are rows like the others. Predictions are deterministic; only the rows of `planner_speed.py` depend on
-the machine, and `--speed` measures those alone.
+the machine, and `--speed` measures those alone; `--drafts` asks the rows that were measured with drafts alone.
 """
 
 import argparse
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from bench import planner_silicon as silicon
 from bench import planner_typed as typed
+from bench.planner_drafts import CLAIM as DRAFTED
+from bench.planner_drafts import drafted
 from bench.planner_log import compare
 from bench.planner_published import Check, megascale, step3_table
 from bench.planner_speed import replace_rows, speeds
@@ -87,6 +89,15 @@ def markdown(path: Path) -> str:
         if row["claim"] == "vLLM request log":
             tpot, ttft = abs(row["tpot_median_error"]), abs(row["ttft_median_error"])
             lines.append(f"| {row['claim']}, medians | 300 | {tpot:.1%} | {ttft:.1%} | - |")
+    lines += [
+        "",
+        "| sweep of short answers to long prompts | rows | TPOT error | bias | inside the 80 % interval |",
+    ]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for row in rows:
+        if row["claim"] == DRAFTED:
+            figures = f"{row['tpot_error']:.1%} | {row['bias']:+.1%} | {row['inside_80']:.1%}"
+            lines.append(f"| {row['case']} | {row['rows']} | {figures} |")
     lines += ["", "| command | CPU s | wall s | limit of CPU s | |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         if row["claim"] == "speed":
@@ -141,19 +152,23 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the results file as Markdown and stop")
     parser.add_argument("--quick", action="store_true", help="published numbers only, nothing written")
     parser.add_argument("--speed", action="store_true", help="time the commands alone and replace their rows")
+    parser.add_argument("--drafts", action="store_true", help="ask rows with drafts alone and replace theirs")
     options = parser.parse_args()
     if options.table:
         print(markdown(RESULTS / "planner.jsonl"))
         return
     if options.speed:
-        show([], replace_rows(RESULTS / "planner.jsonl", stamp()))
+        show([], replace_rows(RESULTS / "planner.jsonl", speeds(), stamp()))
+        return
+    if options.drafts:
+        show([], replace_rows(RESULTS / "planner.jsonl", drafted(options.data), stamp()))
         return
     checks = published()
     sides, absolute = typed.published(options.data)
     if options.quick:
         show(checks, [*sides, *absolute])
         return
-    others = [*sides, *absolute, *served(options.data)]
+    others = [*sides, *absolute, *served(options.data), *drafted(options.data)]
     others += speeds()
     show(checks, others)
     RESULTS.mkdir(exist_ok=True)

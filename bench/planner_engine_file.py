@@ -1,7 +1,7 @@
 """Writes an engine's profile as the JSON that `placement/planner/perf/engine_file.py` reads. Opens no files."""
 
 from afserve.placement.planner.perf.engine import Engine, Rates, Wait
-from afserve.placement.planner.perf.engine_file import COLUMNS, NUMBERS
+from afserve.placement.planner.perf.engine_file import COLUMNS, MODE, NUMBERS
 from afserve.placement.planner.perf.engine_rows import MeasuredRows
 
 
@@ -28,7 +28,7 @@ def engine_values(engine: Engine) -> dict[str, object]:
         "factors": dict(engine.factors),
         "wait_factors": dict(engine.wait_factors),
         "quantile": round(engine.rows.quantile, 4),
-        "columns": list(COLUMNS),
+        "columns": [*COLUMNS, MODE] if engine.rows.drafted else list(COLUMNS),
         "rows": _table(engine.rows),
     }
 
@@ -37,5 +37,6 @@ def _table(rows: MeasuredRows) -> list[list[object]]:
     table: list[list[object]] = []
     for place, like in enumerate(rows.like):
         names = [getattr(like, name) for name in COLUMNS[: -len(NUMBERS)]]
-        table.append([*names, *(round(float(getattr(rows, name)[place]), 4) for name in NUMBERS)])
+        numbers = [round(float(getattr(rows, name)[place]), 4) for name in NUMBERS]
+        table.append([*names, *numbers, *([like.drafts] if rows.drafted else [])])
     return table

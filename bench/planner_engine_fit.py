@@ -73,9 +73,9 @@ def evidence(rows: Sequence[ServedRow], curves: CurveSet, way: Engine = PLAIN) -
         family = row.family
         kept.append(row)
         parts.append(
-            [float(family.stages(row.setting(curves, one), batch).iteration[0]) for one in settings.values()]
+            [float(family.stages(row.setting(curves, one), batch).tpot[0]) for one in settings.values()]
         )
-        plain.append(float(family.stages(setting, batch).iteration[0]))
+        plain.append(float(family.stages(setting, batch).tpot[0]))
         like.append(row.like(setting))
         resident = batch * row.micro_batches
         crowds.append(

@@ -158,7 +158,7 @@ def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, H
         tpot=float(raw["silicon_tpot_ms"]) / 1e3,
         ttft=float(raw["silicon_ttft_ms"]) / 1e3,
         series=" ".join(str(part) for part in series),
-        release=raw["backend_version"][:7],
+        release=raw["backend_version"],
         disaggregated=apart,
         prefill_devices=_parallel(raw, "prefill_")[0] if apart else 0,
         prefill_workers=_whole(raw, "prefill_num_workers") if apart else 1,

@@ -4,13 +4,14 @@ A row is one configuration under a fixed number of requests in flight, or of req
 no files and knows no times but those of the row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.curve import CurveSet
+from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.engine import PLAIN, Engine
 from afserve.placement.planner.perf.engine_rows import Like
 from afserve.placement.planner.perf.experts import Routing
@@ -32,7 +33,8 @@ class ServedRow:
     replicated, not split. disaggregated: prompts elsewhere. concurrency is per decode worker. tpot, ttft in seconds as
     measured, ttft 0 where unknown. answer 0: every cache holds `prompt` tokens. series: everything but the concurrency.
     release: the engine's version. limit: requests an engine was configured to decode at once, infinite where unknown.
-    skew: of the experts' popularity, 0 where the source routed evenly.
+    skew: of the experts' popularity, 0 where the source routed evenly. drafts: as it was served, so that rows with
+    drafts are explained by what drafts cost and yield; a row whose source does not say has none.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ServedRow:
     expert_devices: int = 0
     micro_batches: int = 1
     skew: float = SKEW
+    drafts: Drafts = NO_DRAFTS
 
     @property
     def total_devices(self) -> int:
@@ -93,6 +96,7 @@ class ServedRow:
             work,
             Precision(self.weights, self.experts, self.kv),
             Routing(self.skew),
+            drafts=self.drafts,
             split_experts=not self.data_parallel and not self.expert_parallel,
             concurrency=self.concurrency,
             prefill=PrefillSetting(self.prefill_devices, self.prefill_workers / self.decode_workers)
@@ -113,4 +117,5 @@ class ServedRow:
 
     def like(self, setting: Setting) -> Like:
         layout = "afd" if self.expert_devices else "dp" if self.family.ranks[0] > 1 else ""
-        return setting.like(self.chip, layout or ("tp" if setting.split_experts else "tp ep"))
+        like = setting.like(self.chip, layout or ("tp" if setting.split_experts else "tp ep"))
+        return replace(like, drafts=self.drafts.drafter.name)

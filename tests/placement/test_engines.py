@@ -10,6 +10,7 @@ import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_engine, load_hardware, load_model
 from afserve.errors import ConfigError
+from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.engine import PLAIN, Engine, Rates
 from afserve.placement.planner.perf.engine_file import engine_from_values
 from afserve.placement.planner.perf.engine_rows import Like, local_error
@@ -88,6 +89,34 @@ def test_a_profile_is_read_as_it_was_written() -> None:
     assert again.rows.like == engine.rows.like
     like, at = found().like[3], np.array([16.0])
     assert again.factor(like, at, at) == pytest.approx(engine.factor(like, at, at), rel=1e-3)
+
+
+def test_rows_with_drafts_are_explained_by_what_drafts_cost_and_not_taken_for_others() -> None:
+    """Rows with drafts that kernels explain; as rows without drafts they would be another engine's."""
+    mtp = Drafts(DRAFTERS["mtp"], 1, 1.8)
+    curves = load_curves("h200")
+    made = [replace(row, drafts=mtp) for row in rows_at(Rates())]
+    made = [replace(row, tpot=float(row.stages(row.setting(curves)).tpot[0])) for row in made]
+    known = evidence(made, curves)
+    assert known.parts.sum(axis=1) == pytest.approx(known.plain) and known.plain == pytest.approx(known.tpot)
+    blind = evidence([replace(row, drafts=NO_DRAFTS) for row in made], curves)
+    assert (np.abs(blind.plain / blind.tpot - 1) > 0.1).all()
+
+    engine = fit_engine(Engine("mine", kinds=("colocated",)), known)
+    values = json.loads(json.dumps(engine_values(engine)))
+    again = engine_from_values("mine.json", values)
+    assert values["columns"][-1] == "drafts" and again.rows.like == engine.rows.like and again.rows.drafted
+    chip, asked = made[0].chip, replace(made[0].setting(curves), engine=again)
+    assert asked.like(chip, "tp").drafts == "mtp"
+    plain = replace(asked, drafts=NO_DRAFTS)
+    assert plain.like(chip, "tp").drafts == "off"
+    assert again.rows.nearest(plain.like(chip, "tp")) < 0.5 * again.rows.nearest(asked.like(chip, "tp"))
+    assert (
+        replace(asked, engine=PLAIN).like(chip, "tp").drafts == "off"
+    )  # no row of it was measured with drafts
+    values["rows"][0][-1] = "magic"
+    with pytest.raises(ConfigError, match="row 1: drafts must be off or one of mtp"):
+        engine_from_values("mine.json", values)
 
 
 @pytest.mark.parametrize(

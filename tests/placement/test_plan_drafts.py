@@ -26,6 +26,7 @@ from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool, GivenLayout, Targets
+from afserve.placement.planner.simulate.phases import PhaseLayout
 
 MTP, EAGLE, NGRAM = (DRAFTERS[name] for name in ("mtp", "eagle3", "ngram"))
 SMALL = "--model deepseek-v3 --pool h800=16 --context 4096 --tpot 50ms"
@@ -265,3 +266,63 @@ def test_auto_may_say_no(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nonsense_is_refused_in_a_line(capsys: pytest.CaptureFixture[str], flags: str, words: str) -> None:
     code, out, err = call(capsys, f"{SMALL} {flags}")
     assert code == 2 and words in err and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3", "dspark", "ngram"])
+def test_a_plan_with_drafts_is_played(capsys: pytest.CaptureFixture[str], drafter: str) -> None:
+    """Closed form and simulation agree, and accepted drafts make the played tokens quicker."""
+    line = "simulate --model deepseek-v3 --pool h800=16 --context 4096 --tpot 60ms --kind afd --attention-devices 6"
+    line += " --expert-devices 10 --micro-batches 2 --steps 4 --requests 40 --json --concurrency 48"
+    found = []
+    for more in ("", f" --draft {drafter}:2 --acceptance 0.9"):
+        assert run((line + more).split()) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    plain, drafted = found
+    assert abs(drafted["difference"]) < 0.06
+    assert drafted["full_batch_tpot_ms"] < plain["full_batch_tpot_ms"]
+    assert drafted["tpot_ms"]["p50"] < plain["tpot_ms"]["p50"]
+
+
+def test_goodput_is_told_with_drafts_and_without(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [f"{0.1 * i},{200 + 311 * (i % 7)},{10 + 13 * (i % 5)}" for i in range(60)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]))
+
+    def scripted(layout: PhaseLayout, *_: object, **__: object) -> float:
+        pool = (layout.both or layout.decodes)[0]
+        return 30.0 if pool.tables.setting.drafts.tokens else 20.0
+
+    monkeypatch.setattr("afserve.placement.planner.simulate.search_phases.goodput", scripted)
+    asked = f"--model qwen3-30b-a3b --pool h200=4 --ttft 1s --tpot 50ms --goodput --trace {trace}"
+    drafts = "--draft ngram:2 --acceptance 0.9"
+    out = call(capsys, f"{asked} {drafts}")[1]
+    assert "inside both targets, ngram:2:" in out and "Drafts pay: 1.50 times the 20.00 requests/s" in out
+    assert "Drafts pay: 1.50 times" not in call(capsys, asked)[1]
+    values = json.loads(call(capsys, f"{asked} {drafts} --json")[1])["goodput"]
+    assert values["drafts"] == "ngram:2" and values["without_drafts"][0]["requests_per_s"] == 20.0
+
+
+@pytest.mark.parametrize("acceptance", ["0", "1"])
+@pytest.mark.parametrize(
+    "flags", ["--pool dgx-spark=1 --context 1", "--pool h800=2 --context 1e6 --objective latency"]
+)
+def test_extremes_are_planned(capsys: pytest.CaptureFixture[str], flags: str, acceptance: str) -> None:
+    line = f"--model qwen3-30b-a3b {flags} --draft eagle3:16 --acceptance {acceptance} --json"
+    code, out, err = call(capsys, line)
+    assert (code, err) == (0, "") and "NaN" not in out and "Infinity" not in out
+    found = json.loads(out)
+    low, high = found["best"]["tpot_interval_80_ms"]
+    assert 0 < low < found["best"]["tpot_ms"] < high
+    assert (found["drafts"]["gain"] > 1) == (acceptance == "1")
+
+
+def test_a_cluster_file_says_how_drafts_are_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cluster.toml"
+    for drafter, words in (("ngram", "Start it with --draft ngram:2"), ("dspark", "has no such drafts")):
+        line = f"--model nano --pool cpu-host=2 --context 512 --draft {drafter}:2 --acceptance 0.9 --cluster {path}"
+        assert call(capsys, line)[0] == 0
+        assert words in path.read_text()

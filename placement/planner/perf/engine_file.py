@@ -16,7 +16,7 @@ from afserve.placement.planner.perf.engine_rows import OFF, Like, MeasuredRows
 from afserve.placement.planner.perf.fields import TableFields
 
 _NAMES = ("model", "chip", "experts", "layout", "prompts")
-_MODE = "drafts"
+MODE = "drafts"
 """A last column, of profiles with rows that were measured with drafts."""
 _LENGTHS = ("prompt", "answer")
 NUMBERS = ("requests", "devices", "tpot", "ttft", "wrong")
@@ -28,9 +28,9 @@ _MOST = 1e4
 def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
     """`source` is shown in errors (the file). Raises ConfigError naming file, key and value."""
     entries = TableFields(source, values)
-    if _columns(entries) not in (COLUMNS, (*COLUMNS, _MODE)):
+    if _columns(entries) not in (COLUMNS, (*COLUMNS, MODE)):
         raise ConfigError(
-            f"{source}: columns must be {', '.join(COLUMNS)}, and may end with {_MODE}", param="engine"
+            f"{source}: columns must be {', '.join(COLUMNS)}, and may end with {MODE}", param="engine"
         )
     kinds = tuple(str(kind) for kind in entries.items("kinds"))
     if not kinds or not set(kinds) <= set(KINDS):
@@ -99,9 +99,9 @@ def _numbers(entries: TableFields, names: tuple[str, ...] = (), least: float = 0
 
 
 def _mode(row: TableFields) -> str:
-    mode = row.text(_MODE, OFF)
+    mode = row.text(MODE, OFF)
     if mode != OFF and mode not in DRAFTERS:
-        raise row.refuse(_MODE, f"must be {OFF} or one of {', '.join(DRAFTERS)}")
+        raise row.refuse(MODE, f"must be {OFF} or one of {', '.join(DRAFTERS)}")
     return mode
 
 
