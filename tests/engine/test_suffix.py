@@ -93,14 +93,16 @@ def test_what_follows_most_often_is_guessed(tokens, wanted):
     assert list(draft.tokens) == wanted and len(draft.confidence) == len(wanted)
 
 
-def test_confidence_is_the_share_and_grows_with_the_run():
-    (first,) = (
-        SuffixDrafter(SuffixOptions(least=0.6))
-        .guess(running((1, 2, 7, 1, 2, 8, 3, 1, 2, 7, 4, 1, 2)), 1)
-        .confidence
-    )
-    long = SuffixDrafter().guess(running((*range(20), *range(20))), 1).confidence[0]
-    assert first == pytest.approx(2 / 3 / 2) and 0.9 < long < 1
+def confidence(tokens):
+    return SuffixDrafter(SuffixOptions(least=0.3)).guess(running(tokens), 1).confidence[0]
+
+
+def test_confidence_grows_with_the_run_and_with_places_that_agree():
+    once = confidence((1, 2, 7, 5, 1, 2))
+    assert once == pytest.approx(0.5)
+    assert once < confidence((1, 2, 7, 5, 1, 2, 7, 6, 1, 2)) < 1, "twice"
+    assert once < confidence((9, 1, 2, 7, 5, 9, 1, 2)) < 1, "behind three tokens"
+    assert once > confidence((1, 2, 7, 1, 2, 8, 3, 1, 2, 7, 4, 1, 2)), "of three places two agree"
 
 
 def test_earlier_answers_of_one_tenant_and_salt_are_nobody_elses():

