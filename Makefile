@@ -11,7 +11,6 @@ WORKERS ?= 2
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup up quick test long test-all check format proto nano clean moved
 
@@ -33,7 +32,6 @@ up: setup
 	@$(BIN)/python -m afserve up $(ARGS)
 
 # Tests that stop, race or time processes need the cores for themselves; the others share them between workers.
-# Compiled modules are kept: tests start hundreds of interpreters.
 test: setup
 ifeq ($(ARGS),)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -109,6 +111,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Compiled modules are kept, whatever the shell says: tests start hundreds of interpreters."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if config.getoption("--quick"):
         settings.load_profile("quick")
     if config.getoption("--alone") and not config.option.markexpr:

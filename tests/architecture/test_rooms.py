@@ -100,6 +100,7 @@ def test_no_import_cycles_among_benches() -> None:
     assert not circles(edges)
 
 
+@pytest.mark.slow
 def test_placement_and_gateway_code_never_name_torch() -> None:
     for path in sources():
         if room_of(module_name(path)) in ("placement", "ground", "server", "cli"):
@@ -110,6 +111,7 @@ def test_placement_and_gateway_code_never_name_torch() -> None:
                 assert allowed or not any(n.split(".")[0] == "torch" for n in names), f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_nothing_unsafe() -> None:
     found = []
     for path in sources():

@@ -239,7 +239,8 @@ failure = st.builds(
 )
 
 
-@given(st.lists(event | failure, max_size=20))
+@pytest.mark.slow
+@given(st.lists(event | failure, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_any_step_of_events(events):
     value = Tokens(tuple(events))

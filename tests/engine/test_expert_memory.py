@@ -58,6 +58,7 @@ def node_of(source, bank, **fields):
     return build_attention_node(source, config(**fields), LocalBankLink(bank))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_all_experts_in_memory(name, tiny_checkpoint, expected):
     source = ModelSource(str(tiny_checkpoint(name)), name)
@@ -122,6 +123,7 @@ def test_sums_have_the_same_bits(kept, rows, tiny_checkpoint):
     few.close()
 
 
+@pytest.mark.slow
 def test_the_reference_does_so_too(tiny_checkpoint, expected):
     source, ops = ModelSource(str(tiny_checkpoint("qwen3")), "q"), open_ops(backend="torch")
     bank = bank_of(source, spec_of(source).top_k, ops=ops)
@@ -129,6 +131,7 @@ def test_the_reference_does_so_too(tiny_checkpoint, expected):
     assert collect(drive(node, ASKED)) == first_of(expected("qwen3"))
 
 
+@pytest.mark.slow
 def test_replicas_move_while_tokens_are_made(tiny_checkpoint, expected):
     source, rng = ModelSource(str(tiny_checkpoint("v3")), "v3"), random.Random(3)
     plain = LocalCluster.build(source, config(), experts=2)

@@ -209,6 +209,7 @@ def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     assert world.said == alone("v3", ASKED)
 
 
+@pytest.mark.slow
 def test_nodes_with_little_memory_wait_and_preempt(tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1, kv_blocks=24)
     for request in requests(prompts(LENGTHS), ASKED):

@@ -131,6 +131,7 @@ def test_what_is_computed_again_lets_none_go_before_its_elder():
     finish(asked)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     flood=st.lists(LENGTH, max_size=30),

@@ -60,6 +60,7 @@ def test_what_is_no_recording(text):
         Recording.unpack(zlib.compress(text.encode()))
 
 
+@pytest.mark.slow
 def test_what_is_not_even_text():
     whole = Recording("n", 0.0, 1.0, ()).pack()
     bomb = zlib.compress(b"[" + b" " * (64 << 20))

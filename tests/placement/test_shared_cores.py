@@ -51,6 +51,7 @@ def test_a_busy_neighbour_slows_down_what_overlaps_and_nothing_else() -> None:
     assert 1.2 * alone < pair <= 1.5 * alone
 
 
+@pytest.mark.slow
 @given(
     attention=times,
     outside=times,

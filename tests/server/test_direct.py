@@ -99,6 +99,7 @@ def test_a_client_that_leaves_while_tokens_are_handed_on_ends_its_request(make_b
         assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_dropped(make_backend, run_server):
     backend = make_backend(eos=False, reply="x" * 200, pushes=True)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)

@@ -158,23 +158,23 @@ def test_a_connection_that_says_nothing_is_closed_when_its_time_is_over(
 
 def test_a_connection_that_is_not_used_at_once_may_be_used_later(make_backend, run_server):
     with (
-        run_server(make_backend(), head_deadline=0.1, keep_alive=20) as server,
+        run_server(make_backend(), head_deadline=0.05, keep_alive=20) as server,
         socket.create_connection(("127.0.0.1", server.port), 20) as sock,
     ):
-        time.sleep(0.5)
+        time.sleep(0.25)
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert read_all(sock).startswith(b"HTTP/1.1 200")
 
 
 def test_an_idle_connection_stays_longer_than_a_head_may_take(make_backend, run_server):
-    with run_server(make_backend(), head_deadline=0.2, keep_alive=20) as server:
+    with run_server(make_backend(), head_deadline=0.1, keep_alive=20) as server:
         client = HTTPConnection("127.0.0.1", server.port, timeout=20)
         client.connect()
         with client.sock as first:
             for _ in range(2):
                 client.request("GET", "/health")
                 assert client.getresponse().read() and client.sock is first
-                time.sleep(0.5)
+                time.sleep(0.25)
             first.sendall(b"GET /heal")
             assert read_all(first).startswith(b"HTTP/1.1 408 ")
 

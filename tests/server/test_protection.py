@@ -391,6 +391,7 @@ def test_a_refusal_is_short(http, body):
     assert reply.status_code in (400, 404) and len(reply.text) < 400, reply.text
 
 
+@pytest.mark.slow
 def test_a_drain_waits_for_nobody_who_does_not_read(make_backend, run_server):
     backend = make_backend(eos=False, reply="x" * 200)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
