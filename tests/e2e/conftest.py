@@ -151,6 +151,30 @@ def servers() -> Iterator[Callable[..., Up]]:
 
 
 @pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`afserve up` with flags that are refused before anything runs: (exit code, what it printed). It is called in
+    this process, which has imported all that a process of its own would import once more."""
+    from afserve.cli.main import run
+    from afserve.launch.run import up as launched
+
+    def never(*_: object) -> None:
+        raise AssertionError("it was not refused")
+
+    for name in ("tolerate_lost_output", "_log"):
+        monkeypatch.setattr(launched, name, lambda *_: None)
+    monkeypatch.setattr(launched, "Supervisor", never)
+
+    def refuse(*flags: str) -> tuple[int, str]:
+        capfd.readouterr()
+        code = run(["up", "--port", "0", *flags])
+        return code, capfd.readouterr().err
+
+    return refuse
+
+
+@pytest.fixture
 def up() -> Iterator[Callable[..., Up]]:
     with servers() as start:
         yield start

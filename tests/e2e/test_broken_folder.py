@@ -25,6 +25,18 @@ def with_value(name: str, value: object) -> bytes:
     return json.dumps({**json.loads((CONFIGS / "nano" / "config.json").read_text()), name: value}).encode()
 
 
+def broken(folder: Path, file: str, data: bytes) -> None:
+    for name in FILES:
+        shutil.copy(CONFIGS / "nano" / name, folder)
+    (folder / file).write_bytes(data)
+
+
+def is_one_line_of(said: str, file: Path, complaint: str) -> None:
+    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert said.endswith(f"{line}\n") and "Traceback" not in said
+    assert line.startswith(f"error: {file}: ") and complaint in line
+
+
 @pytest.mark.parametrize(
     ("file", "data", "complaint"),
     [
@@ -39,8 +51,20 @@ def with_value(name: str, value: object) -> bytes:
             "rms_norm_eps: nan is not a number in [1e-20, 1]",
         ),
         ("config.json", b'{"a":' * 100_000, "nested too deeply"),
-        ("generation_config.json", b'{"temperature": NaN}', "temperature: nan"),
         ("generation_config.json", b'{"eos_token_id": [1, "2"]}', "eos_token_id: [1, '2'] is not a token id"),
+    ],
+)
+def test_it_is_one_line(refused, tmp_path: Path, file: str, data: bytes, complaint: str):
+    broken(tmp_path, file, data)
+    code, said = refused("--model", str(tmp_path))
+    assert code == 2
+    is_one_line_of(said, tmp_path / file, complaint)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "complaint"),
+    [
+        ("generation_config.json", b'{"temperature": NaN}', "temperature: nan"),
         ("tokenizer.json", b"\xff{", "is not UTF-8 text"),
         (
             "tokenizer_config.json",
@@ -49,16 +73,12 @@ def with_value(name: str, value: object) -> bytes:
         ),
     ],
 )
-def test_it_is_one_line(tmp_path: Path, file: str, data: bytes, complaint: str):
-    for name in FILES:
-        shutil.copy(CONFIGS / "nano" / name, tmp_path)
-    (tmp_path / file).write_bytes(data)
+def test_what_the_gateway_reads_is_one_line_too(tmp_path: Path, file: str, data: bytes, complaint: str):
+    broken(tmp_path, file, data)
     command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert done.stderr.endswith(f"{line}\n") and "Traceback" not in done.stderr
-    assert line.startswith(f"error: {tmp_path / file}: ") and complaint in line
+    is_one_line_of(done.stderr, tmp_path / file, complaint)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +95,7 @@ def test_it_is_one_line(tmp_path: Path, file: str, data: bytes, complaint: str):
 def test_a_config_that_its_checkpoint_contradicts_is_one_line_of_a_node(
     tmp_path: Path, name: str, value: object, complaint: str
 ):
-    for file in FILES:
-        shutil.copy(CONFIGS / "nano" / file, tmp_path)
-    (tmp_path / "config.json").write_bytes(with_value(name, value))
+    broken(tmp_path, "config.json", with_value(name, value))
     command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: ")

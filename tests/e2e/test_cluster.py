@@ -114,10 +114,12 @@ def test_attention_and_experts_here(up, tmp_path: Path):
         (("--listen", "127.0.0.1"), "--listen 127.0.0.1: every host of {file} is this machine"),
     ],
 )
-def test_a_flag_that_contradicts_the_file_is_one_error(tmp_path: Path, flags: tuple[str, ...], said: str):
+def test_a_flag_that_contradicts_the_file_is_one_error(
+    refused, tmp_path: Path, flags: tuple[str, ...], said: str
+):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention="127.0.0.1", experts="localhost"))
-    code, printed = said_by("up", "--port", "0", "--cluster", str(file), *flags)
+    code, printed = refused("--cluster", str(file), *flags)
     assert code == 2
     assert printed.startswith("error: " + said.format(file=file)) and printed.count("\n") == 1
 
@@ -141,13 +143,13 @@ def test_a_taken_port_for_nodes_is_said(capfd: pytest.CaptureFixture[str]):
             asyncio.run(listen(port))
 
 
-def test_hardware_that_is_not_here_names_the_host(tmp_path: Path):
+def test_hardware_that_is_not_here_names_the_host(refused, tmp_path: Path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has it")
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention="127.0.0.1", experts="localhost").replace("cpu-host", "h20"))
-    code, printed = said_by("up", "--port", "0", "--cluster", str(file))
+    code, printed = refused("--cluster", str(file))
     assert code == 2
     assert "host 127.0.0.1: h20 needs cuda:0" in printed and printed.count("\n") == 1
 
@@ -393,12 +395,12 @@ def test_interrupted_while_it_waits_for_others(hosts: Hosts, tmp_path: Path):
     assert "afserve host --join 10.213.8.1:7700" in hosts.printed("up")
 
 
-def test_plain_text_to_other_hosts_has_to_be_asked_for(tmp_path: Path):
+def test_plain_text_to_other_hosts_has_to_be_asked_for(refused, tmp_path: Path):
     file = tmp_path / "cluster.toml"
     here = next(iter(own_addresses() - {"127.0.0.1", "::1"}), None)
     if here is None:
         pytest.skip("this machine has no address but loopback")
     file.write_text(CLUSTER.format(attention=here, experts="192.0.2.9"))
-    code, printed = said_by("up", "--port", "0", "--cluster", str(file))
+    code, printed = refused("--cluster", str(file))
     assert code == 2
     assert f"error: nodes on other hosts: {here} is beyond this machine" in printed

@@ -45,8 +45,8 @@ def test_from_python_one_continuation_ends_and_the_others_go_on(spoiled):
         assert out.error.startswith("layer 0 gave values that are not finite")
 
 
-def test_over_http_it_is_a_500_and_a_stream_beside_it_does_not_notice(up, spoiled):
-    server = up("--model", str(spoiled), "--experts", "2")
+def test_over_http_it_is_a_500_and_a_stream_beside_it_does_not_notice(shared_up, spoiled):
+    server = shared_up("--model", str(spoiled), "--experts", "2")
     ask = {"prompt": GOOD, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
     def good():
@@ -66,9 +66,9 @@ def test_over_http_it_is_a_500_and_a_stream_beside_it_does_not_notice(up, spoile
     assert httpx.get(f"{server.url}/ready").status_code == 200
 
 
-def test_the_numbers_that_ended_a_run(up):
+def test_the_numbers_that_ended_a_run(shared_up, spoiled):
     """One request of 60 bytes with a temperature of 1e-40 ended every stream."""
-    server = up("--experts", "2")
+    server = shared_up("--model", str(spoiled), "--experts", "2")
     for fields in (
         {"temperature": 1e-40},
         {"temperature": 1e-38},

@@ -176,8 +176,8 @@ def test_a_corrupt_shard_is_named(tmp_path: Path):
     assert "model.safetensors" in said
 
 
-def test_a_model_that_does_not_fit_says_what_to_do():
-    code, said = run_up("--model", "deepseek-v3")
+def test_a_model_that_does_not_fit_says_what_to_do(refused):
+    code, said = refused("--model", "deepseek-v3")
     assert code == 2
     for wanted in (
         "attention node",

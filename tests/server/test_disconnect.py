@@ -100,7 +100,7 @@ def test_stop_finishes_what_has_begun(make_backend, run_server):
             server.ask_to_stop()
             while httpx.get(f"{server.url}/ready").status_code == 200:
                 pass
-            with Client(server.url) as late, pytest.raises(CapacityError):
+            with Client(server.url, retries=0) as late, pytest.raises(CapacityError):
                 late.complete("y")
             backend.release.set()
             text += "".join(delta.text for delta in deltas)
