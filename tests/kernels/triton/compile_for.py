@@ -78,11 +78,9 @@ def usage(kernel: Any) -> dict[str, Any]:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(kernel.asm["cubin"])
         tool = triton.knobs.nvidia.cuobjdump.path
-        resources, code = (
-            subprocess.run([tool, flag, cubin], capture_output=True, text=True, check=True).stdout
-            for flag in ("-res-usage", "-sass")
-        )
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", resources).groups())
+        command = [tool, "-res-usage", "-sass", cubin]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", code).groups())
     found = {name: count for name in MATRIX if (count := len(re.findall(rf"\b{name}", code)))}
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, "matrix": found}
 
