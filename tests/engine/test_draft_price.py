@@ -6,7 +6,7 @@ import pytest
 
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.adaptive_price import AdaptivePrice
-from afserve.engine.draft.allotment import RowPrices, allot
+from afserve.engine.draft.allotment import NOBODY, Others, RowPrices, allot
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
@@ -29,29 +29,35 @@ def drawn_case(rng: random.Random):
         64 * rng.random(),
         rng.uniform(0.8, 1.0),
     )
-    return drafts, rows, rng.choice((0.0, 5.0, 300.0)), rows + rng.randrange(-2, 60), prices
+    return (
+        drafts,
+        rows,
+        rng.choice((NOBODY, Others(5.0, 9.0), Others(300.0, 400.0))),
+        rows + rng.randrange(-2, 60),
+        prices,
+    )
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_an_allotment_stays_within_what_was_guessed_and_what_the_step_has_room_for(seed):
-    drafts, rows, pool, room, prices = drawn_case(random.Random(seed))
-    lengths = allot(drafts, rows, pool, room, prices)
+    drafts, rows, others, room, prices = drawn_case(random.Random(seed))
+    lengths = allot(drafts, rows, others, room, prices)
     assert len(lengths) == len(drafts)
     assert all(0 <= length <= len(draft) for length, draft in zip(lengths, drafts, strict=True))
     assert sum(lengths) <= max(0, room - rows)
-    assert lengths == allot(drafts, rows, pool, room, prices)
+    assert lengths == allot(drafts, rows, others, room, prices)
 
 
 @pytest.mark.parametrize("dearer", [("own",), ("shared",), ("own", "shared", "expert")])
 @pytest.mark.parametrize("seed", range(100))
 def test_dearer_rows_never_mean_longer_drafts(seed, dearer):
-    drafts, rows, pool, room, prices = drawn_case(random.Random(seed))
-    before = allot(drafts, rows, pool, room, prices)
+    drafts, rows, others, room, prices = drawn_case(random.Random(seed))
+    before = allot(drafts, rows, others, room, prices)
     for times in (1.5, 4.0, 50.0):
         after = allot(
             drafts,
             rows,
-            pool,
+            others,
             room,
             prices._replace(**{name: times * getattr(prices, name) for name in dearer}),
         )
@@ -62,7 +68,7 @@ def test_dearer_rows_never_mean_longer_drafts(seed, dearer):
 @pytest.mark.parametrize("seed", range(60))
 def test_no_other_number_of_tokens_is_expected_to_be_faster(seed):
     drafts, rows, _, room, prices = drawn_case(random.Random(seed))
-    lengths = allot(drafts, rows, 0.0, room, prices)
+    lengths = allot(drafts, rows, NOBODY, room, prices)
 
     def speed(tokens):
         kept = sorted((chance for draft in drafts for chance in draft), reverse=True)[:tokens]
@@ -74,17 +80,21 @@ def test_no_other_number_of_tokens_is_expected_to_be_faster(seed):
 
 def test_of_a_draft_the_first_tokens_are_taken_and_of_several_the_likely_ones():
     prices = RowPrices(1.0, 0.1, 0.0, 0.0, 0.0, 1.0)
-    assert allot([[0.9, 0.8, 0.01], [0.05], [], [1.0]], 4, 0.0, 100, prices) == [2, 0, 0, 1]
-    assert allot([[0.9, 0.8, 0.01], [0.05], [], [1.0]], 4, 0.0, 6, prices) == [1, 0, 0, 1]
+    assert allot([[0.9, 0.8, 0.01], [0.05], [], [1.0]], 4, NOBODY, 100, prices) == [2, 0, 0, 1]
+    assert allot([[0.9, 0.8, 0.01], [0.05], [], [1.0]], 4, NOBODY, 6, prices) == [1, 0, 0, 1]
 
 
 def test_others_rows_make_what_is_read_anyway_cheap_and_what_they_wait_for_dear():
     read = RowPrices(1.0, 0.0, 0.0, 0.05, 56.0, 0.875)
-    assert allot([[0.5]], 1, 0.0, 9, read) == [1]
+    assert allot([[0.5]], 1, NOBODY, 9, read) == [1]
     many = read._replace(untouched=0.01)
-    assert allot([[0.05]], 1, 0.0, 9, read) == [0] and allot([[0.05]], 1, 60.0, 9, many) == [1]
+    assert allot([[0.05]], 1, NOBODY, 9, read) == [0] and allot([[0.05]], 1, Others(60.0, 60.0), 9, many) == [
+        1
+    ]
     computed = RowPrices(1.0, 0.0, 0.1, 0.0, 0.0, 1.0)
-    assert allot([[0.5]], 1, 0.0, 9, computed) == [1] and allot([[0.5]], 1, 60.0, 9, computed) == [0]
+    assert allot([[0.5]], 1, NOBODY, 9, computed) == [1] and allot(
+        [[0.5]], 1, Others(60.0, 60.0), 9, computed
+    ) == [0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -0.1, 1.1, float("inf")])

@@ -11,8 +11,8 @@ from afserve.engine.draft.price import Candidate
 
 _BELIEVED = 4.0  # tokens of experience that a drafter's own word counts as
 _MEMORY = 0.995  # what a tried token leaves of the experience before it, over all sequences
-_RECENT = 0.95  # the same of one sequence
-_DOUBT = 1.5  # tokens of experience of a sequence by which its odds stay near those of others
+_RECENT = 0.98  # the same of one sequence
+_DOUBT = 4.0  # tokens of experience of a sequence by which its odds stay near those of others
 _CERTAIN = 0.98  # nobody is believed to know better
 _UNLIKELY = 0.02  # tokens behind so little hope are not looked at
 

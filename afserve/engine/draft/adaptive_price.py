@@ -7,12 +7,13 @@ again. That takes at most one step in 64 and one part in 100 of the time.
 from collections.abc import Sequence as Many
 
 from afserve.engine.draft.acceptance import Acceptance
-from afserve.engine.draft.allotment import allot
+from afserve.engine.draft.allotment import Others, allot
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
 _TRIED_STEPS = 64  # between two steps in which something is tried that does not pay
 _TRIED_SHARE = 0.01  # of the time
+_LATELY = 0.1  # weight of the newest step
 
 
 class AdaptivePrice:
@@ -25,13 +26,17 @@ class AdaptivePrice:
         self._resting: dict[int, int] = {}  # by order: steps since it was last verified
         self._since = 0  # steps since something was tried
         self._saved = 0.0  # seconds that may go into trying
+        self._plain = self._yield = (
+            1.0  # of this node's rows those that are no draft's, and tokens for each; lately
+        )
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         survivals = [self.acceptance.survival(candidate) for candidate in candidates]
         if not self.costs.known:  # the first step is measured without drafts
             return [0] * len(candidates)
         prices = self.costs.prices(rows)
-        found = allot(survivals, rows, self.costs.pool, room, prices)
+        found = allot(survivals, rows, self._others(), room, prices)
+        self._note_tokens(rows, survivals, found)
         self._since += 1
         allowed = _TRIED_SHARE * prices.seconds
         self._saved = min(self._saved + allowed, prices.seconds)
@@ -52,6 +57,17 @@ class AdaptivePrice:
     def sequence_ended(self, order: int) -> None:
         self.acceptance.drop_trend(order)
         self._resting.pop(order, None)
+
+    def _others(self) -> Others:
+        """They are taken to draft as this node does."""
+        pool = self.costs.pool
+        return Others(pool * self._plain, pool * self._yield)
+
+    def _note_tokens(self, rows: int, survivals: Many[Many[float]], lengths: Many[int]) -> None:
+        expected = sum(sum(draft[:length]) for draft, length in zip(survivals, lengths, strict=True))
+        whole = max(1, rows + sum(lengths))
+        self._plain += _LATELY * (rows / whole - self._plain)
+        self._yield += _LATELY * ((rows + expected) / whole - self._yield)
 
     def _longest_rested(self, candidates: Many[Candidate]) -> int:
         return max(range(len(candidates)), key=lambda index: self._resting.get(candidates[index].order, 0))

@@ -29,20 +29,28 @@ class RowPrices(NamedTuple):
         return rows * (self.own + self.shared) + self.expert * touched
 
 
-def allot(survivals: Many[Many[float]], rows: int, pool: float, room: int, prices: RowPrices) -> list[int]:
+class Others(NamedTuple):
+    """Who is in the same calls: rows that they would have without drafts, and tokens that they make in a step."""
+
+    rows: float = 0.0
+    tokens: float = 0.0
+
+
+NOBODY = Others()
+
+
+def allot(survivals: Many[Many[float]], rows: int, others: Others, room: int, prices: RowPrices) -> list[int]:
     """The length for each draft. `survivals` has for each token the probability that it and all before it are right,
     so it never rises within a draft.
 
-    The step has `rows` tokens without drafts, `pool` rows of others are in the experts' calls, and the step may have
-    `room` tokens. Sorts once: n log n of the tokens.
+    The step has `rows` tokens without drafts, and may have `room`. Sorts once: n log n of the tokens.
     """
     ranked = sorted(
         ((chance, index) for index, draft in enumerate(survivals) for chance in draft),
         key=lambda one: -one[0],
     )[: max(0, room - rows)]
-    everybody = rows + pool
-    own = prices.own * (rows / everybody if everybody > 0 else 1.0)
-    tokens, seconds, untouched = everybody, prices.seconds, prices.untouched
+    own = prices.own * (rows / (rows + others.rows) if rows else 1.0)
+    tokens, seconds, untouched = rows + others.tokens, prices.seconds, prices.untouched
     best, taken = tokens / seconds, 0
     least = own + prices.shared  # what any further row costs at least
     for count, (chance, _) in enumerate(ranked, 1):

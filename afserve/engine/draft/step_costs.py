@@ -17,9 +17,9 @@ _EVERY = 8  # steps between two fits
 _NEWEST = 0.1  # least weight of the newest step among those of its kind
 _STALE = 2000.0  # steps after which a kind that was not seen again counts half
 _PRIOR = (0.45, 0.1, 0.1, 0.35)  # shares of a step's seconds, where nothing else is known
-_TRUST = 0.03  # how much that is worth: so many kinds of steps
-_SWEEPS = 25
+_TRUST = 0.01  # how much that is worth: so many kinds of steps
 _OVERLAP = 0.38  # of the experts of neighbouring rows, until it is measured (Cohere, verifying 4 tokens)
+_SHORTEST = 1e-7  # seconds; nothing that was measured well took less
 _FULL = 0.9  # of the experts: a layer that has so many distinct ones says nothing of a row's share
 
 Features = tuple[float, float, float, float]
@@ -102,7 +102,7 @@ class StepCosts:
         return self._costs is not None
 
     def note_step(self, step: RanStep) -> None:
-        if not (step.rows > 0 and math.isfinite(step.seconds) and step.seconds > 0.0):
+        if not (step.rows > 0 and math.isfinite(step.seconds) and step.seconds > _SHORTEST):
             return
         self._numbers += 1
         self.pool += 0.1 * (step.pool - self.pool)
@@ -158,13 +158,28 @@ class StepCosts:
                 goal[i] += weight * x[i]
                 for j in range(4):
                     square[i][j] += weight * x[i] * x[j]
-        shares = list(_PRIOR)
-        for _ in range(_SWEEPS):
-            for i in range(4):
-                rest = sum(square[i][j] * shares[j] for j in range(4) if j != i)
-                shares[i] = max(0.0, (goal[i] - rest) / square[i][i])
+        shares = _solve(square, goal)
         base, own, shared, expert = (share * usual / s for share, s in zip(shares, scale, strict=True))
         return base, own, shared, expert
+
+
+def _solve(square: list[list[float]], goal: list[float]) -> list[float]:
+    """Of a positive definite system; what would be below 0 is 0, the lowest first, and the others are solved anew."""
+    used, found = list(range(len(goal))), [0.0] * len(goal)
+    while used:
+        lines = [[*(square[i][j] for j in used), goal[i]] for i in used]
+        for at, line in enumerate(lines):
+            lines[at] = line = [value / line[at] for value in line]
+            for other, further in enumerate(lines):
+                if other != at:
+                    lines[other] = [b - further[at] * a for a, b in zip(line, further, strict=True)]
+        shares = [line[-1] for line in lines]
+        if min(shares) >= 0.0:
+            for i, share in zip(used, shares, strict=True):
+                found[i] = share
+            break
+        del used[shares.index(min(shares))]
+    return found
 
 
 def _size(rows: float) -> int:
