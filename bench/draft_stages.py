@@ -1,4 +1,4 @@
-"""Scripted attention and expert nodes for `bench.draft_price`: what a step of verified drafts takes, and what comes of it.
+"""Scripted attention and expert nodes for `bench.draft_price`: what steps with drafts take, and what comes of them.
 
 Four attention nodes at most share one pool of experts and go step by step together, as grouped calls make them. A step
 takes the longest attention side, then the experts: for each the longer of reading its weights and of computing its

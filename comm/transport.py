@@ -73,7 +73,8 @@ class Box(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What precedes a payload. `layer` counts MoE layers only. `rows` fixes the payload's size."""
+    """What precedes a payload. `layer` counts MoE layers only. `rows` fixes the payload's size. `call`: rows of all
+    attention nodes that were computed together with an answer's; 0 where nobody says."""
 
     kind: Kind
     epoch: int
@@ -81,6 +82,7 @@ class Header(NamedTuple):
     layer: int
     rows: int
     wire: WireType
+    call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,9 @@ class Exchanging(Protocol):
 
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         """Messages went through an exchange on these boxes: the numbers of the last ones."""
+
+    def last_answers(self, boxes: Sequence[Box]) -> list[tuple[int, int]]:
+        """Rows of the last answers that came there, and of their calls (`Header.call`)."""
 
 
 Queue = Callable[[], AbstractContextManager[None]]

@@ -190,8 +190,10 @@ class AttentionNode(Generic[T]):
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None
             if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
-                ran = ran._replace(touched=self._load.touched(index))
-                self._drafting.note_step(ran, self._meter.now())
+                pool = ran.rows * self._link.called.take_others(index)
+                self._drafting.note_step(
+                    ran._replace(pool=pool, touched=self._load.touched(index)), self._meter.now()
+                )
             if done and self._pace is not None:
                 self._repace(self._pace, self._micro_batches[index])
             self.stalled = self.stalled and not advanced

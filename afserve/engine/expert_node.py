@@ -292,14 +292,13 @@ class ExpertNode:
         self._count(*piece, prompt=True)
 
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
-        start = self._clock.now()
-        parts = [(arrival, self._port.reply(arrival), slice(None)) for arrival in group]
+        start, rows = self._clock.now(), sum(arrival.header.rows for arrival in group)
+        parts = [(arrival, self._port.reply(arrival, rows), slice(None)) for arrival in group]
         with self._decoding(parts):
             forward(self._bank, layer, parts)
             done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
             for arrival in group:
                 self._answer(arrival)
-        rows = sum(arrival.header.rows for arrival in group)
         self._pieces.sizes.ran(rows, done - start)
         self._count(layer, group, rows, start, done)
 

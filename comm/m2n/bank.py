@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve import member
+from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.ticket import Part
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
@@ -63,6 +64,11 @@ class LocalTicket(NamedTuple):
 
 class NoExpertNodes:
     """What a link says that has no expert nodes: nobody can be lost, and nobody comes."""
+
+    @property
+    def called(self) -> CalledRows:
+        """Other micro-batches of this process have calls of their own."""
+        return CalledRows()
 
     @property
     def exchanging(self) -> None:

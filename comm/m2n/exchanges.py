@@ -6,6 +6,7 @@ An exchange does what a link does while every expert node is there and answers i
 
 from typing import Protocol, TypeVar
 
+from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.ticket import Given
 from afserve.comm.transport import Box, Header, Kind, Transport
@@ -30,10 +31,11 @@ class ExchangingLink(Protocol[_AnyTicket_co]):
 class Exchanges:
     """One for each micro-batch, made when it is first asked for."""
 
-    def __init__(self, transport: Transport, attention: int) -> None:
+    def __init__(self, transport: Transport, attention: int, called: CalledRows) -> None:
+        """`called` is told of the last answers of each use."""
         self._transport = transport.offers.exchanging
         self._wire = transport.layout.dispatch_wire
-        self._attention = attention
+        self._attention, self._called = attention, called
         self._made: dict[int, Exchange] = {}
 
     @property
@@ -67,6 +69,8 @@ class Exchanges:
         assert self._transport is not None, "no exchange was made"
         boxes = self._boxes(micro_batch, table)
         numbers = self._transport.exchanged(boxes)
+        for rows, call in self._transport.last_answers(boxes):
+            self._called.note_answer(micro_batch, rows, call)
         headers = (Header(Kind.DISPATCH, table.epoch, number, 0, 0, self._wire) for number in numbers)
         return list(zip(boxes, headers, strict=True))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import AwakeClock, Clock
+from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.exchanges import Exchanges
 from afserve.comm.m2n.near import Near
 from afserve.comm.m2n.recover import Recoveries
@@ -63,7 +64,8 @@ class ExpertLink:
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
         self._attached = {box.expert for box in transport.boxes()}
-        self._exchanges = Exchanges(transport, attention)
+        self.called = CalledRows()
+        self._exchanges = Exchanges(transport, attention, self.called)
         self._broken: list[PeerLost] = []  # met while sending, not yet acted upon
         self._recoveries = Recoveries(
             attention=attention,
@@ -343,4 +345,5 @@ class ExpertLink:
         got = parcel.header
         if (got.epoch, got.layer, got.rows) != (sent.epoch, sent.layer, sent.rows):
             raise ProtocolError(f"{name(box)}: {got} does not answer {sent}")
+        self.called.note_answer(box.micro_batch, got.rows, got.call)
         return parcel.x_RH

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from afserve.comm.m2n.bank import LocalTicket
+from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.m2n.waves import RecoveryStats
@@ -26,6 +27,10 @@ class Link(Protocol[_AnyTicket]):
     Nothing here raises PeerLost. A ticket that a lost expert node owes an answer stays unready until other nodes have
     given it, or until a deadline: then rows without an answer have a sum of NaN, and `take_given_up` says why.
     """
+
+    @property
+    def called(self) -> CalledRows:
+        """Rows of others that were in the experts' calls."""
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

@@ -56,6 +56,7 @@ class ExpertPort:
         self._wire = transport.layout.combine_wire
         self._stage = stage or stage_for(device, transport.device)
         self._replies: dict[Box, Tensor] = {}
+        self._calls: dict[Box, int] = {}  # rows computed together with these
         self._queues: dict[int, Queue] = {}
         self._leaving: deque[_Leaving] = deque()
         self.refused = 0
@@ -120,16 +121,17 @@ class ExpertPort:
         for leaving in [leaving for leaving in self._leaving if leaving.copy.copied()]:
             self._leaving.remove(leaving)
             (reply_RH,) = leaving.copy.tensors
-            self._stage_reply(leaving.arrival).copy_(reply_RH)
+            call = self._calls.pop(leaving.arrival.box, 0)
+            self._stage_reply(leaving.arrival, call).copy_(reply_RH)
             self._transport.post(leaving.arrival.box)
 
-    def reply(self, arrival: Arrival) -> Tensor:
-        """The rows of the answer, to be filled in place."""
+    def reply(self, arrival: Arrival, call: int = 0) -> Tensor:
+        """The rows of the answer, to be filled in place. `call`: rows that are computed together with them."""
         if self._stage is None:
-            return self._stage_reply(arrival)
+            return self._stage_reply(arrival, call)
         shape = (arrival.header.rows, self.layout.hidden)
         reply_RH = torch.empty(shape, dtype=self._wire.dtype, device=self._stage.device)
-        self._replies[arrival.box] = reply_RH
+        self._replies[arrival.box], self._calls[arrival.box] = reply_RH, call
         return reply_RH
 
     def send(self, arrival: Arrival, *, late: bool = False) -> None:
@@ -149,9 +151,9 @@ class ExpertPort:
     def close(self) -> None:
         self._transport.close()
 
-    def _stage_reply(self, arrival: Arrival) -> Tensor:
-        _, epoch, sequence, layer, rows, _ = arrival.header
-        header = Header(Kind.COMBINE, epoch, sequence, layer, rows, self._wire)
+    def _stage_reply(self, arrival: Arrival, call: int) -> Tensor:
+        _, epoch, sequence, layer, rows, *_ = arrival.header
+        header = Header(Kind.COMBINE, epoch, sequence, layer, rows, self._wire, call)
         return self._transport.stage(arrival.box, header).x_RH
 
     def _take(self, box: Box) -> Arrival:

@@ -198,7 +198,7 @@ class Lanes:
             return
         self._next(lane, header)
         slot, weight = _address(slot_RK), _address(weight_RK)
-        _, epoch, number, layer, rows, _ = header
+        _, epoch, number, layer, rows, *_ = header
         x, stride = x_RH.data_ptr(), lane.out.frame.row_bytes
         lane.taken = carrier.send_rows(lane.index, number, epoch, layer, rows, x, stride, slot, weight)
         lane.sent = number
@@ -212,7 +212,7 @@ class Lanes:
             return
         lane = self._lanes[box]
         self._next(lane, header)
-        _, epoch, number, layer, _, _ = header
+        _, epoch, number, layer, *_ = header
         lane.taken = self._carrier.send_split(lane.index, number, epoch, layer, *split, box.expert)
         lane.sent = number
 
@@ -247,6 +247,8 @@ class Lanes:
         """As `transport.Answering`. A message that needs more memory than its box has kept is not answered here."""
         if self._carrier is None or self.kept > KEPT_BYTES:
             return None
+        for lane in self._by_index:
+            lane.out.tell_no_call()
         most = [min(most_rows(lane.box.attention), lane.rows, lane.most) for lane in self._by_index]
         found = self._carrier.answer(experts, list(epochs), most, wait, serve)
         if found is None:
@@ -277,6 +279,10 @@ class Lanes:
             lane.sent = lane.staged = board.sent(lane.index)
             lane.taken = board.taken(lane.index)
         return [self._lanes[box].sent for box in boxes]
+
+    def last_answers(self, boxes: Sequence[Box]) -> list[tuple[int, int]]:
+        """As `transport.Exchanging`."""
+        return [self._lanes[box].incoming.last_answer() for box in boxes]
 
     def _taken(self, lane: _Lane) -> Parcel:
         if self._carrier is not None:

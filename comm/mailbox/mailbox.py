@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from afserve.comm.mailbox.fp8 import quantise
-from afserve.comm.mailbox.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
+from afserve.comm.mailbox.wire import (
+    HEADER_BYTES,
+    Codec,
+    Frame,
+    call_of,
+    clear_call,
+    encode_refusal,
+    name,
+    refusal,
+    rows_of,
+)
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
 from afserve.errors import DispatchRefused, ProtocolError
@@ -30,6 +40,7 @@ class Mailbox:
         self.memory_B = memory_B
         self._bytes = memory_B.numpy().data
         self._length = 0
+        self._told = False
         self._codec = Codec(box, frame)
         self._dtype, self._hidden = frame.wire.dtype, frame.layout.hidden
         self._native = native_library() if memory_B.is_cpu else None
@@ -45,6 +56,7 @@ class Mailbox:
             raise ValueError(f"{header.rows} rows in one message, at most {self.frame.layout.max_rows}")
         x_RH, slot_RK, weight_RK, scale_RS, payload = self._views(header.rows)
         self._codec.write(self._bytes, header, payload)
+        self._told = header.call > 0
         self._length = HEADER_BYTES + payload
         return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
 
@@ -93,10 +105,11 @@ class Mailbox:
     def taken(self, epoch: int, sequence: int, layer: int, rows: int) -> Parcel:
         """The message that the native library has checked and whose slots and weights lie in `own`."""
         frame = self.frame
-        header = Header(frame.kind, epoch, sequence, layer, rows, frame.wire)
         x_RH, slot_RK, _, scale_RS, _ = self._views(rows)
         if slot_RK is None:
-            return Parcel(header, x_RH)
+            call = call_of(self._bytes)
+            return Parcel(Header(frame.kind, epoch, sequence, layer, rows, frame.wire, call), x_RH)
+        header = Header(frame.kind, epoch, sequence, layer, rows, frame.wire)
         own = self._own_parts.get(rows)
         if own is None:
             if len(self._own_parts) >= _CACHED_SHAPES:
@@ -120,6 +133,16 @@ class Mailbox:
     def own_addresses(self) -> tuple[int, int]:
         slot_RK, weight_RK = self.own
         return slot_RK.data_ptr(), weight_RK.data_ptr()
+
+    def tell_no_call(self) -> None:
+        """Before answers are written natively: their headers have the fields alone."""
+        if self._told:
+            clear_call(self._bytes)
+            self._told = False
+
+    def last_answer(self) -> tuple[int, int]:
+        """Rows of what came last, and of its call, unchecked."""
+        return rows_of(self._bytes), call_of(self._bytes)
 
     def refuse(self, sequence: int, reason: str) -> None:
         self._length = encode_refusal(self._bytes, self.box, self.frame, sequence, reason)

@@ -5,6 +5,9 @@ the header fits what both ends agreed on. It knows no memory, no flags and no pe
 
     header 64 | weights R*K f32 | slots R*K i32 | scales R*S f32 (fp8) | pad to 64 | rows R*H      (dispatch)
     header 64 | rows R*H                                                                           (combine)
+
+At its end an answer's header says how many rows the call had that it is of (`Header.call`). That only advises:
+any number is taken, and who answers without Python says 0.
 """
 
 import struct
@@ -16,12 +19,14 @@ from afserve.comm.transport import SCALE_BLOCK, Box, Header, Kind, Layout, WireT
 from afserve.errors import ConfigError, ProtocolError
 
 MAGIC = 0x41465356  # "AFSV"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 SEQUENCES = 1 << 32  # sequence numbers wrap here
 
-_HEADER = struct.Struct("<IHBBIIIHHHHIQ")
-_PARTS = struct.Struct("<8sIII8sIQ")  # the same bytes, what never changes in a box as two strings
+_HEADER = struct.Struct("<IHBBIIIHHHHIQ20xI")
+_PARTS = struct.Struct("<8sIII8sIQ20xI")  # the same bytes, what never changes in a box as two strings
+_CALL = struct.Struct("<I")
+_CALL_AT = _HEADER.size - _CALL.size
 _NAMES = ("magic", "version", "kind", "wire type", "box", "sequence")
 _KIND = 6  # offset of the kind's byte
 _LINE = 64
@@ -98,13 +103,14 @@ def encode(memory: memoryview, box: Box, header: Header, payload: int) -> None:
         0,
         header.rows,
         payload,
+        header.call,
     )
 
 
 def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
     """Copy the header out once and check every field. Raises ProtocolError naming the first that is wrong."""
-    magic, version, kind, wire, epoch, number, layer, a, f, m, spare, rows, payload = _HEADER.unpack_from(
-        memory
+    magic, version, kind, wire, epoch, number, layer, a, f, m, spare, rows, payload, call = (
+        _HEADER.unpack_from(memory)
     )
     layout = frame.layout
     given = (magic, version, kind, wire, (a, f, m, spare), number)
@@ -115,7 +121,22 @@ def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
     _below(box, "layer", layer, layout.layers)
     _below(box, "rows", rows, layout.max_rows + 1)
     _same(box, "payload bytes", payload, frame.payload(rows))
-    return Header(frame.kind, epoch, number, layer, rows, frame.wire)
+    return Header(frame.kind, epoch, number, layer, rows, frame.wire, call)
+
+
+def rows_of(memory: memoryview) -> int:
+    """The rows field as it stands, unchecked."""
+    return int(_HEADER.unpack_from(memory)[11])
+
+
+def call_of(memory: memoryview) -> int:
+    """What an answer's header says of its call; anything."""
+    return int(_CALL.unpack_from(memory, _CALL_AT)[0])
+
+
+def clear_call(memory: memoryview) -> None:
+    """Whoever writes the next header leaves that out."""
+    _CALL.pack_into(memory, _CALL_AT, 0)
 
 
 class Codec:
@@ -124,7 +145,7 @@ class Codec:
     def __init__(self, box: Box, frame: Frame) -> None:
         self._box, self._frame = box, frame
         self._layers, self._max_rows = frame.layout.layers, frame.layout.max_rows
-        packed = _HEADER.pack(MAGIC, VERSION, frame.kind, frame.wire, 0, 0, 0, *box, 0, 0, 0)
+        packed = _HEADER.pack(MAGIC, VERSION, frame.kind, frame.wire, 0, 0, 0, *box, 0, 0, 0, 0)
         self._first, self._where = packed[:8], packed[20:28]
 
     @property
@@ -133,13 +154,13 @@ class Codec:
         return self._first, self._where
 
     def write(self, memory: memoryview, header: Header, payload: int) -> None:
-        _, epoch, sequence, layer, rows, _ = header
-        _PARTS.pack_into(memory, 0, self._first, epoch, sequence, layer, self._where, rows, payload)
+        _, epoch, sequence, layer, rows, _, call = header
+        _PARTS.pack_into(memory, 0, self._first, epoch, sequence, layer, self._where, rows, payload, call)
 
     def read(self, memory: memoryview, sequence: int) -> Header:
         """As `decode`, which is left to find the name of what is wrong."""
         frame = self._frame
-        first, epoch, number, layer, where, rows, payload = _PARTS.unpack_from(memory)
+        first, epoch, number, layer, where, rows, payload, call = _PARTS.unpack_from(memory)
         if (
             first != self._first
             or where != self._where
@@ -149,7 +170,7 @@ class Codec:
             or payload != frame.payload(rows)
         ):
             return decode(memory, self._box, frame, sequence)
-        return Header(frame.kind, epoch, number, layer, rows, frame.wire)
+        return Header(frame.kind, epoch, number, layer, rows, frame.wire, call)
 
 
 def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, reason: str) -> int:
@@ -166,7 +187,7 @@ def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | 
     if memory[_KIND] != Kind.REFUSAL or frame.kind is not Kind.COMBINE:
         return None
     fields = _HEADER.unpack_from(memory)
-    number, payload = fields[5], fields[-1]
+    number, payload = fields[5], fields[12]
     if number != sequence:
         return None
     if payload > _longest_reason(frame):

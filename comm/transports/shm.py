@@ -122,6 +122,10 @@ class ShmTransport(MemoryEnd):
     def exchanged(self, boxes: Sequence[Box]) -> list[int]:
         return self._lanes.exchanged(boxes)
 
+    def last_answers(self, boxes: Sequence[Box]) -> list[tuple[int, int]]:
+        """As `transport.Exchanging`."""
+        return self._lanes.last_answers(boxes)
+
     def close(self) -> None:
         """Tell the peers. The memory itself goes when the last tensor over it does."""
         for segment in self._segments.values():

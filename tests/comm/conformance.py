@@ -70,7 +70,7 @@ def send(end: Transport, box: Box, seed: int, rows: int, *, layer: int = 0) -> P
 
 def answer(end: Transport, box: Box, header: Header, seed: int) -> None:
     """Reply to a dispatch with rows that follow from `seed`."""
-    reply = header._replace(kind=Kind.COMBINE, wire=end.layout.combine_wire)
+    reply = header._replace(kind=Kind.COMBINE, wire=end.layout.combine_wire, call=seed)
     end.stage(box, reply).x_RH.copy_(content(seed, header.rows, end.layout.hidden))
     end.post(box)
 
@@ -92,7 +92,7 @@ def check_round_trip(open_ends: Open) -> None:
             _same(got, sent)
             answer(ends.experts[0], box, got.header, seed + 5)
             reply = arrive(ends.attention[0], box)
-            assert reply.header == sent.header._replace(kind=Kind.COMBINE, wire=back)
+            assert reply.header == sent.header._replace(kind=Kind.COMBINE, wire=back, call=seed + 5)
             assert torch.equal(reply.x_RH.float(), content(seed + 5, rows, LAYOUT.hidden))
         ends.close()
 

@@ -177,3 +177,15 @@ def test_handles_refuse_what_does_not_fit():
         native.Mailbox(address, 4096, address + 4, *numbers)
     with pytest.raises(ValueError, match="8 bytes"):
         native.Mailbox(address, 4096, address, b"x", *numbers[1:])
+
+
+def test_an_answer_without_python_says_nothing_of_an_earlier_call():
+    expert, attention, _ = pair()
+    attention.send(BOX, header(attention, 3), *message(LAYOUT, 5, 3))
+    asked = arrive(expert, BOX).header
+    expert.stage(BOX, asked._replace(kind=Kind.COMBINE, wire=LAYOUT.combine_wire, call=40))
+    expert.post(BOX)
+    assert arrive(attention, BOX).header.call == 40
+    assert attention._lanes.last_answers([BOX]) == [(3, 40)]
+    expert._lanes.outgoing(BOX).tell_no_call()
+    assert attention._lanes.last_answers([BOX]) == [(3, 0)]

@@ -278,3 +278,18 @@ def test_a_trace_says_what_is_a_piece_of_a_prompt():
         pass
     names = [one[1] for one in rig.node.trace.slices]
     assert names == ["layer 1: 2 rows of 1", "layer 2: 300 of 300 rows of prompts"]
+
+
+def test_answers_say_how_many_rows_of_others_were_in_their_calls():
+    rig = Rig(attention=3)
+    tickets = [rig.send(a, 1, rows=1 + a) for a in range(3)]
+    rig.node.poll()
+    for a, ticket in enumerate(tickets):
+        rig.take(a, ticket, 1)
+        assert rig.links[a].called.take_others(0) == pytest.approx((6 - (1 + a)) / (1 + a))
+        assert rig.links[a].called.take_others(0) == 0.0, "nothing was answered since"
+    ticket = rig.send(1, 2, rows=4)
+    rig.clock.advance(MS)
+    rig.node.poll()
+    rig.take(1, ticket, 2)
+    assert rig.links[1].called.take_others(0) == 0.0, "alone in its call"
