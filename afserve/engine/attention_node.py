@@ -76,9 +76,10 @@ class AttentionNode(Generic[T]):
         self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
-        blocks, longest, most = self._scheduler.blocks, config.max_model_len, choice.most
+        blocks, longest = self._scheduler.blocks, config.max_model_len
         loops = [
-            None if mtp is None else MtpLoop(mtp, model, runner, blocks, most, longest) for runner in runners
+            None if mtp is None else MtpLoop(mtp, model, runner, blocks, choice, longest)
+            for runner in runners
         ]
         self._micro_batches = [
             MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config, self._drafting, loop)

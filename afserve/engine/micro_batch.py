@@ -105,7 +105,7 @@ class MicroBatch(Generic[T]):
             self._meter.did(self.index, "sample", since)
             if self._mtp is not None:
                 runs = _drawn(self.plan, outcome.accepted)
-                yield from self._mtp.follow(self.plan, step, x_RH, runs, outcome.failures)
+                yield from self._mtp.follow(self.plan, step, x_RH, runs)
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
             if self._drafting is not None:
@@ -148,6 +148,8 @@ class MicroBatch(Generic[T]):
         chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
         sequences = [plan.chunks[index].sequence for index in drawn]
         outcomes = sample(chosen_RV, sequences, self._model.ops) if sequences else []
+        drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
+        best = self._model.ops.argmax(logits_RV).tolist() if drafted else []
         accepted: Accepted = {index: ((_UNREAD,), ()) for index in last if index not in failures}
         for at, (index, outcome) in enumerate(zip(drawn, outcomes, strict=True)):
             if isinstance(outcome, Failure):
@@ -158,14 +160,15 @@ class MicroBatch(Generic[T]):
                 if not supposed:
                     accepted[index] = (outcome,), _logprobs(sequence, (outcome,), chosen_RV, at)
                     continue
-                guesses, rows_NV = sequence.draft[:supposed], logits_RV[chosen[at] : ends[index]]
-                run = confirm_draft(outcome, guesses, rows_NV, sequence, self._model.ops)
+                rows = slice(chosen[at], ends[index])
+                guesses, rows_NV = sequence.draft[:supposed], logits_RV[rows]
+                run = confirm_draft(outcome, guesses, rows_NV, sequence, self._model.ops, best[rows])
                 accepted[index] = run, _logprobs(sequence, run, rows_NV, 0)
         for index, chunk in enumerate(plan.chunks):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
-        if step is not None and (drafted := [i for i, chunk in enumerate(plan.chunks) if chunk.supposed]):
+        if step is not None and drafted:
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
 

@@ -64,7 +64,7 @@ def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int |
     for row, (token, sequence) in enumerate(zip(found, sequences, strict=True)):
         if isinstance(token, Failure):
             continue
-        if not _plain(sequence):
+        if not plain(sequence):
             drawn.append(row)
         elif sequence.guide is not None and not _allowed(sequence.guide, sequence, token):
             masked.append(row)
@@ -119,7 +119,8 @@ def _guarded(sequence: Sequence, work: Callable[[], T]) -> T | Failure:
         )
 
 
-def _plain(sequence: Sequence) -> bool:
+def plain(sequence: Sequence) -> bool:
+    """Whether it takes the likeliest token, and all later ones, as far as a grammar lets it."""
     p = sequence.request.params
     untouched = p.repetition_penalty == 1.0 and not (
         p.presence_penalty or p.frequency_penalty or p.logit_bias

@@ -1,28 +1,29 @@
 """Drafts by the checkpoint's layer of multi-token prediction: one pass of it behind each step, over the step's rows.
 
-That pass takes prompts too, so that its keys and values are complete; each further token of a draft is one more pass
-with one row a sequence, whose keys and values the next step's pass writes over. A sequence whose blocks came from where
-nobody ran the layer is drafted for badly until they are behind it. Shapes: T rows, R rows that are drafted from, H
-hidden.
+That pass takes prompts too, so that its keys and values are complete; what it writes for rows that were not confirmed
+is written over before anybody reads it. Each further token of a draft is one more pass with one row a sequence. A
+sequence whose blocks came from where nobody ran the layer is drafted for badly until they are behind it. Shapes: T
+rows, S sequences that are drafted for, H hidden.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
-from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
+from afserve.engine.scheduling.step_plan import PROMPT, Chunk, StepPlan
 from afserve.engine.step.runner import PredictorRunner, StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, paged_batch
+from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel
 
 
@@ -52,20 +53,15 @@ class MtpDrafter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of a pass that are of one sequence: of the positions from `first` on, each with the token behind it. `most`
-    tokens are drafted from the last one. `source` is where the rows they are made of begin."""
+class _Drafted:
+    """A sequence that `most` more tokens are drafted for. The last row that was computed for it is `row` of its pass
+    and stands at `position`."""
 
     sequence: Sequence
-    first: int
-    following: Many[int]
-    source: int
-    prompt: bool
+    row: int
+    position: int
     most: int
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.following)
+    prompt: bool
 
 
 class MtpLoop(Generic[T]):
@@ -77,95 +73,104 @@ class MtpLoop(Generic[T]):
         model: AttentionModel,
         runner: PredictorRunner[T],
         blocks: SequenceBlocks,
-        most: int,
+        choice: DraftChoice,
         longest: int,
     ) -> None:
-        """`most` tokens are drafted for a sequence, none of them beyond its first `longest`."""
+        """No token is drafted beyond a sequence's first `longest`."""
         assert model.predictor is not None, "`served_spec` gives a model its layer, or refuses"
         self._drafter, self._model, self._predictor, self._runner = drafter, model, model.predictor, runner
-        self._blocks, self._most, self._longest = blocks, most, longest
+        self._blocks, self._choice, self._longest = blocks, choice, longest
         self._buffers = StepBuffers(model.ops.device, longest)
 
     def follow(
-        self,
-        plan: StepPlan,
-        step: StepInput,
-        x_TH: Tensor,
-        runs: Mapping[int, Many[int]],
-        failed: Collection[int],
+        self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
     ) -> StepRun[T]:
-        """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, and `failed`
-        who gave nothing, by the index of a chunk. The step's sequences are in flight meanwhile."""
-        batch = [one for one in self._begin(plan, step, runs, failed) if one.following]
-        hidden_TH = self._model.normed(x_TH)
-        while batch:
-            rows = [row for one in batch for row in range(one.source, one.source + len(one.following))]
-            hidden_TH = yield from self._pass(batch, hidden_TH[self._index(rows)])
-            batch = self._draft(batch, hidden_TH)
+        """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
+        of a chunk. The step's sequences are in flight meanwhile."""
+        (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
+        # Rotary angles are those of the embedded tokens.
+        position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
+        paged = replace(step.paged, position_T=position_T, held=None)
+        hidden_TH = yield from self._pass(token_T, self._model.normed(x_TH), paged, step.decodes)
+        drafted = list(self._begin(plan, step, runs))
+        while drafted:
+            hidden_SH = _rows(hidden_TH, [one.row for one in drafted])
+            scores_SV = self._model.scores(hidden_SH)
+            tokens = self._model.ops.argmax(scores_SV).tolist()
+            more = list(self._go_on(drafted, tokens, scores_SV.softmax(1).amax(1).tolist()))
+            if more:
+                pairs = [(one, tokens[one.row]) for one in more]
+                hidden_TH = yield from self._further(pairs, _rows(hidden_SH, [one.row for one in more]))
+            drafted = [replace(one, row=row) for row, one in enumerate(more)]
         return hidden_TH
 
-    def _begin(
-        self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]], failed: Collection[int]
-    ) -> Iterator[_Rows]:
-        """Confirmed rows of the step whose next token is known."""
-        for index, (chunk, source) in enumerate(zip(plan.chunks, step.paged.starts, strict=False)):
-            if index in failed:
+    def _begin(self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]]) -> Iterator[_Drafted]:
+        """Those that are drafted for."""
+        for index, run in runs.items():
+            chunk, sequence = plan.chunks[index], plan.chunks[index].sequence
+            length = len(sequence.tokens) + len(run)
+            left = sequence.prompt_length + sequence.request.params.max_tokens - length - 1
+            most = min(self._wanted(chunk), left, self._longest - length)
+            if most > 0 and not sequence.cancelled and sequence.eos_ids.isdisjoint(run):
+                self._drafter.begin(sequence, length)
+                row = step.paged.starts[index] + length - 2 - chunk.start
+                yield _Drafted(sequence, row, length - 2, most, chunk.kind is PROMPT)
+
+    def _wanted(self, chunk: Chunk) -> int:
+        """Where the price says how many are verified, one more than it let the last step verify."""
+        if self._choice.tokens is not None:
+            return self._choice.tokens
+        return min(self._choice.most, chunk.supposed + 1)
+
+    def _go_on(self, drafted: Many[_Drafted], tokens: list[int], likely: list[float]) -> Iterator[_Drafted]:
+        """Keeps a token of each; those that go on, by their place in `drafted`."""
+        for row, (one, token, confidence) in enumerate(zip(drafted, tokens, likely, strict=True)):
+            if token < 0:  # experts gave no sum
                 continue
-            sequence, start, run = chunk.sequence, chunk.start, runs.get(index, ())
-            known = start + chunk.count - chunk.supposed
-            following = [*sequence.tokens[start + 1 : known + 1], *run]
-            most = self._wanted(sequence, run) if run else 0
-            yield _Rows(sequence, start, following, source, chunk.kind is PROMPT, most)
+            sequence, position = one.sequence, one.position + 1
+            self._drafter.add(sequence, token, confidence)
+            if one.most > 1 and self._blocks.grow(sequence, position + 1 - sequence.computed):
+                yield _Drafted(sequence, row, position, one.most - 1, one.prompt)
 
-    def _wanted(self, sequence: Sequence, run: Many[int]) -> int:
-        """How many tokens are drafted behind `run`."""
-        length = len(sequence.tokens) + len(run)
-        left = sequence.prompt_length + sequence.request.params.max_tokens - length - 1
-        most = min(self._most, left, self._longest - length)
-        if most <= 0 or sequence.cancelled or not sequence.eos_ids.isdisjoint(run):
-            return 0
-        self._drafter.begin(sequence, length)
-        return most
+    def _further(self, pairs: Many[tuple[_Drafted, int]], hidden_SH: Tensor) -> StepRun[T]:
+        """The pass behind the tokens that were drafted last."""
+        size = self._blocks.pool.block_size
+        tables = [one.sequence.blocks for one, _ in pairs]
+        contexts = [one.position + 1 for one, _ in pairs]
+        slots = [
+            blocks[(c - 1) // size] * size + (c - 1) % size
+            for blocks, c in zip(tables, contexts, strict=True)
+        ]
+        columns = [token for _, token in pairs], contexts, slots
+        token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), np.int64, columns)
+        starts = list(range(len(pairs) + 1))
+        paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
+        decodes = sum(not one.prompt for one, _ in pairs)
+        return (yield from self._pass(token_S, hidden_SH, paged, decodes))
 
-    def _pass(self, batch: Many[_Rows], hidden_TH: Tensor) -> StepRun[T]:
+    def _pass(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         """What the next tokens are read of, and the next pass begins with."""
-        size, model = self._blocks.pool.block_size, self._model
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for one in batch:
-            blocks = one.sequence.blocks
-            tokens += one.following
-            positions += range(one.first + 1, one.end + 1)  # rotary angles are those of the embedded tokens
-            slots += [blocks[p // size] * size + p % size for p in range(one.first, one.end)]
-        starts = [0, *accumulate(len(one.following) for one in batch)]
-        contexts, tables = [one.end for one in batch], [one.sequence.blocks for one in batch]
-        columns = tokens, positions, slots
-        token_T, position_T, kv_slot_T = self._buffers.write("rows", len(tokens), np.int64, columns)
-        paged = paged_batch(position_T, kv_slot_T, starts, contexts, tables, size, self._buffers)
-        x_TH = self._predictor.join(model.embed(token_T), hidden_TH)
-        decodes = sum(len(one.following) for one in batch if not one.prompt)
+        x_TH = self._predictor.join(self._model.embed(token_T), hidden_TH)
         x_TH = yield from self._runner.run_predictor(x_TH, paged, decodes)
         return self._predictor.close(x_TH)
 
-    def _draft(self, batch: Many[_Rows], hidden_TH: Tensor) -> list[_Rows]:
-        """Keeps the likeliest token behind each sequence, and returns the rows that go on with it."""
-        ends = accumulate(len(one.following) for one in batch)
-        drafting = [(one, end - 1) for one, end in zip(batch, ends, strict=True) if one.most]
-        if not drafting:
-            return []
-        scores_RV = self._model.scores(hidden_TH[self._index([row for _, row in drafting])])
-        chosen_R = self._model.ops.argmax(scores_RV)
-        best_R1 = scores_RV.gather(1, chosen_R.clamp_min(0).long()[:, None])
-        likely_R = (best_R1.squeeze(1) - scores_RV.logsumexp(1)).exp()
-        more = []
-        for (one, row), token, likely in zip(drafting, chosen_R.tolist(), likely_R.tolist(), strict=True):
-            if token < 0:  # its experts gave no sum
-                continue
-            self._drafter.add(one.sequence, token, likely)
-            if one.most > 1 and self._blocks.grow(one.sequence, one.end + 1 - one.sequence.computed):
-                more.append(_Rows(one.sequence, one.end, (token,), row, one.prompt, one.most - 1))
-        return more
 
-    def _index(self, rows: list[int]) -> Tensor:
-        return torch.tensor(rows, device=self._model.ops.device)
+def _following(plan: StepPlan, runs: Mapping[int, Many[int]]) -> list[int]:
+    """The token behind each row of the step; any where nobody knows it."""
+    tokens: list[int] = []
+    for index, chunk in enumerate(plan.chunks):
+        after = chunk.start + 1
+        following = chunk.sequence.tokens[after : after + chunk.count]
+        if chunk.last:
+            following += runs.get(index, ())
+            following += [0] * (chunk.count - len(following))
+        tokens += following
+    return tokens
+
+
+def _rows(x_TH: Tensor, rows: list[int]) -> Tensor:
+    """Those rows; no copy where they follow each other."""
+    first, end = rows[0], rows[0] + len(rows)
+    if rows == list(range(first, end)):
+        return x_TH[first:end]
+    return x_TH[torch.tensor(rows, device=x_TH.device)]
