@@ -30,6 +30,7 @@ from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
 from afserve.engine.verify import confirm_draft
 from afserve.models.decoder import AttentionModel
+from afserve.tracing.trace import NO_ARGS
 
 Step = Generator[T | None, None, None]
 Run = tuple[int, ...]  # tokens of one sequence, one after the other
@@ -44,6 +45,11 @@ class _Outcome(NamedTuple):
     accepted: Accepted
     failures: dict[int, str]
     vectors: Vectors
+
+    @property
+    def accepted_drafts(self) -> int:
+        """Tokens of drafts that were right."""
+        return sum(len(run) - 1 for run, _ in self.accepted.values())
 
 
 class MicroBatch(Generic[T]):
@@ -102,14 +108,15 @@ class MicroBatch(Generic[T]):
             since = self._meter.now()
             rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
             outcome = self._finish(self.plan, step.ends, rows_RH, step)
-            self._meter.did(self.index, "sample", since)
+            drafted = sum(chunk.supposed for chunk in self.plan.chunks)
+            verified = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
+            self._meter.did(self.index, "sample", since, verified)
             if self._mtp is not None:
                 runs = _drawn(self.plan, outcome.accepted)
                 yield from self._mtp.follow(self.plan, step, x_RH, runs)
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
             if self._drafting is not None:
-                drafted = sum(chunk.supposed for chunk in self.plan.chunks)
                 ran = RanStep(step.tokens, drafted, self._meter.now() - began)
                 self.ran = ran if self.decode_only else None
             if 2 * step.decodes <= step.tokens and step.shared is None:
@@ -188,6 +195,7 @@ class MicroBatch(Generic[T]):
         """Ends the step and turns it into events."""
         accepted, failures, vectors = outcome
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
+        predicted = self._settle(plan, accepted)
         done = {
             id(f.sequence): f
             for f in self._scheduler.commit(plan, [run for run, _ in accepted.values()], failures)
@@ -197,12 +205,9 @@ class MicroBatch(Generic[T]):
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
-            if self._drafting is not None:
-                supposed = plan.chunks[index].supposed
-                drafter = self._drafting.settle(sequence, supposed, run, self._meter.now())
-                if drafter == PREDICTION and supposed:
-                    right = len(run) - 1
-                    event.predicted = Predicted(min(right, kept), supposed - right)
+            if index in predicted:
+                right, wrong = predicted[index]
+                event.predicted = Predicted(min(right, kept), wrong)
             if index in vectors:
                 pooled, row = vectors[index]
                 event = replace(event, pooled=pooled, row=row)
@@ -211,6 +216,18 @@ class MicroBatch(Generic[T]):
             handle, purpose = ended.sequence.request.handle, ended.sequence.request.purpose
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error, purpose=purpose))
             self._kv.clear(ended.spoiled)
+
+    def _settle(self, plan: StepPlan, accepted: Accepted) -> dict[int, Predicted]:
+        """Before those that end are forgotten. Gives what became of expected answers, by a chunk's index."""
+        found: dict[int, Predicted] = {}
+        if self._drafting is None:
+            return found
+        for index, (run, _) in accepted.items():
+            chunk = plan.chunks[index]
+            drafter = self._drafting.settle(chunk.sequence, chunk.supposed, run, self._meter.now())
+            if drafter == PREDICTION and chunk.supposed:
+                found[index] = Predicted(len(run) - 1, chunk.supposed - len(run) + 1)
+        return found
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
         """Row i of the chunk foretells token start + i + 1 of the prompt; the last one's is not the prompt's."""

@@ -23,7 +23,7 @@ Event = dict[str, object]
 EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "counts"
 KV_BLOCKS = "KV blocks"
 _MOST_EVENTS = 1_000_000
-_NONE: Args = {}
+NO_ARGS: Args = {}
 
 
 class Trace:
@@ -37,7 +37,7 @@ class Trace:
         self._arrows: list[Point] = []
         self._instants: list[Instant] = []
 
-    def slice(self, track: str, name: str, start: float, end: float, args: Args = _NONE) -> None:
+    def slice(self, track: str, name: str, start: float, end: float, args: Args = NO_ARGS) -> None:
         if self._room():
             self._slices.append((track, name, start, end, args))
 

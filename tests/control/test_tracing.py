@@ -18,6 +18,7 @@ from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.tracing import TraceSender
 from afserve.control.wire.values import Traced
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
+from afserve.engine.stats.drafts import DraftStats
 from afserve.errors import OverloadedError, ProtocolError
 from afserve.tracing.trace import Trace, merge
 from afserve.tracing.trace_part import MOST_EVENTS, TracePart, own_clock
@@ -106,6 +107,7 @@ def test_what_a_node_counts_is_drawn_when_it_changes(tmp_path):
         9, 90, hit_tokens=32, bytes_read=70, host=HostStats(1, 8, hit_tokens=8, bytes_written=5)
     )
     later = AttentionStats(running=2, waiting=1, queued_tokens=40, prefix_hits=100, kv=kv, tiers=tiers)
+    later = replace(later, drafts=DraftStats(3, 9, 5))
     counted = (AttentionStats(), later, replace(later, running=3))
     drawn = DrawnCounts(iter(counted).__next__, trace, clock)
     for stats in counted:
@@ -121,6 +123,7 @@ def test_what_a_node_counts_is_drawn_when_it_changes(tmp_path):
     assert found["prompt tokens found"][1:] == [(now + 1, {"memory": 44, "peer": 16, "host": 8, "disk": 32})]
     assert found["KV bytes moved"][1:] == [(now + 1, {"sent": 500, "received": 900})]
     assert found["oldest KV lease, ms"][1:] == [(now + 1, {"lease": 250})]
+    assert found["draft tokens"] == [(now + 1, {"drafted": 9, "accepted": 5})]
     assert found["mean hand-over, ms"] == [(now + 1, {"hand-over": 250})]
     assert found["host memory, bytes"] == [(now + 1, {"read": 0, "written": 5})]
     assert found["disk, bytes"] == [(now + 1, {"read": 70, "written": 0})]

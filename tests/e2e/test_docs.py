@@ -42,6 +42,7 @@ PAGES = {
     "use-the-command-line": ["2 of 2 answered, 0 failed", "8 of 8", "generated tokens/s"],
     "several-sockets": ["+ NUMA           node 0: cores", "cores of 0 read memory of 0: "],
     "kubernetes": ["kustomization.yaml", "controller.yaml"],
+    "drafts": ["accepted_prediction_tokens", "ngram drafts: ", "vllm:spec_decode_num_accepted", "the same answers"],
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],
 }  # fmt: skip

@@ -13,6 +13,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.errors import ConfigError
 from afserve.grammars.grammar import of_schema
+from afserve.tracing.trace import Trace
 from tests.engine.driving import collect, config, drive, requests
 
 COPYING = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
@@ -111,6 +112,19 @@ def test_what_a_grammar_forces_is_drafted():
     wanted = collect(drive(plain, asked))
     assert collect(drive(node, asked)) == wanted
     assert node.stats().drafts.accepted > 4 and node.stats().steps < plain.stats().steps - 4
+
+
+def test_a_trace_has_what_a_step_verified(tiny_checkpoint):
+    node = colocated(ModelSource(str(tiny_checkpoint("qwen3")), "qwen3"), config(draft="ngram:4"))
+    node.trace = trace = Trace("attention-0")
+    collect(drive(node, two_copies()))
+    found: list[Any] = [args for _, name, *_, args in trace.slices if name == "sample" and args]
+    drafts = node.stats().drafts
+    assert 0 < len(found) <= drafts.verified
+    assert [sum(args[name] for args in found) for name in ("drafted", "accepted")] == [
+        drafts.tokens,
+        drafts.accepted,
+    ]
 
 
 def test_what_draft_may_say():

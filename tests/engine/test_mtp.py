@@ -120,6 +120,7 @@ def test_a_model_without_such_a_layer_is_refused_by_name(tiny_checkpoint, tmp_pa
     ]:
         with pytest.raises(ConfigError, match=told):
             planned_spec(source, DraftChoice.parse("mtp"))
+        assert planned_spec(source, DraftChoice.parse("auto")).predictors == 0
         assert planned_spec(source, DraftChoice.parse("ngram")).predictors == 0
     assert (
         planned_spec(SOURCE, DraftChoice.parse("mtp:2")).moe_layers

@@ -17,6 +17,7 @@ from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
+from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.footprint import NODE_OVERHEAD, needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine, this_machine
@@ -520,3 +521,27 @@ def test_phases_that_cannot_serve_are_refused(fields, said):
     with pytest.raises(ConfigError, match=said):
         choose(NANO, SOURCE, machine(), Wishes(**fields))
     assert Wishes(prefill=1, decode=2, attention=3).attention == Wishes(prefill=1, decode=2).attention == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "draft", "said"),
+    [
+        ({"draft": "auto"}, "mtp", "mtp, as many tokens a step as pay, since this checkpoint has a layer"),
+        ({"draft": "auto:2"}, "mtp:2", "mtp, 2 tokens a step, since"),
+        ({"draft": "ngram:4"}, "ngram:4", "ngram, 4 tokens a step"),
+        ({"draft": "off"}, "off", None),
+        ({"speculative_config": '{"method": "suffix", "enforce_eager": true}'}, "", "suffix, as many"),
+    ],
+)
+def test_who_drafts_is_decided_before_nodes_start_and_said(settings, draft, said):
+    """At every node alike: it has the checkpoint's layer for it, or not."""
+    engine = EngineSettings(**settings)
+    spec = planned_spec(SOURCE, engine.drafts())
+    found = choose(spec, SOURCE, machine(), Wishes(engine=engine))
+    assert found.deployment.engine.draft == draft
+    assert bool(spec.predictors) == found.deployment.engine.drafts().predicts
+    assert found.picked.get("draft", "").startswith(said) if said else "draft" not in found.picked
+    passed = "without effect here: enforce_eager" if "speculative_config" in settings else None
+    assert found.picked.get("speculative-config") == passed
+    shown = choose(NANO, SOURCE, machine(), Wishes(engine=EngineSettings(draft="auto")))
+    assert shown.deployment.engine.draft == "suffix" and "has no layer of multi" in shown.picked["draft"]

@@ -41,6 +41,8 @@ def curves(stats: AttentionStats) -> dict[str, dict[str, int]]:
         "KV bytes moved": {"sent": kv.bytes_sent, "received": kv.bytes_received},
         "oldest KV lease, ms": {"lease": round(1e3 * kv.oldest_lease)},
     }
+    if stats.drafts.verified:
+        found["draft tokens"] = {"drafted": stats.drafts.tokens, "accepted": stats.drafts.accepted}
     if kv.handed:
         found["mean hand-over, ms"] = {"hand-over": round(1e3 * kv.hand_seconds / kv.handed)}
     if tiers.host.capacity:

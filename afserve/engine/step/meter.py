@@ -11,7 +11,7 @@ from afserve.comm.m2n.link_contract import SentTicket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.engine.stats import smoothed
-from afserve.tracing.trace import AWAY, EXPERTS, WAITING, Args, Arrow, Slice, Trace
+from afserve.tracing.trace import AWAY, EXPERTS, NO_ARGS, WAITING, Args, Arrow, Slice, Trace
 
 _WEIGHT = 0.2  # of the newest step in a rate
 _LONG = 64  # tokens of a step from which on it says how fast prompts are, and not how long a step is at least
@@ -63,10 +63,10 @@ class Meter:
         if self.trace is not None:
             self.trace.arrow(identity, step, row, self.now())
 
-    def did(self, micro_batch: int, what: str, since: float) -> None:
-        """A part of what `ran` will draw, such as scheduling or sampling."""
+    def did(self, micro_batch: int, what: str, since: float, args: Args = NO_ARGS) -> None:
+        """A part of what `ran` will draw, such as scheduling or sampling, with `args` beside it."""
         if self.trace is not None:
-            self.trace.slice(track(micro_batch), what, since, self.now())
+            self.trace.slice(track(micro_batch), what, since, self.now(), args)
 
     def sent(self, micro_batch: int, layer: int, ticket: SentTicket, since: float) -> None:
         """Rows left for the expert nodes; `since` is from before the first was on its way, as nobody got it earlier."""

@@ -1,9 +1,10 @@
 """What is served of a checkpoint: its layers, and with `--draft mtp` its layer of multi-token prediction."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from afserve.config import ModelSource
-from afserve.drafts import DraftChoice
+from afserve.config import EngineSettings, ModelSource
+from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError
 from afserve.families.table import naming_of, served_spec
 from afserve.models.shards import stored_names
@@ -12,7 +13,13 @@ from afserve.spec import ModelSpec
 
 def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     """As every node will load it. Raises ConfigError where `draft` needs tensors that the checkpoint has not: many
-    copies of one lack them, and their config.json still has the number of such layers."""
+    copies of one lack them, and their config.json still has the number of such layers. `auto` takes them where they
+    are."""
+    if draft.method is DraftMethod.AUTO:
+        try:
+            return planned_spec(source, replace(draft, method=DraftMethod.MTP))
+        except ConfigError:
+            return planned_spec(source, replace(draft, method=DraftMethod.SUFFIX))
     spec = served_spec(source, draft)
     naming = naming_of(spec)
     if not spec.predictors or source.load_format == "dummy" or naming.predictor is None:
@@ -26,3 +33,20 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
             param="draft",
         )
     return spec
+
+
+def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> str:
+    """`--draft` as every node that serves `spec` is told it, with what the banner says of it."""
+    draft, told, why = engine.drafts(), engine.draft, ""
+    if draft.method is DraftMethod.AUTO:
+        draft = replace(draft, method=DraftMethod.MTP if spec.predictors else DraftMethod.SUFFIX)
+        told = str(draft)
+        why = (
+            f", since this checkpoint has {'a' if spec.predictors else 'no'} layer of multi-token prediction"
+        )
+    if draft.method is not DraftMethod.OFF:
+        count = "as many tokens a step as pay" if draft.tokens is None else f"{draft.tokens} tokens a step"
+        picked["draft"] = f"{draft.method}, {count}{why}"
+    if draft.passed:
+        picked["speculative-config"] = f"without effect here: {', '.join(draft.passed)}"
+    return told

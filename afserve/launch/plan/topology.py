@@ -11,10 +11,10 @@ from afserve.comm.binding import Binding, seat
 from afserve.config import MAX_MICRO_BATCHES, EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.wire.desired import Deployment, shortest_silence
-from afserve.drafts import DraftMethod
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
+from afserve.launch.plan.drafting import decided
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
     first_placement,
@@ -146,6 +146,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / _KV_SHARE)
     check_host_kv(wishes, nodes, host, weights, room.bytes_of(least))
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, room, picked)
+    own = {"block_size": block, "share_cores": shares, "draft": decided(wishes.engine, spec, picked)}
     engine = EngineConfig(
         max_model_len=longest,
         kv_blocks=kv_tokens // block,
@@ -156,11 +157,10 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         adaptive=micro_batches is None,
         threads=threads,
         numa_nodes=max(1, len(seats)),
-        **(asdict(wishes.engine) | {"block_size": block, "share_cores": shares}),
+        **(asdict(wishes.engine) | own),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
     _only_of_phases(wishes, picked)
-    _drafts(wishes, picked)
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
     deployment = Deployment(
         source,
@@ -188,15 +188,6 @@ def _only_of_phases(wishes: Wishes, picked: dict[str, str]) -> None:
             picked[name.replace("_", "-")] = (
                 f"{value}, of no node yet: for nodes of phase {phase}, as from --{phase} or `afserve scale --phase`"
             )
-
-
-def _drafts(wishes: Wishes, picked: dict[str, str]) -> None:
-    choice = wishes.engine.drafts()
-    if choice.method is not DraftMethod.OFF:
-        most = "as many tokens a step as pay" if choice.tokens is None else f"{choice.tokens} tokens a step"
-        picked["draft"] = f"{choice.method}, {most}"
-    if choice.passed:
-        picked["speculative-config"] = f"without effect here: {', '.join(choice.passed)}"
 
 
 def _silence(wishes: Wishes, counts: Mapping[Role, int], picked: dict[str, str]) -> float:
