@@ -134,8 +134,13 @@ class ModelSpec:
         return replace(self, pattern=self.pattern[:layers])
 
     def predicting(self) -> "ModelSpec":
-        """With one layer of multi-token prediction, which is as the last layer is."""
-        return replace(self, pattern=(*self.pattern, self.pattern[-1]), predictors=1)
+        """With one layer of multi-token prediction, which is as the last one that keeps keys and has experts."""
+        alike = next(
+            kind
+            for kind in reversed(self.pattern)
+            if self.kinds[kind].moe is not None and self.kinds[kind].attention.kind != "linear"
+        )
+        return replace(self, pattern=(*self.pattern, alike), predictors=1)
 
     def fingerprint(self) -> str:
         """Hex digest of the whole shape; equal on every node that serves the same model."""

@@ -29,13 +29,17 @@ class StackedNames:
 
 @dataclass(frozen=True, slots=True)
 class PredictorNames:
-    """What a layer of multi-token prediction has beside a decoder layer's tensors, below the same stem: norms of the
-    embedding and of the hidden row, what joins both, and the norm before the head."""
+    """What a layer of multi-token prediction has beside a decoder layer's tensors: norms of the embedding and of the
+    hidden row, what joins both, and the norm before the head. They are below the `stem`, and the decoder layer's below
+    its `layers.0.`; without one both are below a further layer's. `field` of config.json has the number of such layers;
+    where it has none, the tensors tell."""
 
     embedding_norm: str = "enorm.weight"
     hidden_norm: str = "hnorm.weight"
     join: str = "eh_proj.weight"
     last_norm: str = "shared_head.norm.weight"
+    stem: str = ""
+    field: str = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Naming:
     last_norm: str = "norm.weight"
     head: str = "lm_head.weight"
     predictor: PredictorNames | None = None  # of the layer behind the last one; None: not known
+    layer_count: int | None = None  # of the model, where its predictor's is loaded too
 
     @property
     def embedding(self) -> str:
@@ -82,7 +87,14 @@ class Naming:
         return f"{self.stem}.{self.last_norm}"
 
     def layer(self, layer: int, rest: str) -> str:
+        if layer == self.layer_count and self.predictor is not None and self.predictor.stem:
+            return f"{self.predictor.stem}.layers.0.{rest}"
         return f"{self.stem}.{self.layers}.{layer}.{rest}"
+
+    def of_predictor(self, layer: int, name: str) -> str:
+        """One of its names; `layer` is where it stands."""
+        stem = self.predictor.stem if self.predictor else ""
+        return f"{stem}.{name}" if stem else self.layer(layer, name)
 
     def router(self, layer: int) -> str:
         return self.in_moe(layer, self.router_weight)

@@ -5,6 +5,7 @@ A new family is a file here and a row below (docs/add-a-family.md). Families tha
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from afserve.config import ModelSource
@@ -61,7 +62,6 @@ FAMILIES: dict[str, Family] = {
     "llama4": llama4.WITH_VISION,
 }
 """config.json's `model_type` -> family."""
-PREDICTORS = "num_nextn_predict_layers"
 
 
 def load_spec(folder: str | Path) -> ModelSpec:
@@ -87,15 +87,17 @@ def served_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
 
 def _predicts_not(source: ModelSource, spec: ModelSpec) -> str:
     """Empty where it has a layer that predicts further tokens."""
-    if naming_of(spec).predictor is None:
+    naming = naming_of(spec)
+    if naming.predictor is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.naming.predictor is not None)
         return f"how a layer of multi-token prediction works is known for {known}, not for {spec.family}"
     if source.layers is not None:
         return f"the layer of multi-token prediction stands behind all layers, and --layers leaves {source.layers}"
     path = Path(source.path) / "config.json"
     fields = ConfigFields(read_object(path, once=True), str(path))
-    if not fields.integer(PREDICTORS, default=0):
-        return f"{path}: {PREDICTORS} is 0 or missing: {source.name} has no layer of multi-token prediction"
+    counted = naming.predictor.field
+    if counted and not fields.integer(counted, default=0):
+        return f"{path}: {counted} is 0 or missing: {source.name} has no layer of multi-token prediction"
     return ""
 
 
@@ -118,7 +120,9 @@ def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 
 
 def naming_of(spec: ModelSpec) -> Naming:
-    return FAMILIES[spec.family].naming
+    """Also of its layer of multi-token prediction, where it is one that has it."""
+    naming = FAMILIES[spec.family].naming
+    return replace(naming, layer_count=spec.layers) if spec.predictors else naming
 
 
 def _family(config: Mapping[str, object]) -> Family | None:

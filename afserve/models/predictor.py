@@ -10,7 +10,7 @@ from torch import Tensor
 
 from afserve.families.naming import PredictorNames
 from afserve.kernels.ops import Ops
-from afserve.models.halves import LayerTensors
+from afserve.models.halves import LayerTensors, norm_weights
 from afserve.spec import ModelSpec
 
 
@@ -18,12 +18,17 @@ class Predictor:
     """Of the layer `tensors.layer`, which stands behind the model's."""
 
     def __init__(self, spec: ModelSpec, names: PredictorNames, tensors: LayerTensors, ops: Ops) -> None:
-        hidden = spec.hidden
+        hidden, naming, source = spec.hidden, tensors.naming, tensors.source
         self._ops, self._eps = ops, spec.eps
-        self._embedding_norm = tensors.norm(names.embedding_norm, hidden)
-        self._hidden_norm = tensors.norm(names.hidden_norm, hidden)
-        self._join = tensors.dense.linear(tensors(names.join, hidden, 2 * hidden))
-        self._last_norm = tensors.norm(names.last_norm, hidden)
+
+        def norm(name: str) -> Tensor:
+            stored = naming.of_predictor(tensors.layer, name)
+            return norm_weights(source, stored, hidden, tensors.dtype, tensors.norm_less_one)
+
+        self._embedding_norm, self._hidden_norm = norm(names.embedding_norm), norm(names.hidden_norm)
+        join = naming.of_predictor(tensors.layer, names.join)
+        self._join = tensors.dense.linear(source.tensor(join, (hidden, 2 * hidden), tensors.dtype))
+        self._last_norm = norm(names.last_norm)
 
     def join(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
         """What the decoder layer begins with; `hidden_TH` is normed, or came from `close`."""

@@ -11,10 +11,13 @@ from afserve.config import ModelSource
 from afserve.engine.build import colocated
 from afserve.engine.draft.mtp import MtpDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-from tests.conftest import DEEPSEEK, SIZES
+from tests.conftest import DEEPSEEK, SIZES, TINY
 from tests.engine.driving import collect, config, drive, prompts
 
 NEW, WORDS = 60, 9
+NEXT_NAMES = {
+    "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm",
+}  # fmt: skip
 KINDS = {
     "DeepseekV3": {**DEEPSEEK, "q_lora_rank": 28, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
     "Glm4Moe": {
@@ -95,3 +98,49 @@ def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
     for length in found:
         assert found[length][0] == wanted[length][0]
         assert found[length][1] == pytest.approx(wanted[length][1], abs=1e-4)
+
+
+def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypatch):
+    """transformers does not generate with it: its decoder layer and norms, over all rows of what was answered."""
+    kind, folder = "Qwen3Next", tmp_path / "next"
+    torch.manual_seed(5)
+    settings = transformers.Qwen3NextConfig(**TINY["qwen3-next"][1] | {"vocab_size": WORDS})
+    oracle = transformers.Qwen3NextForCausalLM(settings).eval()
+    oracle.save_pretrained(folder)
+    oracle.config.num_mtp_layers, oracle.config.mtp_layer_types = 1, ["full_attention"]
+    predictor = MtpModel(oracle, 1).eval()
+    tensors = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for parameter in predictor.layers.parameters():
+            parameter.normal_(0.0, 0.15)
+    for name, tensor in predictor.layers[0].state_dict().items():
+        for old, new in NEXT_NAMES.items():
+            name = f"{new}.weight" if name == f"{old}.weight" else name
+        tensors |= named(
+            "mtp." if name.split(".")[0] in NEXT_NAMES.values() else "mtp.layers.0.", name, tensor
+        )
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    found: dict[int, int] = {}
+    kept = MtpDrafter.add
+
+    def note(drafter, sequence, token, confidence):
+        found.setdefault(drafter._made[sequence.order][0], token)
+        kept(drafter, sequence, token, confidence)
+
+    monkeypatch.setattr(MtpDrafter, "add", note)
+    (ids,) = prompts((23,), WORDS)
+    source = ModelSource(str(folder), kind)
+    params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+    asked = [GenerationRequest(0, ids, params)]
+    node = colocated(source, config(draft="mtp:2", max_batch_tokens=9))
+    (answer,) = collect(drive(node, asked))
+    assert answer == collect(drive(colocated(source, config()), asked))[0]
+    assert node.stats().drafts.accepted > 0
+    whole = torch.tensor([[*ids, *answer]])
+    with torch.no_grad():
+        last = oracle.model(whole).last_hidden_state[:, :-1]
+        places = torch.arange(1, whole.shape[1])[None]
+        out = predictor.forward_layer(0, last, places, None, input_ids=whole[:, 1:])
+        wanted = oracle.lm_head(out)[0].argmax(-1).tolist()
+    assert len(found) > NEW // 3
+    assert found == {length: wanted[length - 2] for length in found}

@@ -24,7 +24,7 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     naming = naming_of(spec)
     if not spec.predictors or source.load_format == "dummy" or naming.predictor is None:
         return spec
-    join = naming.layer(spec.layers, naming.predictor.join)
+    join = naming.of_predictor(spec.layers, naming.predictor.join)
     names, stem = stored_names(Path(source.path)), join.removesuffix("weight")
     if not any(name.startswith(stem) for name in names):
         raise ConfigError(
