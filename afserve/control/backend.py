@@ -16,7 +16,8 @@ from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 class ServedModel:
     """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template).
 
-    Answers have its `name`; requests may also say one of the `aliases`. `drafts`: its nodes verify what is guessed.
+    Answers have its `name`; requests may also say one of the `aliases`. `drafts`: its nodes verify what is guessed. A
+    token's experts are `routed_bytes`.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ServedModel:
     created: int
     aliases: tuple[str, ...] = ()
     drafts: bool = False
+    routed_bytes: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

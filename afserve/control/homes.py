@@ -124,12 +124,13 @@ class Homes:
         return await self._claims.ask(id, self.attendance.open_streams(), CLAIM_SECONDS, take=take)
 
     def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
-        """From its first token on. One without its log-probabilities is computed once more: it gives the same."""
-        scored = asked.params.logprobs is not None or asked.params.prompt_logprobs is not None
+        """From its first token on. One that lacks log-probabilities or experts is computed once more, the same."""
+        params = asked.params
+        scored = params.logprobs is not None or params.prompt_logprobs is not None
         stream = self.attendance.stream(home)
         if stream is None:
             return self.open(asked, kept.keep)
-        if scored and kept.bare:
+        if (scored or params.return_routed_experts) and kept.bare:
             stream.send(Cancel(kept.request))
             return self.open(asked, kept.keep)
         request = self.requests.adopt(asked, kept.keep, kept.request, home, self._clock.now())

@@ -34,8 +34,9 @@ class Prompts:
         self.forget_prompt(request)
         asked = request.asked
         tokens = len(asked.prompt_ids) + len(request.generated)
-        scored = asked.params.prompt_logprobs is not None and not request.generated
-        if not nodes or tokens <= self._block_size or scored:
+        of_prompt = asked.params.prompt_logprobs is not None or asked.params.return_routed_experts
+        told_by_one = of_prompt and not request.generated
+        if not nodes or tokens <= self._block_size or told_by_one:
             return None
         lives = {node.life.index: node.life for node in nodes}
         load = {index: sum(at == life for at, _ in self._under_way.values()) for index, life in lives.items()}

@@ -29,6 +29,7 @@ from afserve.engine.node_counts import counted
 from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.routed_experts import check_size, row_bytes_of
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats, TierStats
 from afserve.engine.stats.drafts import NO_DRAFTS
@@ -76,13 +77,11 @@ class AttentionNode(Generic[T]):
         self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
-        blocks, longest = self._scheduler.blocks, config.max_model_len
-        loops = [
-            None if mtp is None else MtpLoop(mtp, model, runner, blocks, choice, longest)
-            for runner in runners
-        ]
+        drafts = self._scheduler.blocks, choice, config.max_model_len
+        loops = [None if mtp is None else MtpLoop(mtp, model, runner, *drafts) for runner in runners]
+        own = model, self.kv, self._scheduler
         self._micro_batches = [
-            MicroBatch(i, model, self.kv, self._scheduler, runner, self._meter, config, self._drafting, loop)
+            MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop)
             for i, (runner, loop) in enumerate(zip(runners, loops, strict=True))
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
@@ -95,16 +94,18 @@ class AttentionNode(Generic[T]):
         self.unread = ""  # what to say of tensors that nothing read
         self.expert_memory: Callable[[], ExpertMemoryStats] = ExpertMemoryStats  # of a bank in this process
         self._guides, self._row_bytes = guides, spec.hidden * model.dtype.itemsize
+        self._routed_bytes = row_bytes_of(spec)
         self._prompt_tokens = self._generated_tokens = 0
 
     def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:
         """Queue one request. Raises RequestError or OverloadedError; nothing changes then. Other nodes compute parts of
         a `shared` prompt."""
-        guide = None
-        if request.params.grammar:
+        guide, params = None, request.params
+        check_size(request.most_routed, self._routed_bytes)
+        if params.grammar:
             if self._guides is None:
                 raise RequestError("grammar: this node has no tokenizer to follow one with", param="grammar")
-            guide = self._guides.open(request.params.grammar)
+            guide = self._guides.open(params.grammar)
         self._scheduler.submit(request, guide, self._meter.now(), shared)
         self._prompt_tokens += len(request.prompt_ids)
 

@@ -23,7 +23,9 @@ from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogpro
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
+from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
+from afserve.engine.step.routed_rows import note_routed, take_routed
 from afserve.engine.step.runner import StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
@@ -62,13 +64,16 @@ class MicroBatch(Generic[T]):
         runner: StepRunner[T],
         meter: Meter,
         config: EngineConfig,
+        load: ExpertLoad,
         drafting: Drafting | None = None,
         mtp: MtpLoop[T] | None = None,
     ) -> None:
-        """Without `drafting` nobody guesses; with `mtp` a layer of the checkpoint guesses behind each step."""
+        """`load` knows which experts tokens chose. Without `drafting` nobody guesses; with `mtp` a layer of the
+        checkpoint guesses behind each step."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
-        self._meter, self._config, self._drafting, self._mtp = meter, config, drafting, mtp
+        self._meter, self._config, self._load = meter, config, load
+        self._drafting, self._mtp = drafting, mtp
         self._buffers = StepBuffers(model.ops.device, config.max_model_len)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -200,6 +205,8 @@ class MicroBatch(Generic[T]):
             id(f.sequence): f
             for f in self._scheduler.commit(plan, [run for run, _ in accepted.values()], failures)
         }
+        if not plan.draws and any(chunk.sequence.wants_routed for chunk in plan.chunks):
+            note_routed(plan, failures, self._load.newest[self.index], self._model.spec.experts)
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
@@ -275,4 +282,5 @@ def _event(
         cached_tokens=sequence.cached_tokens if first else 0,
         queued=queued,
         purpose=sequence.request.purpose,
+        routed=take_routed(sequence) if sequence.routed else None,
     )

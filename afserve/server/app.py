@@ -113,6 +113,7 @@ def _text_model(served: ServedModel, settings: ServerSettings) -> TextModel:
         served.aliases,
         settings.strict,
         served.drafts,
+        served.routed_bytes,
     )
 
 

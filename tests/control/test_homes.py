@@ -309,10 +309,11 @@ def test_a_prompt_goes_to_a_decode_node_which_has_it_computed_elsewhere():
     assert scene.submits() == [0, 1, 0] and prefills(scene.streams[1]) == (0, True)
     scene.homes.open(ASKED)
     assert scene.submits() == [0, 1, 1] and prefills(scene.streams[2]) is None, "it fills no block"
-    scored = SamplingParams(prompt_logprobs=1)
-    scene.homes.open(GenerationRequest(0, tuple(range(200, 300)), scored))
-    assert scene.submits() == [0, 1, 2]
-    assert prefills(scene.streams[2]) is None, "its prompt has to be computed where it is told about"
+    for told in (SamplingParams(prompt_logprobs=1), SamplingParams(return_routed_experts=True)):
+        scene = phased_scene("prefill", "decode")
+        scene.homes.open(GenerationRequest(0, tuple(range(200, 300)), told))
+        assert scene.submits() == [0, 1]
+        assert prefills(scene.streams[1]) is None, "its prompt has to be computed where it is told about"
 
 
 def test_nodes_that_do_both_need_no_prefill_node():

@@ -11,6 +11,7 @@ from afserve.control.claims import Asking
 from afserve.control.node.kept import KeptRequests
 from afserve.control.wire.keeping import Keep
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from tests.control.moving import BAD, Client, GatewaySide, NodeEnd, World
 
 IN_CI, ALL, STEPS = 60, 5000, 700
@@ -206,6 +207,24 @@ def test_a_taken_request_is_told_from_its_beginning(kept, clock):
     assert kept.resume(7, 0) == TokenEvent(7, (4, 5, 6), cached_tokens=1)
     clock.advance(100.0)
     assert kept.orphans() == [8] and kept.is_of(7, 3) and kept.gateway_of(7) == 3
+
+
+def test_experts_are_told_again_from_the_token_that_is_missed(kept):
+    """A prompt of 2 tokens: the first event has 2 rows, every further token one."""
+    request = GenerationRequest(9, (1, 2), SamplingParams(max_tokens=9, return_routed_experts=True))
+    kept.open(request, 0)
+    rows = [RoutedExperts(1, 1, 1, bytes((2 * n, 2 * n + 1))) for n in range(3)]
+    for n, tokens in enumerate(((4,), (5, 6), (7, 8))):
+        kept.add(TokenEvent(9, tokens, routed=rows[n]))
+    assert [kept.resume(9, start).routed.data for start in (0, 1, 2, 4)] == [
+        bytes(range(6)),
+        bytes(range(2, 6)),
+        bytes(range(3, 6)),
+        bytes([5]),
+    ]
+    kept.open(GenerationRequest(10, (1, 2), request.params, generated=(3, 4)), 0)
+    kept.add(TokenEvent(10, (5, 6), routed=rows[0]))
+    assert [kept.resume(10, start).routed.data for start in (2, 3)] == [b"\0\1", b"\1"]
 
 
 def test_what_came_without_a_gateway_is_told_apart(kept):

@@ -64,6 +64,7 @@ from afserve.engine.scheduling.request import (
     TokenEvent,
     TokenLogprob,
 )
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, Role, attention_life, expert_life
 from afserve.placement.placement import Placement
@@ -233,7 +234,22 @@ event = st.builds(
     cached_tokens=st.integers(0, 2**31),
     pooled=st.binary(max_size=16),
     queued=st.floats(0, 1e6),
+    routed=st.none()
+    | st.integers(0, 9).map(lambda tokens: RoutedExperts(2, 3, 2, bytes(range(12 * tokens)))),
 )
+
+
+def test_experts_of_long_prompts_have_messages_of_their_own():
+    """In order; small ones stay together."""
+    sizes = [0, 10, 3 << 19, 3 << 19, 0, 10, 4 << 20, 10]
+    events = [
+        TokenEvent(n, (n,), routed=RoutedExperts(1, 2, 1, bytes(size)) if size else None)
+        for n, size in enumerate(sizes)
+    ]
+    parts = [[event.handle for event in part.events] for part in Tokens.split(events)]
+    assert parts == [[0, 1], [2], [3, 4], [5], [6], [7]]
+
+
 failure = st.builds(
     TokenEvent, st.just(7), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
 )
@@ -298,6 +314,7 @@ params = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
     stop_token_ids=st.lists(ids, max_size=3).map(tuple),
     logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+    return_routed_experts=st.booleans(),
 )
 
 

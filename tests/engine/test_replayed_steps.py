@@ -108,7 +108,7 @@ def test_recorded_steps_give_the_same_tokens_without_a_model(name, micro_batches
     no_cache = cast(KvCache, SimpleNamespace())
     meter = Meter(FakeClock())
     again = [
-        MicroBatch(index, model, no_cache, scheduler, Replayer(tape), meter, engine)
+        MicroBatch(index, model, no_cache, scheduler, Replayer(tape), meter, engine, node._load)
         for index, tape in enumerate(tapes)
     ]
     loops = [micro_batch.run() for micro_batch in again]

@@ -21,6 +21,7 @@ from afserve.control.wire.change_values import Change, Changed, DrainOne
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.view_values import ClusterView, IncidentView, NodeView
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError, NotFoundError, OverloadedError, UnavailableError
 from afserve.server.app import build_app
@@ -237,7 +238,12 @@ class ScriptedBackend:
         if self.error is not None and start == (self.fail_at or 0):
             raise self.error
         new = tuple(ids[start : min(start + self.per_event, limit)])
-        return self._event(request, new, first=start == 0, last=start + len(new) >= limit)
+        event = self._event(request, new, first=start == 0, last=start + len(new) >= limit)
+        if request.params.return_routed_experts:
+            length = len(request.prompt_ids)
+            first = length + start - 1 if start else 0
+            event.routed = RoutedExperts(2, 2, 1, experts_of(range(first, length + start + len(new) - 1)))
+        return event
 
     async def scripted(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         start, ids = 0, self.answer_to(request)
@@ -297,6 +303,11 @@ class Script:
             backend.ended.set()
 
 
+def experts_of(positions: Sequence[int]) -> bytes:
+    """What the scripted engine's two layers choose there."""
+    return bytes(n for p in positions for n in (p % 7, 7 + p % 5, p % 3, 3 + p % 2))
+
+
 def vector_of(ids: tuple[int, ...]) -> list[float]:
     """What the scripted engine gives for a prompt."""
     return [len(ids) / 3, -ids[-1] / 7, 1e-30]
@@ -310,7 +321,7 @@ def _score(token_id: int, top: int) -> TokenLogprob:
 @pytest.fixture(scope="session")
 def make_backend(checkpoint: Path, tokenizer: Tokenizer) -> Callable[..., ScriptedBackend]:
     def make(**settings: object) -> ScriptedBackend:
-        model = ServedModel("tiny", str(checkpoint), max_model_len=256, vocab_size=400, created=1_700_000_000)
+        model = ServedModel("tiny", str(checkpoint), 256, 400, 1_700_000_000, routed_bytes=4)
         return ScriptedBackend(model, tokenizer, **settings)  # type: ignore[arg-type]
 
     return make

@@ -7,6 +7,7 @@ from dataclasses import replace
 from afserve.control.claims import GivenAwayError
 from afserve.control.wire.keeping import Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduling.routed_experts import joined
 
 
 class Answer:
@@ -97,4 +98,5 @@ def merged(events: list[TokenEvent]) -> TokenEvent:
         logprobs=tuple(score for event in events for score in event.logprobs),
         prompt_logprobs=events[0].prompt_logprobs,
         cached_tokens=events[0].cached_tokens,
+        routed=joined(event.routed for event in events if event.routed is not None),
     )

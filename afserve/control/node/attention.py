@@ -180,7 +180,8 @@ class AttentionLoop:
     def _flush(self) -> None:
         if self._unsent:
             for gateway, events in self._by_gateway(self._unsent).items():
-                self._gateways.send(gateway, Tokens(tuple(events)))
+                for message in Tokens.split(events):
+                    self._gateways.send(gateway, message)
             self._unsent.clear()
             self._sent = self._clock.now()
 

@@ -21,6 +21,7 @@ from afserve.engine.scheduling.request import (
     TokenLogprob,
     sum_predicted,
 )
+from afserve.engine.scheduling.routed_experts import RoutedExperts, joined
 from afserve.errors import AfserveError, PeerError
 
 
@@ -45,6 +46,7 @@ class KeptRequest:
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
     predicted: list[tuple[int, Predicted]] = field(default_factory=list)  # behind how many tokens
+    routed: list[RoutedExperts] = field(default_factory=list)
     first: TokenEvent | None = None
     last: TokenEvent | None = None  # the one that ends it
     refusal: AfserveError | None = None
@@ -71,6 +73,8 @@ class KeptRequest:
             self.predicted.append((self.count, event.predicted))
         if event.logprobs:
             self.logprobs += event.logprobs
+        if event.routed is not None:
+            self.routed.append(event.routed)
         if event.finish_reason is not None:
             self.last = event
             journal.ended(self.stay, self.drawn, event.finish_reason, failed=event.finish_reason == "error")
@@ -87,6 +91,9 @@ class KeptRequest:
         skipped = start - self.base
         end = self.last or TokenEvent(self.number, ())
         first = None if skipped > 0 else self.first
+        routed = joined(self.routed)
+        if routed is not None and skipped > self.bare:
+            routed = routed.last(self.count - start)
         return replace(
             end,
             token_ids=tuple(self.tokens[skipped:]),
@@ -95,6 +102,7 @@ class KeptRequest:
             cached_tokens=0 if first is None else first.cached_tokens,
             queued=0.0 if first is None else first.queued,
             predicted=sum_predicted(of for behind, of in self.predicted if behind > start),
+            routed=routed,
         )
 
     @property

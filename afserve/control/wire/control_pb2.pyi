@@ -271,7 +271,7 @@ class Tokens(_message.Message):
     def __init__(self, request: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., extra: _Optional[_Iterable[_Union[Extra, _Mapping]]] = ...) -> None: ...
 
 class Extra(_message.Message):
-    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled", "accepted", "rejected")
+    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled", "accepted", "rejected", "routed")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +283,7 @@ class Extra(_message.Message):
     POOLED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
     event: int
     finish_reason: str
     stop_token_id: int
@@ -294,7 +295,20 @@ class Extra(_message.Message):
     pooled: bytes
     accepted: int
     rejected: int
-    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
+    routed: RoutedExperts
+    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ..., routed: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+
+class RoutedExperts(_message.Message):
+    __slots__ = ("layers", "top_k", "width", "data")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    top_k: int
+    width: int
+    data: bytes
+    def __init__(self, layers: _Optional[int] = ..., top_k: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("known", "token_id", "logprob", "rank", "top_token", "top_logprob")
@@ -841,7 +855,7 @@ class Given(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value", "grammar", "pooled", "draft")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value", "grammar", "pooled", "draft", "return_routed_experts")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -861,6 +875,7 @@ class Sampling(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -880,7 +895,8 @@ class Sampling(_message.Message):
     grammar: str
     pooled: bool
     draft: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bias_token: _Optional[_Iterable[int]] = ..., bias_value: _Optional[_Iterable[float]] = ..., grammar: _Optional[str] = ..., pooled: _Optional[bool] = ..., draft: _Optional[int] = ...) -> None: ...
+    return_routed_experts: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bias_token: _Optional[_Iterable[int]] = ..., bias_value: _Optional[_Iterable[float]] = ..., grammar: _Optional[str] = ..., pooled: _Optional[bool] = ..., draft: _Optional[int] = ..., return_routed_experts: _Optional[bool] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request", "parts")

@@ -31,6 +31,7 @@ from afserve.engine.scheduling.request import (
     TokenEvent,
     TokenLogprob,
 )
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 
 
 def _put_tokens(value: Tokens, proto: Proto) -> None:
@@ -45,7 +46,7 @@ def _put_tokens(value: Tokens, proto: Proto) -> None:
 
 def _has_extra(event: TokenEvent) -> bool:
     scored = event.logprobs or event.prompt_logprobs
-    rare = event.pooled or event.predicted is not NOT_PREDICTED
+    rare = event.pooled or event.routed is not None or event.predicted is not NOT_PREDICTED
     return bool(event.finish_reason or scored or event.cached_tokens or event.queued or rare)
 
 
@@ -60,6 +61,8 @@ def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
     _put_logprobs(event.prompt_logprobs, proto.prompt_logprobs)
     proto.pooled, proto.queued = event.pooled, event.queued
     proto.accepted, proto.rejected = event.predicted
+    if event.routed is not None:
+        put_fields(event.routed, proto.routed)
 
 
 def _put_logprobs(values: Sequence[TokenLogprob | None], into: Proto) -> None:
@@ -98,6 +101,7 @@ def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
         pooled=extra.pooled,
         queued=extra.queued,
         predicted=Predicted(extra.accepted, extra.rejected),
+        routed=take_fields(RoutedExperts, extra.routed) if extra.HasField("routed") else None,
     )
 
 

@@ -4,6 +4,7 @@ they travel.
 Requests are numbers on this plane: gateways hand them out. Nothing here knows gRPC, torch or processes.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from afserve.comm.kv.source import KvSource
@@ -11,6 +12,8 @@ from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
 from afserve.member import AttentionLife
+
+_TOGETHER = 1 << 20  # bytes of experts in one message of several events
 
 # ---- attention node to gateway
 
@@ -42,9 +45,23 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All events of one step, each with its request's handle."""
+    """Events of one step, each with its request's handle."""
 
     events: tuple[TokenEvent, ...]
+
+    @classmethod
+    def split(cls, events: Iterable[TokenEvent]) -> Iterator["Tokens"]:
+        """All of them, in order. What has experts of long prompts fits a message where others' are in the next."""
+        part: list[TokenEvent] = []
+        size = 0
+        for event in events:
+            more = 0 if event.routed is None else len(event.routed.data)
+            if part and more and size + more > _TOGETHER:
+                yield cls(tuple(part))
+                part, size = [], 0
+            part.append(event)
+            size += more
+        yield cls(tuple(part))
 
 
 @dataclass(frozen=True, slots=True)

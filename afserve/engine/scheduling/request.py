@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from afserve.drafts import DRAFT_TOKENS
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -42,10 +43,10 @@ class SamplingParams:
     A temperature below 1e-5 is greedy. top_k 0 or -1 is off. `min_tokens` holds back every stop condition.
     `logprobs`: number of alternatives per sampled token (0 = only the sampled one), None = off.
     `prompt_logprobs`: the same for prompt tokens. `grammar` is one of `afserve.grammars.grammar`, which the text must
-    follow; it ends where the grammar does, whatever `min_tokens` says. `pooled` asks for the prompt's vector, see
-    `TokenEvent`. `draft`: so many tokens at most are guessed for a step, 0 for none, None for what the run does.
-    `stop` may be one string. Raises RequestError that names the field for any number outside its range,
-    NaN and infinity among them.
+    follow; it ends where the grammar does, whatever `min_tokens` says. `pooled` asks for the prompt's vector and
+    `return_routed_experts` for the experts of each token, see `TokenEvent`. `draft`: so many tokens at most are guessed
+    for a step, 0 for none, None for what the run does. `stop` may be one string. Raises RequestError that names the
+    field for any number outside its range, NaN and infinity among them.
     """
 
     max_tokens: int = 16
@@ -69,6 +70,7 @@ class SamplingParams:
     grammar: str = ""
     pooled: bool = False
     draft: int | None = None
+    return_routed_experts: bool = False
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -258,6 +260,12 @@ class GenerationRequest:
             raise RequestError(why, param="cache_salt") from None
 
     @property
+    def most_routed(self) -> int:
+        """Tokens whose experts may be told."""
+        wanted = self.params.return_routed_experts
+        return len(self.prompt_ids) + self.params.max_tokens if wanted else 0
+
+    @property
     def wants_row(self) -> bool:
         """Whether it is another node's."""
         return self.purpose is not ANSWER
@@ -305,6 +313,8 @@ class TokenEvent:
     `cached_tokens`, of the prompt and of what was generated before, and `queued`, the seconds that it waited to be
     planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
+    `routed`, where it was asked for: the experts of tokens, going on where the last event's ended. Of the n tokens that
+    prompt and answer have so far, those of the first n - 1 were told.
     `row`, where it was wanted: what the last layer gave for the last token before these, in the model's dtype.
     `purpose` is the request's. `predicted` is what became of the tokens of its `prediction`
     that the step verified.
@@ -323,3 +333,4 @@ class TokenEvent:
     queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer
     purpose: Purpose = ANSWER
     predicted: Predicted = field(default=NOT_PREDICTED, compare=False)
+    routed: RoutedExperts | None = None

@@ -8,6 +8,7 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.kv.blocks import ROOT, Hash, block_hash, salted
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, TokenLogprob
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.engine.scheduling.turns import Group
 
 
@@ -19,7 +20,8 @@ class Sequence:
     when it entered the queue nor other nodes' to compute; it is computed from `entered` on. The lowest `rank` runs
     first: by priority, then the elder; prompts go by their `turn` before their age. `arrived` and `planned` are when it
     entered the queue and first left it, on its node's clock: nothing is decided by them. Other nodes compute parts of a
-    `shared` prompt. The first `counted` tokens were computed before a preemption.
+    `shared` prompt. The first `counted` tokens were computed before a preemption. Where experts of tokens are wanted,
+    those of the first `routed_end` are `routed` or were told; the others are of tokens that it computes itself.
 
     `draft` is what somebody supposes to follow `tokens`. The next step computes it beside the newest token, and
     `commit` clears it. It is set between two steps."""
@@ -49,6 +51,8 @@ class Sequence:
     shared: SharedPrompt | None = None
     draft: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    routed: list[RoutedExperts] = field(default_factory=list)  # not told yet
+    routed_end: int = field(init=False)
     row: bytes = field(init=False)  # its next token is drawn from it, without a step
     prompt_length: int = field(init=False)
     given: int = field(init=False)
@@ -60,7 +64,9 @@ class Sequence:
         self.given = len(self.tokens)
         self.rank = self.request.priority, self.order
         self.group = self.request.tenant.name, self.request.priority
-        self.row = self.request.row
+        generated = len(self.request.generated)
+        self.routed_end = self.prompt_length + generated - 1 if generated else 0
+        self.row = b"" if self.wants_routed else self.request.row
 
     @classmethod
     def start(
@@ -126,6 +132,10 @@ class Sequence:
         return other
 
     @property
+    def wants_routed(self) -> bool:
+        return self.request.params.return_routed_experts
+
+    @property
     def collects_prompt(self) -> bool:
         """Log-probabilities of the prompt were asked for and neither told before nor complete yet."""
         wanted = self.request.params.prompt_logprobs is not None and not self.request.generated
@@ -138,6 +148,8 @@ class Sequence:
     def usable_names(self, block_size: int) -> list[Hash]:
         """Names of the blocks that it could find instead of computing them: one token at least is left."""
         usable = 0 if self.collects_prompt else (len(self.tokens) - 1) // block_size
+        if self.wants_routed:
+            usable = min(usable, self.routed_end // block_size)
         if self.shared is not None:
             usable = min(usable, self.shared.split.start // block_size)
         return self.full_hashes(block_size)[:usable]

@@ -50,6 +50,7 @@ class ExpertLoad:
     ) -> None:
         """The last `predictors` of the layers are no part of steps."""
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
+        self.newest: list[list[Tensor]] = [[]] * micro_batches  # of the last step, layer by layer
         own = layers - predictors
         self._decode, self._prefill = (Waiting(own, experts, device) for _ in range(2))
         self._predicted = [Waiting(predictors, experts, device) for _ in range(2)]  # decoding, prompts
@@ -66,6 +67,7 @@ class ExpertLoad:
     def commit(self, micro_batch: int, decodes: int) -> None:
         """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
         noted, self._noted[micro_batch] = self._noted[micro_batch], []
+        self.newest[micro_batch] = noted
         tokens = noted[0].shape[0] if noted else 0
         self._commits += 1
         if decodes == tokens > 0 and self._commits % _COUNTED == 0:

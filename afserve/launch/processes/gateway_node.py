@@ -37,6 +37,7 @@ from afserve.control.wire.values import (
     Serve,
     Shutdown,
 )
+from afserve.engine.scheduling.routed_experts import row_bytes_of
 from afserve.errors import AfserveError
 from afserve.families.table import load_spec
 from afserve.launch.processes.gateway_options import GatewayOptions, options_of
@@ -117,6 +118,7 @@ class _GatewayNode:
             self._options.created,
             self._options.aliases,
             deployment.engine.drafts().most > 0,
+            row_bytes_of(spec),
         )
         gateway = Gateway(
             self._stream.token,

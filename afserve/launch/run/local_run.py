@@ -35,6 +35,7 @@ from afserve.control.queries import OwnQueries
 from afserve.control.wire.change_values import FaultKind
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.values import Query, QueryAnswer, Unheard
+from afserve.engine.scheduling.routed_experts import row_bytes_of
 from afserve.errors import AfserveError, DeadlineError, PeerLost
 from afserve.families.table import load_spec
 from afserve.launch.plan.hosts import TOGETHER_SECONDS, HostAssignment
@@ -143,6 +144,7 @@ class LocalRun:
             created=int(time.time()),
             aliases=aliases,
             drafts=deployment.engine.drafts().most > 0,
+            routed_bytes=row_bytes_of(topology.spec),
         )
         self.frontend = Frontend(self._queries, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None

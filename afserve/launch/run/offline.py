@@ -12,6 +12,7 @@ from dataclasses import replace
 from afserve.config import ModelSource
 from afserve.drafts import DraftChoice
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.routed_experts import joined
 from afserve.errors import ConfigError
 from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.gpus import check_device
@@ -112,6 +113,7 @@ class OfflineRun:
             tuple(entry for piece in pieces for entry in piece.logprobs),
             events[0].prompt_logprobs,
             events[-1].error,
+            joined(piece.routed for piece in pieces if piece.routed is not None),
         )
 
     def _requests_of(

@@ -35,7 +35,7 @@ class OpenAIBody(Surface):
         self.size -= draft.size
         for _ in draft.add_piece(piece):
             yield b""
-        self.size += draft.size
+        self.size += draft.size + self._reply.routed.add_piece(index, piece)
 
     def whole_body(self, usage: Usage) -> Iterator[bytes]:
         reply, lead = self._reply, encode(self._reply.header.fields(self._reply.kind))[:-1] + ',"choices":['
@@ -59,6 +59,7 @@ class OpenAIStream(Surface):
         """Nothing where the client is to see nothing of it."""
         if self._at is not None and not piece.old:
             self._at.passed(index, piece)
+        self._reply.routed.add_piece(index, piece)
         if self._counts:
             self._tail = f',"usage":{encode(self._reply.usage(usage))}'
         if not (piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs):

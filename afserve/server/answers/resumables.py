@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from afserve.control.backend import Kept, Opened
 from afserve.control.claims import GivenAwayError
 from afserve.engine.scheduling.request import NO_ORIGIN, Origin
+from afserve.engine.scheduling.routed_experts import MOST_BYTES
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
 from afserve.server.access.accounts import Account, Accounts
 from afserve.server.access.fair_room import has_room
@@ -307,4 +308,5 @@ def size_of(asked: Asked) -> int:
     ids = sum(map(len, asked.prepared.prompts))
     echoed = 0 if params.prompt_logprobs is None else bytes_of(ids, params.prompt_logprobs) * params.n
     told = asked.choices * bytes_of(params.max_tokens, params.logprobs)
-    return 4096 + 4 * (ids + len(params.grammar)) + echoed + told
+    routed = MOST_BYTES if params.return_routed_experts else 0
+    return 4096 + 4 * (ids + len(params.grammar)) + echoed + told + routed

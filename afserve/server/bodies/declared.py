@@ -183,7 +183,7 @@ def _draft(fields: Fields, name: str) -> int | None:
 
 
 class SamplingFields(Body):
-    """How tokens are drawn, by the names of `SamplingParams`."""
+    """How tokens are drawn and what is told of them, by the names of `SamplingParams`."""
 
     temperature = number(0, 2)
     top_p = number(0, 1)
@@ -205,6 +205,7 @@ class SamplingFields(Body):
     draft = Declared(
         {"oneOf": [{"enum": [OFF]}, {**NATURAL, "maximum": MAX_DRAFT}, {"type": "null"}]}, _draft
     )
+    return_routed_experts = flag()
 
 
 class SchedulingFields(Body):

@@ -49,6 +49,12 @@ _TOOLS = arrays(OBJECT, maxItems=MAX_TOOLS)
 _USAGE = objects(
     ("prompt_tokens", "total_tokens"), prompt_tokens=NATURAL, completion_tokens=NATURAL, total_tokens=NATURAL
 )
+_ROUTED = objects(
+    ("data", "dtype", "shape"),
+    data=TEXT,
+    dtype={"enum": ["uint8", "uint16", "uint32"]},
+    shape=arrays(NATURAL),
+)
 
 
 def _kept(kind: str, **more: Schema) -> Schema:
@@ -93,14 +99,14 @@ SCHEMAS: Mapping[str, Schema] = {
         "text_completion",
         created=NATURAL,
         model=TEXT,
-        choices=arrays(objects(("index", "text", "finish_reason"))),
+        choices=arrays(objects(("index", "text", "finish_reason"), routed_experts=_ROUTED)),
         usage=_USAGE,
     ),
     "Chat": _kept(
         "chat.completion",
         created=NATURAL,
         model=TEXT,
-        choices=arrays(objects(("index", "message", "finish_reason"))),
+        choices=arrays(objects(("index", "message", "finish_reason"), routed_experts=_ROUTED)),
         usage=_USAGE,
     ),
     "Embeddings": objects(

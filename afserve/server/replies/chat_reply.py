@@ -8,6 +8,7 @@ from afserve.server.reading.parts import Argued, Called, Content, Part, Thought
 from afserve.server.reading.table import Reading
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.logprobs import chat_entries
+from afserve.server.replies.routed import RoutedAnswer
 from afserve.server.replies.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
 from afserve.tokens.tokenizer import Tokenizer
 
@@ -106,9 +107,15 @@ class ChatDraft:
     """One choice of /v1/chat/completions as JSON text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, index: int, scored: bool, reading: Reading | None = None, name: str = ""
+        self,
+        tokenizer: Tokenizer,
+        index: int,
+        scored: bool,
+        routed: RoutedAnswer,
+        reading: Reading | None = None,
+        name: str = "",
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._routed = tokenizer, routed
         self.told = ReadChoice(reading, name)
         self._text: list[str] = []
         self._thoughts: list[str] = []
@@ -162,7 +169,8 @@ class ChatDraft:
         scores = _content(self._scores)
         return [
             f'{{"index":{self.index},"message":{{"role":"assistant"', *self._message(),
-            f',"refusal":null}},"logprobs":{scores},"finish_reason":{quoted(self.reason)}}}',
+            f',"refusal":null}},"logprobs":{scores}{self._routed.json(self.index, self.reason)}',
+            f',"finish_reason":{quoted(self.reason)}}}',
         ]  # fmt: skip
 
 
@@ -187,6 +195,7 @@ class ChatReply:
         self._reading, self._joined = reading, joined
         self._told: dict[int, ReadChoice] = {}
         self.header = header
+        self.routed = RoutedAnswer()
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._head = encode(header.fields(self.streamed))
@@ -195,7 +204,7 @@ class ChatReply:
 
     def draft(self, index: int) -> ChatDraft:
         scored = self._logprobs is not None
-        draft = ChatDraft(self._tokenizer, index, scored, self._reading, self._name(index))
+        draft = ChatDraft(self._tokenizer, index, scored, self.routed, self._reading, self._name(index))
         self._told[index] = draft.told
         return draft
 
@@ -240,7 +249,8 @@ class ChatReply:
         lead = self._leads.get(index)
         if lead is None:
             lead = self._leads[index] = f'data: {self._head[:-1]},"choices":[{{"index":{index},"delta":'
-        return f'{lead}{delta},"logprobs":{logprobs},"finish_reason":{quoted(reason)}}}]{tail}}}\n\n'.encode()
+        end = f'{self.routed.json(index, reason)},"finish_reason":{quoted(reason)}'
+        return f'{lead}{delta},"logprobs":{logprobs}{end}}}]{tail}}}\n\n'.encode()
 
 
 def _content(entries: list[str] | None) -> str:

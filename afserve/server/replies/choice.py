@@ -14,6 +14,7 @@ from afserve.engine.scheduling.request import (
     TokenEvent,
     TokenLogprob,
 )
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.errors import CapacityError, ModelError, RequestError
 from afserve.tokens.detokenizer import StopStrings, detokenizer
 from afserve.tokens.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class TextPiece:
     """New text of one choice. `tokens` counts generated tokens, also those that show no text. Nobody changes one.
 
     `old`: the client has it already, from an earlier connection. `stop`: the stop string that ended the choice.
+    `routed`: experts of tokens, which go on where those of the piece before end.
     """
 
     text: str
@@ -35,6 +37,7 @@ class TextPiece:
     old: bool = False
     stop: str | None = None
     predicted: Predicted = NOT_PREDICTED
+    routed: RoutedExperts | None = None
 
 
 class ChoiceDecoder:
@@ -68,7 +71,15 @@ class ChoiceDecoder:
             self._tokens += 1
             text = self._detokenizer.push(event.token_ids[0])
             cached, predicted = event.cached_tokens, event.predicted
-            return TextPiece(text, 1, event.logprobs, event.prompt_logprobs, cached, predicted=predicted)
+            return TextPiece(
+                text,
+                1,
+                event.logprobs,
+                event.prompt_logprobs,
+                cached,
+                predicted=predicted,
+                routed=event.routed,
+            )
         raise_failure(event)
         text = ""
         for i, token_id in enumerate(event.token_ids):
@@ -91,6 +102,9 @@ class ChoiceDecoder:
         return text if self._tokens < self._min_tokens else self._stops.push(text)
 
     def _piece(self, event: TokenEvent, text: str, tokens: int, reason: str | None) -> TextPiece:
+        routed, cut = event.routed, len(event.token_ids) - tokens
+        if routed is not None and cut:
+            routed = routed.first(routed.tokens - cut)
         return TextPiece(
             text,
             tokens,
@@ -100,6 +114,7 @@ class ChoiceDecoder:
             finish_reason=reason,
             stop=self._stops.matched,
             predicted=event.predicted,
+            routed=routed,
         )
 
 

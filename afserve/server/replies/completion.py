@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 from afserve.engine.scheduling.request import FinishReason, TokenLogprob
+from afserve.engine.scheduling.routed_experts import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One generated continuation; `index` counts the n of one prompt.
 
+    `routed_experts`, where they were asked for: of the n tokens that prompt and answer have, those of the first n - 1.
     With the finish_reason "error" the model's numbers failed for it, `error` says where; other continuations go on.
     """
 
@@ -21,3 +23,4 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     error: str | None = None
+    routed_experts: RoutedExperts | None = None

@@ -12,6 +12,7 @@ from afserve.engine.scheduling.request import TokenLogprob
 from afserve.server.bodies.prepared import EchoText
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.logprobs import Columns, Scored
+from afserve.server.replies.routed import RoutedAnswer
 from afserve.server.replies.wording import ChunkHeader, Usage, encode, inner, quoted, text_of
 from afserve.tokens.tokenizer import Tokenizer
 
@@ -72,9 +73,10 @@ class CompletionDraft:
 
     def json_parts(self) -> list[str]:
         logprobs = ["null"] if self.columns is None else self.columns.json_parts()
+        routed = self._reply.routed.json(self.index, self.reason)
         return [
             f'{{"index":{self.index},"text":"', "".join(self._text), '","logprobs":', *logprobs,
-            f',"finish_reason":{quoted(self.reason)}}}',
+            f'{routed},"finish_reason":{quoted(self.reason)}}}',
         ]  # fmt: skip
 
 
@@ -95,6 +97,7 @@ class CompletionReply:
         skip_special_tokens: bool = True,
     ) -> None:
         self.header = header
+        self.routed = RoutedAnswer()
         self.tokenizer = tokenizer
         self.n = n
         self.echo = echo
@@ -142,8 +145,8 @@ class CompletionReply:
         lead = self._leads.get(index)
         if lead is None:
             lead = self._leads[index] = f'data: {self._head[:-1]},"choices":[{{"index":{index},"text":'
-        reason = quoted(piece.finish_reason)
-        return f'{lead}{text_of(piece.text)},"logprobs":null,"finish_reason":{reason}}}]{tail}}}\n\n'.encode()
+        end = f'{self.routed.json(index, piece.finish_reason)},"finish_reason":{quoted(piece.finish_reason)}'
+        return f'{lead}{text_of(piece.text)},"logprobs":null{end}}}]{tail}}}\n\n'.encode()
 
     def chunk(self, draft: CompletionDraft, tail: str) -> bytes:
         if draft.columns is not None:

@@ -16,6 +16,7 @@ from afserve.engine.scheduling.request import (
     TokenLogprob,
     sum_predicted,
 )
+from afserve.engine.scheduling.routed_experts import RoutedExperts, joined
 from afserve.errors import RequestError, shown
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 
@@ -93,19 +94,23 @@ class RecordedChoice:
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
     predicted: Predicted = NOT_PREDICTED
+    routed: list[RoutedExperts] = field(default_factory=list)
     first: TokenEvent | None = None
     end: TokenEvent | None = None
 
     def add_event(self, event: TokenEvent, piece: TextPiece) -> None:
         """A stop string may end it before the event's last token."""
         if self.first is None:
-            self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None)
+            self.first = replace(event, token_ids=(), logprobs=(), finish_reason=None, routed=None)
         self.tokens.extend(event.token_ids[: piece.tokens])
         self.logprobs.extend(event.logprobs[: piece.tokens])
         self.predicted = sum_predicted((self.predicted, event.predicted))
+        if piece.routed is not None:
+            self.routed.append(piece.routed)
         if piece.finish_reason is not None:
             reason = event.finish_reason or "stop"
-            self.end = replace(event, token_ids=(), logprobs=(), prompt_logprobs=(), finish_reason=reason)
+            bare = replace(event, token_ids=(), logprobs=(), prompt_logprobs=(), routed=None)
+            self.end = replace(bare, finish_reason=reason)
 
     def again(self, border: int) -> Iterator[TokenEvent]:
         """Everything once more; no event crosses this number of tokens."""
@@ -122,6 +127,7 @@ class RecordedChoice:
                 token_ids=tuple(self.tokens[start:stop]),
                 logprobs=tuple(self.logprobs[start:stop]),
                 prompt_logprobs=first.prompt_logprobs if start == 0 else (),
+                routed=joined(self.routed) if start == 0 else None,
                 cached_tokens=first.cached_tokens if start == 0 else 0,
                 predicted=self.predicted if start == 0 else NOT_PREDICTED,
             )
@@ -210,6 +216,7 @@ def split(event: TokenEvent) -> Iterator[TokenEvent]:
             token_ids=(token,),
             logprobs=event.logprobs[i : i + 1],
             prompt_logprobs=event.prompt_logprobs if i == 0 else (),
+            routed=event.routed if i == 0 else None,
             cached_tokens=event.cached_tokens if i == 0 else 0,
             predicted=event.predicted if i == 0 else NOT_PREDICTED,
         )

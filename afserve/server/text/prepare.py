@@ -238,6 +238,7 @@ class Preparer:
         wanted: WantedGrammar | None = None,
     ) -> Prepared:
         self._tokens.check_named(params)
+        self._tokens.check_routed(prompts, params)
         return Prepared(
             tuple(prompts),
             params,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.engine.scheduling.request import SamplingParams
+from afserve.engine.scheduling.routed_experts import check_size
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.openai import CompletionRequest, Prompt
 from afserve.server.bodies.prepared import ContextLengthError, EchoText
@@ -20,7 +21,8 @@ SAMPLED_CHARACTERS = 4096
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
-    refuses wishes that the model cannot follow. `drafts`: its nodes verify what is guessed."""
+    refuses wishes that the model cannot follow. `drafts`: its nodes verify what is guessed. A token's experts are
+    `routed_bytes`."""
 
     folder: str
     name: str
@@ -30,6 +32,7 @@ class TextModel:
     aliases: Sequence[str] = ()
     strict: bool = False
     drafts: bool = False
+    routed_bytes: int = 0
 
 
 class Elsewhere(Exception):
@@ -96,6 +99,12 @@ class PromptTokens:
             for token_id in ids:
                 if not 0 <= token_id < top:
                     raise RequestError.about(name, f"token id {shown(token_id)} is outside [0, {top - 1}]")
+
+    def check_routed(self, prompts: Sequence["array[int]"], params: SamplingParams) -> None:
+        """Raises RequestError where the experts of all choices are more than a request gets."""
+        if params.return_routed_experts:
+            tokens = params.n * sum(len(prompt) + params.max_tokens for prompt in prompts)
+            check_size(tokens, self._model.routed_bytes)
 
     @property
     def _words(self) -> str:
