@@ -18,9 +18,10 @@ import numpy as np
 
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice
+from afserve.placement.rebalance.record import read_counts
 from bench.draft_stages import LONGEST, Deployment, Routing, Stages
 from bench.origin import ROOT, origin
-from bench.placement import DATA, read_counts
+from bench.placement import DATA
 
 OUT = ROOT / "bench" / "results" / "draft_price.jsonl"
 RECORDED = DATA / "olmoe_1b7b_expert_counts.json"
@@ -72,7 +73,7 @@ def play(mix: Mix, routing: Routing, rounds: int) -> Row:
 
     def rate(prices: Sequence[DraftPrice], tells_pool: bool = True) -> tuple[float, float]:
         played = deployment.play(prices, rounds, tells_pool)
-        return played.tokens / played.seconds, played.drafted / rounds / mix.sequences
+        return played.tokens_s, played.drafted / rounds / mix.sequences
 
     def priced(tells_pool: bool) -> tuple[float, float]:
         return rate(

@@ -1,9 +1,10 @@
 """Scripted attention and expert nodes for `bench.draft_price`: what steps with drafts take, and what comes of them.
 
-Four attention nodes at most share one pool of experts and go step by step together, as grouped calls make them. A step
-takes the longest attention side, then the experts: for each the longer of reading its weights and of computing its
-tiles. Which experts a row chooses is drawn by recorded frequencies of OLMoE-1B-7B; a draft's row keeps 38 % of the
-choice before it. Nothing is measured of this machine. Shapes: R rows, L layers, K top-k, S sequences, P positions.
+Four attention nodes at most share one pool of experts. A node's step takes its own attention side, then the experts'
+calls, which have the rows of all nodes: for each expert the longer of reading its weights and of computing its tiles.
+Nodes keep their own pace, so a node's speed is its tokens over its own seconds. Which experts a row chooses is drawn by
+recorded frequencies of OLMoE-1B-7B; a draft's row keeps 38 % of the choice before it. Nothing is measured of this
+machine. Shapes: R rows, L layers, K top-k, S sequences, P positions, N attention nodes.
 """
 
 from collections.abc import Sequence
@@ -73,10 +74,9 @@ class Routing:
 
 
 class Played(NamedTuple):
-    """Tokens and seconds of all rounds that count, and verified tokens of drafts."""
+    """Of all rounds that count: tokens per second of all nodes, and verified tokens of drafts."""
 
-    tokens: int
-    seconds: float
+    tokens_s: float
     drafted: int
 
 
@@ -98,7 +98,7 @@ class Deployment:
     def play(self, prices: Sequence[DraftPrice], rounds: int, tells_pool: bool = True) -> Played:
         """With one price for each node. Texts are the same whoever plays."""
         texts, routes = np.random.default_rng(self.seed), np.random.default_rng(self.seed + 1)
-        tokens, seconds, drafted = 0, 0.0, 0
+        tokens_N, seconds_N, drafted = np.zeros(self.nodes), np.zeros(self.nodes), 0
         for number in range(WARM_UP + rounds):
             chance_SP, right_S = self._texts(texts)
             said_SP = np.sqrt(chance_SP) if self.informed else np.full_like(chance_SP, 0.7)
@@ -109,24 +109,24 @@ class Deployment:
                 candidates = [Candidate(int(s), "scripted", said_SP[s].tolist()) for s in mine]
                 lengths_S[mine] = price.lengths(len(mine), 4096, candidates)
                 asked.append((mine, candidates))
-            took, chosen, owner_R = self._step(lengths_S, routes)
+            took_N, chosen, owner_R = self._step(lengths_S, routes)
             run_S = np.minimum(right_S, lengths_S)
-            for price, (mine, candidates) in zip(prices, asked, strict=True):
+            for node, (price, (mine, candidates)) in enumerate(zip(prices, asked, strict=True)):
                 for s, candidate in zip(mine, candidates, strict=True):
                     tried = min(int(run_S[s]) + 1, LONGEST)
                     price.confirmed(candidate, tried, min(int(right_S[s]), tried))
                 extra = int(lengths_S[mine].sum())
                 pool = float(self.count + lengths_S.sum() - len(mine) - extra) if tells_pool else 0.0
-                noisy = took * (1.0 + 0.03 * abs(routes.standard_normal()))
+                noisy = float(took_N[node]) * (1.0 + 0.03 * abs(routes.standard_normal()))
                 layer = number // 16 % self.routing.layers
-                own = chosen[self.node_S[owner_R] == self.node_S[mine[0]], layer]
+                own = chosen[self.node_S[owner_R] == node, layer]
                 seen = len(np.unique(own)) if number % 16 == 0 else None
                 price.step_measured(RanStep(len(mine) + extra, extra, noisy, pool, seen))
             if number >= WARM_UP:
-                tokens += self.count + int(run_S.sum())
-                seconds += took
+                tokens_N += np.bincount(self.node_S, weights=1 + run_S, minlength=self.nodes)
+                seconds_N += took_N
                 drafted += int(lengths_S.sum())
-        return Played(tokens, seconds, drafted)
+        return Played(float((tokens_N / np.maximum(seconds_N, 1e-12)).sum()), drafted)
 
     def _texts(self, rng: np.random.Generator) -> tuple[Floats, Ints]:
         """How likely each guessed token is right, and how many are before one that is not."""
@@ -136,12 +136,13 @@ class Deployment:
         right_S = np.where(wrong_SP.any(1), wrong_SP.argmax(1), LONGEST)
         return chance_SP, right_S
 
-    def _step(self, lengths_S: Ints, rng: np.random.Generator) -> tuple[float, Ints, Ints]:
-        """Its seconds, and the choices of all rows with the sequences that they are of."""
+    def _step(self, lengths_S: Ints, rng: np.random.Generator) -> tuple[Floats, Ints, Ints]:
+        """Its seconds by node, and the choices of all rows with the sequences that they are of."""
         stages, routing = self.stages, self.routing
         chosen, owner_R = routing.draw(self.domain_S, lengths_S, rng)
         rows_N = np.bincount(self.node_S, weights=1 + lengths_S, minlength=self.nodes)
         rows_E = np.bincount(chosen.ravel(), minlength=routing.layers * routing.experts)
         computing_E = -(-rows_E // stages.tile) * stages.tile_seconds
         experts = np.where(rows_E > 0, np.maximum(stages.read, computing_E), 0.0).sum() / routing.layers
-        return float(stages.step + stages.row * rows_N.max() + experts), chosen, owner_R
+        took_N: Floats = stages.step + stages.row * rows_N + experts
+        return took_N, chosen, owner_R
