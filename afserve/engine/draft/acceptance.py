@@ -6,7 +6,6 @@ right counts. A sequence that does better or worse than these has its odds multi
 
 from dataclasses import dataclass
 
-from afserve.engine.draft.allotment import check_chances
 from afserve.engine.draft.price import Candidate
 
 _BELIEVED = 4.0  # tokens of experience that a drafter's own word counts as
@@ -36,11 +35,12 @@ class _Trend:
     expected: float = 0.0
     feared: float = 0.0
 
-    def fade(self, left: float) -> None:
-        self.right *= left
-        self.wrong *= left
-        self.expected *= left
-        self.feared *= left
+    def count_token(self, plain: float, right: bool) -> None:
+        """One that was expected to be right with the chance `plain`."""
+        self.right = self.right * _RECENT + right
+        self.wrong = self.wrong * _RECENT + (not right)
+        self.expected = self.expected * _RECENT + plain
+        self.feared = self.feared * _RECENT + 1.0 - plain
 
     @property
     def odds(self) -> float:
@@ -56,12 +56,13 @@ class Acceptance:
     def survival(self, candidate: Candidate) -> list[float]:
         """For its tokens, up to the last with hope, how likely it and all before it are right. Raises ValueError for a
         confidence that is no probability."""
-        check_chances(candidate.confidence)
-        trend = self._trends.get(candidate.order)
-        odds = 1.0 if trend is None else trend.odds
-        found, chance = [], 1.0
-        for position, said in enumerate(candidate.confidence):
-            plain = self._plain(candidate.drafter, position, said)
+        order, drafter, confidence = candidate
+        trend = self._trends.get(order)
+        odds, chance, found = 1.0 if trend is None else trend.odds, 1.0, []
+        for position, said in enumerate(confidence):
+            if not 0.0 <= said <= 1.0:  # nor is what is no number
+                raise ValueError(f"a draft's confidence is {said!r}, not a probability from 0 to 1")
+            plain = self._plain(drafter, position, said)
             chance *= plain * odds / (1.0 - plain + plain * odds)
             if chance < _UNLIKELY:
                 break
@@ -73,12 +74,7 @@ class Acceptance:
         trend = self._trends.setdefault(candidate.order, _Trend())
         for position in range(tried):
             said, came = candidate.confidence[position], position < right
-            plain = self._plain(candidate.drafter, position, said)
-            trend.fade(_RECENT)
-            trend.expected += plain
-            trend.feared += 1.0 - plain
-            trend.right += came
-            trend.wrong += not came
+            trend.count_token(self._plain(candidate.drafter, position, said), came)
             self._words.setdefault(_word(candidate.drafter, position, said), _Experience()).count_token(came)
 
     def drop_trend(self, order: int) -> None:
@@ -86,12 +82,9 @@ class Acceptance:
 
     def _plain(self, drafter: str, position: int, said: float) -> float:
         """Of sequences that are like all."""
-        word = min(max(said, 1.0 - _CERTAIN), _CERTAIN)
-        known = self._words.get(_word(drafter, position, said))
-        if known is None:
-            return word
-        share = (known.right + _BELIEVED * word) / (known.tried + _BELIEVED)
-        return min(max(share, 0.001), 0.999)
+        word = _CERTAIN if said > _CERTAIN else said if said > 1.0 - _CERTAIN else 1.0 - _CERTAIN
+        known = self._words.get((drafter, position if position < 2 else 2, int(said * 10.0)))
+        return word if known is None else (known.right + _BELIEVED * word) / (known.tried + _BELIEVED)
 
 
 def _word(drafter: str, position: int, said: float) -> tuple[str, int, int]:

@@ -5,7 +5,6 @@ what is maximised is the expected tokens of all who wait for these calls, over t
 only this node loses count by its share of the tokens.
 """
 
-import math
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
@@ -65,10 +64,3 @@ def allot(survivals: Many[Many[float]], rows: int, others: Others, room: int, pr
     for _, index in ranked[:taken]:
         lengths[index] += 1
     return lengths
-
-
-def check_chances(chances: Many[float]) -> None:
-    """Raises ValueError for what is no probability."""
-    for chance in chances:
-        if not 0.0 <= chance <= 1.0 or math.isnan(chance):
-            raise ValueError(f"a draft's confidence is {chance!r}, not a probability from 0 to 1")

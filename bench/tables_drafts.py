@@ -1,0 +1,53 @@
+"""Tables of drafts, rendered from rows. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+from bench.rows import Row, newest, rows, table
+
+
+def draft_price() -> str:
+    """A line for each stages, concurrency and acceptance, drafters that know how sure they are behind those that do not."""
+    found = rows("draft_price")
+    mixes = newest([r for r in found if r["bench"] == "mix"], "stages", "sequences", "acceptance", "informed")
+    whole = [r for r in found if r["bench"] == "all mixes"]
+    if not mixes or not whole:
+        return ""
+    lines: dict[tuple[object, ...], list[Row]] = {}
+    for row in mixes:
+        lines.setdefault((row["stages"], row["sequences"], row["acceptance"]), []).append(row)
+    return (
+        "**Simulated**: scripted stages of up to four attention nodes and their experts, recorded routing of OLMoE-1B-7B, scripted acceptance, and the policy that serves; nothing is measured of the machine "
+        "that plays it; `python -m bench.draft_price --save`. Of each mix the length from 0 to 8 that was best in hindsight, what other lengths reach of it, and the price, which learns acceptance and costs as it goes. Where two figures stand, the first is of a "
+        f"drafter that says 0.7 of every token, the second of one whose word says which tokens are likely. {_sum(whole[-1])}\n\n"
+        + table(
+            ["stages", "sequences", "acceptance", "best length", "no drafts", "length 2", "length 8", "price", "its mean length", "price, own rows only"],
+            (_line(key, pair) for key, pair in lines.items()),
+        )
+    )  # fmt: skip
+
+
+def _sum(row: Row) -> str:
+    return (
+        f"Over {row['mixes']} mixes the price is {row['over_best_single']:.2f} times the best single length ({row['best_single_length']}; geometric means), "
+        f"{row['over_best_of_mix_mean']:.2f} times the best of each mix in the mean and {row['over_best_of_mix_least']:.3f} at least. "
+        f"Knowing the rows that are at the experts, which answers tell, against its own only: {row['pool_over_own_rows_mean']:.3f} in the mean where several nodes share the experts, "
+        f"{row['pool_over_own_rows_least']:.2f} to {row['pool_over_own_rows_most']:.2f}."
+    )
+
+
+def _line(key: tuple[object, ...], found: list[Row]) -> list[object]:
+    """Lengths that are fixed make the same of the same texts, whatever a drafter says of itself."""
+    pair = sorted(found, key=lambda row: bool(row["informed"]))
+    fixed = pair[0]["tokens_s_fixed"]
+
+    def shares(name: str) -> str:
+        return " / ".join(f"{row[name] / max(row['tokens_s_fixed']):.2f}" for row in pair)
+
+    return [
+        *key,
+        pair[0]["best_length"],
+        *(f"{fixed[length] / max(fixed):.2f}" for length in (0, 2, 8)),
+        shares("tokens_s"),
+        " / ".join(f"{row['mean_length']:.1f}" for row in pair),
+        shares("tokens_s_own_rows"),
+    ]
