@@ -42,6 +42,16 @@ class PredictorNames:
     field: str = "num_nextn_predict_layers"
 
 
+PREDICTOR_APART = PredictorNames(
+    "pre_fc_norm_embedding.weight",
+    "pre_fc_norm_hidden.weight",
+    "fc.weight",
+    "norm.weight",
+    stem="mtp",
+    field="",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming, PredictorNames, StackedNames
+from afserve.families.naming import PREDICTOR_APART, Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
 from afserve.families.read_ffn import gated_shared, sparse_steps, stack
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec
@@ -49,15 +49,7 @@ def _around(fields: ConfigFields) -> Around:
     return Around(norm_less_one=True)
 
 
-_PREDICTOR = PredictorNames(
-    "pre_fc_norm_embedding.weight",
-    "pre_fc_norm_hidden.weight",
-    "fc.weight",
-    "norm.weight",
-    stem="mtp",
-    field="",
-)
-FAMILY = Family(_layers, Naming(shared="shared_expert", predictor=_PREDICTOR), _around)
+FAMILY = Family(_layers, Naming(shared="shared_expert", predictor=PREDICTOR_APART), _around)
 
 
 def _renormalised(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -73,7 +65,7 @@ def _renormalised(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 _QWEN3_5 = Naming(
     shared="shared_expert",
     linear_parts=True,
-    predictor=_PREDICTOR,
+    predictor=PREDICTOR_APART,
     stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", sometimes=True),
 )
 QWEN3_5 = Family(_renormalised, _QWEN3_5, _around)
