@@ -7,6 +7,7 @@ not done is refused.
 import difflib
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NoReturn
 
 from afserve.config_ranges import Range
@@ -32,6 +33,7 @@ _NOT_DONE: Mapping[str, str] = {
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
+_SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synthetic_acceptance_rates"
 _PATH = "a draft model of its own is not run"
 
 _COUNT = Range(1, 1 << 20)
@@ -40,7 +42,7 @@ _READ = (
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
-    *("rejection_sample_method", "synthetic_acceptance_length", "synthetic_acceptance_rates"),
+    *("rejection_sample_method", _LENGTH, _RATES),
 )
 _WITHOUT_EFFECT = (
     *("enforce_eager", "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend"),
@@ -61,12 +63,12 @@ def choice_of(text: str) -> DraftChoice:
     if tokens is not None and not DRAFT_TOKENS.holds(tokens):
         tokens = int(DRAFT_TOKENS.high)
         keys.passed.append(f"num_speculative_tokens beyond {tokens}")
-    keys.refuse_synthetic()
+    synthetic = _synthetic(keys, tokens)
     ngram, suffix = _ngram(keys), _suffix(keys)
     for prefix, own in (("prompt_lookup", DraftMethod.NGRAM), ("suffix_decoding", DraftMethod.SUFFIX)):
         keys.passed += [name for name in keys.given if name.startswith(prefix) and method is not own]
     keys.passed += [name for name in keys.given if name in _WITHOUT_EFFECT and keys.given[name] is not False]
-    return DraftChoice(method, tokens, ngram, suffix, tuple(dict.fromkeys(keys.passed)))
+    return DraftChoice(method, tokens, ngram, suffix, synthetic, tuple(dict.fromkeys(keys.passed)))
 
 
 def _parsed(text: str) -> Mapping[str, object]:
@@ -127,16 +129,30 @@ class _Keys:
             refuse(f"{name}: {shown(value)} is not a text")
         return value
 
-    def refuse_synthetic(self) -> None:
-        """Tokens that a draw accepts would be another answer."""
-        if self.text("rejection_sample_method") not in (None, "standard", "block", "strict"):
-            refuse(
-                f"rejection_sample_method: {shown(self.given['rejection_sample_method'])} is not done, as it changes "
-                "answers; leave it out"
-            )
-        for name in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
-            if name in self.given:
-                refuse(f"{name}: acceptance is not drawn, as that changes answers; leave it out")
+
+def _synthetic(keys: _Keys, tokens: int | None) -> tuple[float, ...]:
+    """As vLLM has them: the mean length is reached with the least variance."""
+    length, rates = keys.given.get(_LENGTH), keys.given.get(_RATES)
+    method = keys.text("rejection_sample_method")
+    if method not in (None, "standard", "strict", "block", _SYNTHETIC):
+        refuse(f"rejection_sample_method: {shown(method)} is none of standard, block, synthetic")
+    if method != _SYNTHETIC:
+        if length is not None or rates is not None:
+            refuse(f"{_RATES if length is None else _LENGTH} needs rejection_sample_method: synthetic")
+        return ()
+    if tokens is None or (length is None) == (rates is None):
+        refuse(
+            f"rejection_sample_method: synthetic needs num_speculative_tokens and one of {_LENGTH}, {_RATES}"
+        )
+    if length is not None:
+        mean = keys.real(_LENGTH, 1, tokens + 1) or 1.0
+        return tuple(min(1.0, max(0.0, mean - 1 - position)) for position in range(tokens))
+    chance = Range(0, 1, whole=False)
+    if not isinstance(rates, list) or len(rates) != tokens or not all(map(chance.holds, rates)):
+        refuse(f"{_RATES}: {shown(rates)} is not a list of {tokens} numbers in [0, 1]")
+    if any(later > sooner for sooner, later in pairwise(rates)):
+        refuse(f"{_RATES}: {shown(rates)} rises: a token counts only where those before it are right")
+    return tuple(rates)
 
 
 def _method(keys: _Keys) -> DraftMethod:

@@ -1,5 +1,6 @@
 """What is expected as the answer, used as a draft: the same tokens in fewer steps, and none where a request says so."""
 
+import json
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_tokens_are_those_without_it(method, temperature, tiny_checkpoint):
         assert (accepted, accepted + rejected) == (drafts.accepted, drafts.tokens)
         if all_right:
             assert rejected == 0 and accepted > 24 and node.stats().steps < plain.stats().steps
+
+
+@pytest.mark.parametrize("length", [1, 2, 2.5, 4])
+def test_acceptance_is_what_a_benchmark_asks_for(length, tiny_checkpoint):
+    """Of answers that are known, and with the same answers."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    params = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
+    (answer,) = collect(drive(colocated(source, config()), [GenerationRequest(0, PROMPT, params)]))
+    asked = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+    node = colocated(
+        source, config(speculative_config=json.dumps(asked | {"synthetic_acceptance_length": length}))
+    )
+    assert collect(drive(node, [GenerationRequest(0, PROMPT, params, prediction=tuple(answer))])) == [answer]
+    found = node.stats().drafts.drafters.prediction
+    mean = 1 + found.accepted / found.drafts
+    assert abs(mean - length) < (0.15 if length in (1, 2, 4) else 0.4) and found.tokens > 2.5 * found.drafts
 
 
 def test_a_request_may_be_without_drafts(tiny_checkpoint):

@@ -17,6 +17,7 @@ from afserve.speculative_config import FLAG, MOST_CHARACTERS, choice_of
 
 NGRAM = {"method": "ngram"}
 SUFFIX = {"method": "suffix"}
+FORCED = NGRAM | {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,12 @@ SUFFIX = {"method": "suffix"}
                    "suffix_decoding_min_token_prob": 0.25},
          DraftChoice(DraftMethod.SUFFIX, suffix=SuffixOptions(2, 0.25, earlier=False))),
         (NGRAM | {"rejection_sample_method": "standard"}, DraftChoice(DraftMethod.NGRAM)),
+        (FORCED | {"synthetic_acceptance_length": 2.5},
+         DraftChoice(DraftMethod.NGRAM, 3, synthetic=(1.0, 0.5, 0.0))),
+        (FORCED | {"synthetic_acceptance_length": 4},
+         DraftChoice(DraftMethod.NGRAM, 3, synthetic=(1.0, 1.0, 1.0))),
+        (FORCED | {"synthetic_acceptance_rates": [0.9, 0.5, 0.5]},
+         DraftChoice(DraftMethod.NGRAM, 3, synthetic=(0.9, 0.5, 0.5))),
     ],
 )  # fmt: skip
 def test_what_is_read(config, wanted):
@@ -94,8 +101,18 @@ REFUSED = [
     (SUFFIX | {"suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth: 0 is not"),
     (SUFFIX | {"suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob: 1.5 is not"),
     (SUFFIX | {"suffix_decoding_max_spec_factor": "x"}, "suffix_decoding_max_spec_factor: 'x' is not"),
-    (NGRAM | {"rejection_sample_method": "synthetic"}, "rejection_sample_method: 'synthetic' is not done"),
-    (NGRAM | {"synthetic_acceptance_length": 2.5}, "synthetic_acceptance_length: acceptance is not drawn"),
+    (NGRAM | {"rejection_sample_method": "odd"}, "rejection_sample_method: 'odd' is none of standard, block"),
+    (NGRAM | {"rejection_sample_method": "synthetic"}, "synthetic needs num_speculative_tokens and one of"),
+    (FORCED, "synthetic needs num_speculative_tokens and one of"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1, 1], "synthetic_acceptance_length": 4}, "and one of"),
+    (NGRAM | {"synthetic_acceptance_length": 2.5}, "synthetic_acceptance_length needs rejection_sample_method"),
+    (FORCED | {"synthetic_acceptance_length": 4.5}, "synthetic_acceptance_length: 4.5 is not a number in [1, 4]"),
+    (FORCED | {"synthetic_acceptance_length": True}, "synthetic_acceptance_length: True is not a number"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1]}, "is not a list of 3 numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1, 2]}, "is not a list of 3 numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1, True]}, "is not a list of 3 numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": "1"}, "is not a list of 3 numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": [0.5, 0.6, 0]}, "rises"),
 ]  # fmt: skip
 
 

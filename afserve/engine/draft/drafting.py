@@ -15,6 +15,7 @@ from afserve.engine.draft.mtp import MtpDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.prediction import PredictionDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
+from afserve.engine.draft.spoiled import SpoiledDrafter
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats.drafts import DraftStats
@@ -96,4 +97,7 @@ def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: MtpDrafter | None =
     found: Drafter = mtp or SuffixDrafter(choice.suffix)
     if choice.method is DraftMethod.NGRAM:
         found = NgramDrafter(choice.ngram)
-    return Drafting([PredictionDrafter(), ForcedDrafter(), found], price, choice.most)
+    drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter(), found]
+    if choice.synthetic:
+        drafters = [SpoiledDrafter(each, choice.synthetic) for each in drafters]
+    return Drafting(drafters, price, choice.most)

@@ -47,6 +47,10 @@ def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> 
     if draft.method is not DraftMethod.OFF:
         count = "as many tokens a step as pay" if draft.tokens is None else f"{draft.tokens} tokens a step"
         picked["draft"] = f"{draft.method}, {count}{why}"
+        if draft.synthetic:
+            picked["draft"] += (
+                f", spoiled for a benchmark: {1 + sum(draft.synthetic):g} tokens a step of a right one"
+            )
     if draft.passed:
         picked["speculative-config"] = f"without effect here: {', '.join(draft.passed)}"
     return told
