@@ -326,3 +326,17 @@ def test_a_cluster_file_says_how_drafts_are_started(
         line = f"--model nano --pool cpu-host=2 --context 512 --draft {drafter}:2 --acceptance 0.9 --cluster {path}"
         assert call(capsys, line)[0] == 0
         assert words in path.read_text()
+
+
+def test_a_report_says_whether_drafts_pay_and_what_was_assumed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, page = tmp_path / "r.json", tmp_path / "r.html"
+    line = f"--model qwen3-30b-a3b --pool h800=2 --draft eagle3 --acceptance 1.8,2.4 --report {path} --report {page}"
+    assert call(capsys, line)[0] == 0
+    report = json.loads(path.read_text())
+    said = next(row for row in report["assumed"] if row["what"] == "speculation")
+    assert said["value"] == "eagle3: 1.80, 2.40 tokens a step with 1, 2 drafted"
+    assert "as typed" in said["source"] and "--draft" in said["source"]
+    assert report["drafts"]["verdict"] in page.read_text()
+    assert any(swing["assumption"] == "acceptance of drafts" for swing in report["tornado"])

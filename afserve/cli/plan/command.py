@@ -31,7 +31,7 @@ from afserve.cli.plan.values import as_values
 from afserve.config import THREADS
 from afserve.errors import ConfigError, DoesNotFitError, shown
 from afserve.placement.planner.cluster_file import cluster_toml, obstacle, on_cpu, phases_toml
-from afserve.placement.planner.draft_worth import draft_worth
+from afserve.placement.planner.draft_worth import DraftWorth, draft_worth
 from afserve.placement.planner.infeasible import describe, explain
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, answer, pareto
@@ -124,7 +124,7 @@ def plan(asked: AnswerFlags, **flags: Any) -> None:
     worth = draft_worth(question, best)
     if asked.reports:
         _write_reports(
-            asked.reports, question, found, words, changes, typed_flags(click.get_current_context())
+            asked.reports, question, found, words, changes, typed_flags(click.get_current_context()), worth
         )
     played = goodput_with(question, best.drafts) if asked.goodput else PlayedGoodputs()
     if asked.as_json:
@@ -157,9 +157,10 @@ def _write_reports(
     verdict: str,
     changes: dict[str, float | None],
     typed: dict[str, str],
+    worth: DraftWorth | None,
 ) -> None:
     """All from one evaluation: pages and JSON say the same."""
-    report = report_of(question, found, verdict, changes, typed)
+    report = report_of(question, found, verdict, changes, typed, worth)
     for path in paths:
         if path.suffix == ".html":
             _write(path, "report", report_html(report))

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import click
 from click.core import ParameterSource
 
+from afserve.cli.plan.drafting import draft_values, draft_verdict
 from afserve.cli.plan.report_assumed import Assumed, assumed
 from afserve.cli.plan.values import as_values, chance
+from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, pareto
@@ -105,14 +107,16 @@ def report_of(
     verdict: str,
     changes: dict[str, float | None],
     typed: Mapping[str, str],
+    worth: DraftWorth | None = None,
 ) -> PlanReport:
-    """`found` has a plan. It searches once per point of the front, and evaluates the chosen layout for the rest."""
+    """`found` has a plan. worth: of drafts, where any were asked for: whether they pay is behind the verdict. It
+    searches once per point of the front, and evaluates the chosen layout for the rest."""
     best, tpot = found.plans[0], question.targets.tpot
     return PlanReport(
         asked=command_line(typed),
         question=question,
         best=best,
-        verdict=verdict,
+        verdict=" ".join([verdict, *([draft_verdict(worth)] if worth else [])]),
         chance=chance(question, found),
         decider=_decider(question, found),
         wanted=1 / tpot if tpot < float("inf") else None,
@@ -120,7 +124,7 @@ def report_of(
         front=_front(question, best),
         swings=tornado(question, best),
         assumed=tuple(assumed(question, typed)),
-        answer=as_values(question, found, verdict, changes),
+        answer=as_values(question, found, verdict, changes) | draft_values(question, worth),
     )
 
 

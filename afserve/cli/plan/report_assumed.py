@@ -98,12 +98,13 @@ def _requests(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]
     yield Assumed("expert weights", bits, _from(typed, "precision"))
     yield Assumed("attention weights", precision.attention, _from(typed, "attention_precision", "precision"))
     yield Assumed("cache", precision.kv, _from(typed, "kv_precision"))
-    for drafts in [setting.drafts, *question.draftable]:
-        if drafts.tokens:
-            value = f"{drafts}: {drafts.length:.2f} tokens a step"
-            yield Assumed(
-                "speculation", value, f"{_from(typed, 'draft', 'acceptance', 'domain')}; {drafts.source}"
-            )
+    drafts = [one for one in (setting.drafts, *question.draftable) if one.tokens]
+    if drafts:
+        yields = ", ".join(f"{one.length:.2f}" for one in drafts)
+        numbers = ", ".join(str(one.tokens) for one in drafts)
+        words = f"{drafts[0].drafter.name}: {yields} tokens a step with {numbers} drafted"
+        whose = f"{_from(typed, 'draft', 'acceptance', 'domain')}; {drafts[0].source}"
+        yield Assumed("speculation", words, whose)
 
 
 def _routing(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]:
