@@ -19,7 +19,7 @@ from afserve.placement.planner.perf.engine import PLAIN, Engine
 from bench.planner_engine_file import engine_values
 from bench.planner_engine_fit import Evidence, evidence, fit_engine
 from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
-from bench.planner_rows import fold, impossible, read_rows
+from bench.planner_rows import fold, impossible, read_rows, unsaid
 from bench.planner_served import ServedRow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,7 +93,8 @@ MEGASCALE = Engine(
 
 def rows_of(data: Path) -> dict[str, list[ServedRow]]:
     """Rows by engine: aggregated and disaggregated ones of the public table, and what systems published."""
-    table = [row for row in read_rows(data / "silicon_rows.csv")[0] if not impossible(row)]
+    read = read_rows(data / "silicon_rows.csv")[0]
+    table = [row for row in read if not impossible(row) and not unsaid(row)]
     found = {
         name: [row for row in table if row.engine.split()[0] == backend] for name, backend in BACKENDS.items()
     }

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from afserve.placement.planner.perf.workload import fixed_context
 from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.search import DevicePool, GivenLayout
 from bench.planner_alike import likeness
+from bench.planner_drafts import SWEEP, read_drafted
 from bench.planner_engine_file import engine_values
 from bench.planner_engine_fit import PARTS, Evidence, evidence, fit_engine
+from bench.planner_rows import unsaid
 from bench.planner_served import ServedRow
 
 TRUE = Rates(layer=1.4, core=1.2, experts=0.8, reduce=2.0, prompt_attention=2.0)
@@ -164,3 +167,24 @@ def test_wide_expert_parallelism_costs_more_per_exchange_with_every_device() -> 
         speeds[devices] = answer(asked).plans[0].tok_s_per_device
     assert speeds[16] > speeds[4]
     assert speeds[16] > speeds[64] * 0.98
+
+
+def test_rows_that_say_their_drafts_are_read_so_and_those_that_do_not_are_fitted_to_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.csv"
+    head = "source,model,chip,engine,devices,dp,ep,precision,attention,kv,isl,osl,conc,tpot,note"
+    sweep = f"{SWEEP}@1,glm-5,h200,vllm,8"
+    lines = [
+        f"{sweep},0,0,fp8,fp8,bf16,1024,128,4,21.4,MTP 1; hardware not named",
+        f"{sweep},0,1,fp8,fp8,bf16,1024,128,4,32.3,",
+        f"{sweep},1,1,fp8,fp8,bf16,1024,128,4,32.3,",
+        "elsewhere,glm-5,h200,vllm,8,0,0,fp8,fp8,bf16,1024,128,4,32.3,MTP 3",
+    ]
+    path.write_text("\n".join([head, *lines]))
+    first, second = read_drafted(path)
+    assert (first.drafted, first.tpot, second.drafted) == (1, 21.4, 0)
+    assert "--expert-slices" in first.line and "--expert-slices" not in second.line
+    row = replace(rows_at(Rates())[0], engine="trtllm", release="1.2.0rc6.post3", chip=load_hardware("b200"))
+    assert unsaid(row)
+    assert not unsaid(replace(row, release="1.2.0rc6.post2")) and not unsaid(replace(row, engine="vllm"))
