@@ -201,6 +201,35 @@ class Stack:
         weight: int,
     ) -> tuple[int, float, float]: ...
 
+class Predictor:
+    def __init__(
+        self,
+        layer: Stack,
+        embed: int,
+        vocabulary: int,
+        embedding_norm: int,
+        hidden_norm: int,
+        last_norm: int,
+        eps: float,
+        logit_scale: float,
+        join: Linear,
+        head: Linear,
+    ) -> None: ...
+    def draft(
+        self,
+        engine: Engine,
+        batch: Batch,
+        token: int,
+        hidden: int,
+        ends: int,
+        deepest: int,
+        least: float,
+        block_size: int,
+        drafted: int,
+        likely: int,
+        expert: int,
+    ) -> int: ...
+
 class MlaShape:
     def __init__(
         self,

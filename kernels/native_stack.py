@@ -10,10 +10,20 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native, native_half
-from afserve.kernels.native_products import address
+from afserve.kernels.checks import expect_shape
+from afserve.kernels.native_products import address, plain
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.stack import Exchange, Stack, Stacked, StackLayer, Stopped
+from afserve.kernels.stack import (
+    DraftChain,
+    Drafted,
+    Exchange,
+    PredictorParts,
+    Stack,
+    Stacked,
+    StackLayer,
+    Stopped,
+)
 
 
 def stack_of(engine: _native.Engine, layers: tuple[StackLayer, ...]) -> "NativeStack | None":
@@ -100,3 +110,70 @@ class NativeStack(Stack):
         assert normed is not None and weight is not None, "a layer waits for sums of nobody"
         sent = sum(layer.routes for layer in self._layers[: layers + 1])
         return Stacked(expert[:sent], seconds, waited, Stopped(layers, normed, weight))
+
+    def chain_drafts(self, parts: PredictorParts) -> DraftChain | None:
+        join, head = _linear(parts.join, self._dtype), _linear(parts.head, self._dtype)
+        rows = (parts.embed_VH, parts.embedding_norm_H, parts.hidden_norm_H, parts.last_norm_H)
+        alike = all(one.dtype is self._dtype and one.is_contiguous() for one in rows)
+        if join is None or head is None or not alike or len(parts.embed_VH) != parts.head.outputs:
+            return None
+        made = _native.Predictor(
+            self._stack,
+            parts.embed_VH.data_ptr(),
+            len(parts.embed_VH),
+            parts.embedding_norm_H.data_ptr(),
+            parts.hidden_norm_H.data_ptr(),
+            parts.last_norm_H.data_ptr(),
+            parts.eps,
+            parts.logit_scale,
+            join,
+            head,
+        )
+        return NativeChain(self._engine, self, made, parts, self._top_k)
+
+
+class NativeChain(DraftChain):
+    """`layer` and `parts` hold what `predictor` points at."""
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        layer: NativeStack,
+        predictor: _native.Predictor,
+        parts: PredictorParts,
+        top_k: int,
+    ) -> None:
+        self._engine, self._layer, self._predictor = engine, layer, predictor
+        self._parts, self._top_k = parts, top_k
+
+    def draft_tokens(
+        self,
+        token_T: Tensor,
+        hidden_TH: Tensor,
+        batch: PagedBatch,
+        ends_3S: Tensor,
+        least: float,
+        block_size: int,
+    ) -> Drafted:
+        deepest, sequences = max(1, int(ends_3S[2].max())), batch.sequences
+        expect_shape("hidden_TH", hidden_TH, (batch.tokens, self._layer.hidden))
+        expect_shape("token_T", token_T, (batch.tokens,))
+        expect_shape("ends_3S", ends_3S, (3, sequences))
+        drafted = torch.empty((sequences, deepest), dtype=torch.int32)
+        likely = torch.empty((sequences, deepest))
+        rows = batch.tokens + sequences * (deepest - 1)
+        expert = torch.empty((rows, self._top_k), dtype=torch.int32)
+        done = self._predictor.draft(
+            self._engine,
+            native_half.batch_handle(batch),
+            plain(token_T, torch.int64).data_ptr(),
+            plain(hidden_TH, self._parts.embed_VH.dtype).data_ptr(),
+            plain(ends_3S, torch.int32).data_ptr(),
+            deepest,
+            least,
+            block_size,
+            drafted.data_ptr(),
+            likely.data_ptr(),
+            expert.data_ptr(),
+        )
+        return Drafted(drafted, likely, expert[:done])

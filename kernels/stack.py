@@ -60,10 +60,58 @@ class Stacked(NamedTuple):
     stopped: Stopped | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PredictorParts:
+    """A layer of multi-token prediction but for its decoder layer: what its rows are made of, and how tokens are read
+    of what it gives. `join` takes an embedding and a hidden row, both normed, beside each other."""
+
+    embed_VH: Tensor
+    embedding_norm_H: Tensor
+    hidden_norm_H: Tensor
+    last_norm_H: Tensor
+    join: PackedLinear
+    head: PackedLinear
+    eps: float
+    logit_scale: float
+
+
+class Drafted(NamedTuple):
+    """By sequence and place: the likeliest token, -1 behind a draft's end, and how likely the layer has it. Rows that
+    the layer computed chose `expert_RK`, those of the first pass before the others."""
+
+    token_SD: Tensor
+    likely_SD: Tensor
+    expert_RK: Tensor
+
+
+class DraftChain(ABC):
+    """Drafts of several tokens in one call: a pass over the rows of a step, then one row a sequence for each more."""
+
+    @abstractmethod
+    def draft_tokens(
+        self,
+        token_T: Tensor,
+        hidden_TH: Tensor,
+        batch: PagedBatch,
+        ends_3S: Tensor,
+        least: float,
+        block_size: int,
+    ) -> Drafted:
+        """Row t is made of a hidden row and of the token behind it (int64). `ends_3S` (int32) has for each sequence the
+        row that its draft begins behind, the position at which keys and values of the token there go, and how many
+        tokens are drafted; its block table has room for all but the last of them. A draft ends where the product of its
+        likelihoods falls below `least`. Raises IndexError for a token, a row, a position or a block that there is not.
+        """
+
+
 class Stack(ABC):
     """What a backend made of all layers, once per cache. It may hold addresses, and holds what they point at."""
 
     hidden: int
+
+    def chain_drafts(self, parts: PredictorParts) -> DraftChain | None:
+        """Of a stack that is the decoder layer of `parts`; None where the backend has no such call."""
+        return None
 
     @abstractmethod
     def run_layers(

@@ -77,7 +77,7 @@ class AttentionNode(Generic[T]):
         self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
-        drafts = self._scheduler.blocks, choice, config.max_model_len
+        drafts = self._scheduler.blocks, self._load, choice, config.max_model_len
         loops = [None if mtp is None else MtpLoop(mtp, model, runner, *drafts) for runner in runners]
         own = model, self.kv, self._scheduler
         self._micro_batches = [

@@ -15,7 +15,7 @@ from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.pointwise import sigmoid
-from afserve.kernels.stack import Stack, StackLayer
+from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
@@ -173,6 +173,13 @@ class AttentionModel:
         parts = zip(layers, halves, group_of, strict=True)
         stacked = [one for layer, half, at in parts if (one := layer.stacked(half, experts, at)) is not None]
         return self.ops.stack_layers(stacked) if 0 < len(stacked) == len(layers) else None
+
+    def chain(self, stack: Stack) -> DraftChain | None:
+        """Drafts in one call, by the predictor whose decoder layer `stack` is; None where the kernels have no such."""
+        around = self.spec.around
+        if self.predictor is None or around.embedding_scale != 1.0:
+            return None
+        return stack.chain_drafts(self.predictor.parts(self._embed_VH, self._head, around.logit_scale))
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""

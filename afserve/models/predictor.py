@@ -10,6 +10,8 @@ from torch import Tensor
 
 from afserve.families.naming import PredictorNames
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import PackedLinear
+from afserve.kernels.stack import PredictorParts
 from afserve.models.halves import LayerTensors, norm_weights
 from afserve.spec import ModelSpec
 
@@ -29,6 +31,11 @@ class Predictor:
         join = naming.of_predictor(tensors.layer, names.join)
         self._join = tensors.dense.linear(source.tensor(join, (hidden, 2 * hidden), tensors.dtype))
         self._last_norm = norm(names.last_norm)
+
+    def parts(self, embed_VH: Tensor, head: PackedLinear, logit_scale: float) -> PredictorParts:
+        """With the target's embedding and head, for a backend that drafts in one call."""
+        norms = self._embedding_norm, self._hidden_norm, self._last_norm
+        return PredictorParts(embed_VH, *norms, self._join, head, self._eps, logit_scale)
 
     def join(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
         """What the decoder layer begins with; `hidden_TH` is normed, or came from `close`."""

@@ -1,5 +1,6 @@
 // Bindings of attention halves over a cache, and of all layers in one call.
 #include "bind.h"
+#include "predictor.h"
 #include "stack.h"
 
 namespace {
@@ -17,6 +18,20 @@ py::tuple run_stack(const Stack& stack, Engine& engine, const std::vector<const 
   return py::make_tuple(done.layers, done.ffn_seconds, done.waited);
 }
 
+// `ends` (3, S): row, place and most of DraftRows. (S, deepest) of tokens and likelihoods; rows that the layer computed.
+int draft(const Predictor& predictor, Engine& engine, const Batch& batch, Address token, Address hidden, Address ends,
+          int deepest, float least, int block_size, Address drafted, Address likely, Address expert) {
+  auto run = [&](const auto* rows) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(rows)>>;
+    py::gil_scoped_release released;
+    const int32_t* row = at<int32_t>(ends);
+    const int32_t *place = row + batch.sequences, *most = place + batch.sequences;
+    return predictor.draft(engine, batch, DraftRows<E>{at<int64_t>(token), rows, row, place, most, deepest, least, block_size,
+                                                       at<int32_t>(drafted), at<float>(likely), at<int32_t>(expert)});
+  };
+  return predictor.dtype() == Dtype::f32 ? run(at<const float>(hidden)) : run(at<const bf16>(hidden));
+}
+
 }  // namespace
 
 void bind_stack(py::module_& m) {
@@ -31,5 +46,13 @@ void bind_stack(py::module_& m) {
                        std::shared_ptr<Experts> experts, bool away, int group) {
         return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts), away, group};
       }));
-  py::class_<Stack>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
+  py::class_<Stack, std::shared_ptr<Stack>>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
+  py::class_<Predictor>(m, "Predictor")
+      .def(py::init([](std::shared_ptr<Stack> layer, Address embed, int vocabulary, Address embedding_norm, Address hidden_norm,
+                       Address last_norm, float eps, float logit_scale, std::shared_ptr<Linear> join, std::shared_ptr<Linear> head) {
+        PredictorParts parts{at<void>(embed), at<void>(embedding_norm), at<void>(hidden_norm), at<void>(last_norm), vocabulary,
+                             eps, logit_scale, std::move(join), std::move(head)};
+        return Predictor(std::move(parts), std::move(layer));
+      }))
+      .def("draft", draft);
 }

@@ -47,6 +47,8 @@ class Stack {
   explicit Stack(std::vector<StackLayer> layers);
 
   Dtype dtype() const { return layers_[0].attention.dtype; }
+  int hidden() const { return hidden_; }
+  int top_k() const { return top_k_; }
 
   // The same tokens over the block table of each group of KV. `exchange` is for layers whose experts are away.
   template <class E>

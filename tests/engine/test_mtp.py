@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 from afserve.config import ModelSource
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.build import colocated
+from afserve.engine.draft.mtp import DraftRest, MtpDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import ConfigError
 from afserve.launch.plan.drafting import planned_spec
 from tests.engine.driving import collect, config, drive
@@ -95,8 +97,50 @@ def test_rows_of_the_layer_are_counted_with_those_of_the_others():
     routed = node.take_routed()
     rows = (routed.prefill_LE.sum(1) // 4).tolist(), (routed.decode_LE.sum(1) // 4).tolist()
     assert [len(set(each[:-1])) for each in rows] == [1, 1] and len(rows[0]) == 5
-    assert rows[0][-1] == rows[0][0] + 1, "a pass over the prompt, and a row for the second token of a draft"
-    assert rows[1][-1] > 0
+    assert rows[0][-1] == rows[0][0], "a pass over the prompt"
+    assert rows[1][-1] > rows[1][0], "a pass over each step, and a row for the second token of a draft"
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, monkeypatch):
+    """Tokens, their likelihoods and the rows that experts got."""
+    asked = held_out(3, 40, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    source = ModelSource(SOURCE.path, SOURCE.name, dtype=dtype)
+
+    def drafted(*, at_once):
+        told, guess = [], MtpDrafter.guess
+
+        def noted(drafter, sequence, most):
+            draft = guess(drafter, sequence, most)
+            likely = [round(p, 4) for p in draft.confidence]
+            told.append((sequence.order, len(sequence.tokens), [*draft.tokens], likely))
+            return draft
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MtpDrafter, "guess", noted)
+            if not at_once:
+                patch.setattr(StackRunner, "chain", lambda runner: None)
+            node = colocated(source, config(**ROOMY, draft="mtp:4"))
+            for batch in node._micro_batches:
+                assert batch._mtp is not None
+                batch._mtp._least = least
+            tokens = collect(drive(node, asked))
+        routed = node.take_routed()
+        return tokens, told, routed.decode_LE.tolist(), routed.prefill_LE.tolist()
+
+    found = drafted(at_once=True)
+    assert found == drafted(at_once=False)
+    lengths = {len(tokens) for _, _, tokens, _ in found[1]}
+    assert (4 in lengths) and (least == 0.0 or len(lengths) > 2)
+
+
+def test_a_layer_whose_drafts_nobody_wants_rests():
+    """It runs now and then, to see whether they are wanted again; and draws few tokens while few are wanted."""
+    rest = DraftRest()
+    ran = [rest.runs(wanted=False) for _ in range(200_000)]
+    assert all(ran[:1024]) and not any(ran[1024:17_000]) and 0.04 < sum(ran) / len(ran) < 0.08
+    assert [rest.runs(wanted=True) for _ in range(20_000)][-100:] == [True] * 100
 
 
 def copy_of_nano(folder, **fields):

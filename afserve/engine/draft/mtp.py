@@ -19,11 +19,13 @@ from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
-from afserve.engine.scheduling.step_plan import PROMPT, Chunk, StepPlan
+from afserve.engine.scheduling.step_plan import Chunk, StepPlan
+from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.runner import PredictorRunner, StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
-from afserve.engine.step.step_input import StepInput, paged_batch
+from afserve.engine.step.step_input import StepInput, block_tables, paged_batch
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.stack import DraftChain
 from afserve.models.decoder import AttentionModel
 
 
@@ -34,6 +36,7 @@ class MtpDrafter:
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
+        self._asked: set[int] = set()  # those whose draft was told since their last step
 
     def begin(self, sequence: Sequence, length: int) -> None:
         """What is added next follows the first `length` tokens."""
@@ -46,22 +49,57 @@ class MtpDrafter:
 
     def guess(self, sequence: Sequence, most: int) -> Draft:
         length, tokens, confidence = self._made.get(sequence.order, (0, [], []))
-        return Draft(tokens[:most], confidence[:most]) if length == len(sequence.tokens) else NO_DRAFT
+        if length != len(sequence.tokens):
+            return NO_DRAFT
+        self._asked.add(sequence.order)
+        return Draft(tokens[:most], confidence[:most])
+
+    def verified(self, chunk: Chunk) -> int:
+        """How many of its tokens this chunk verified; once."""
+        order = chunk.sequence.order
+        if order not in self._asked:
+            return 0
+        self._asked.discard(order)
+        return chunk.supposed
 
     def forget(self, sequence: Sequence) -> None:
         self._made.pop(sequence.order, None)
+        self._asked.discard(sequence.order)
+
+
+_TRIED, _RESTED = 1024, 16384  # steps; the price tries a token in one of 64
+_UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
+
+
+class DraftRest:
+    """Whether the layer runs behind a step. Where none of its tokens was verified in some steps, it stands still for
+    many: keys and values of their tokens are missing then, and for sequences that have such a gap it drafts badly."""
+
+    def __init__(self) -> None:
+        self._left, self._running = _TRIED, True
+
+    def runs(self, *, wanted: bool) -> bool:
+        """Behind this step; `wanted`: it verified some of the layer's tokens."""
+        if wanted and self._running:
+            self._left = _TRIED
+        self._left -= 1
+        if self._left < 0:
+            self._running = not self._running
+            self._left = (_TRIED if self._running else _RESTED) - 1
+        return self._running
 
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """A sequence that `most` more tokens are drafted for. The last row that was computed for it is `row` of its pass
-    and stands at `position`."""
+    """A sequence that `most` more tokens are drafted for; `chunk` is its place in the plan. The last row that was
+    computed for it is `row` of its pass and stands at `position`; `product` is that of the likelihoods so far."""
 
     sequence: Sequence
+    chunk: int
     row: int
     position: int
     most: int
-    prompt: bool
+    product: float = 1.0
 
 
 class MtpLoop(Generic[T]):
@@ -73,13 +111,17 @@ class MtpLoop(Generic[T]):
         model: AttentionModel,
         runner: PredictorRunner[T],
         blocks: SequenceBlocks,
+        load: ExpertLoad,
         choice: DraftChoice,
         longest: int,
     ) -> None:
-        """No token is drafted beyond a sequence's first `longest`."""
+        """No token is drafted beyond a sequence's first `longest`. Where the price says how many, none behind what is
+        unlikely, and none for a while where none was wanted."""
         assert model.predictor is not None, "`served_spec` gives a model its layer, or refuses"
         self._drafter, self._model, self._predictor, self._runner = drafter, model, model.predictor, runner
-        self._blocks, self._choice, self._longest = blocks, choice, longest
+        self._blocks, self._load, self._choice, self._longest = blocks, load, choice, longest
+        self._least = _UNLIKELY if choice.tokens is None else 0.0
+        self._rest = DraftRest() if choice.tokens is None else None
         self._buffers = StepBuffers(model.ops.device, longest)
 
     def follow(
@@ -87,12 +129,19 @@ class MtpLoop(Generic[T]):
     ) -> StepRun[T]:
         """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
         of a chunk. The step's sequences are in flight meanwhile."""
+        verified = [self._drafter.verified(chunk) for chunk in plan.chunks]
+        if self._rest is not None and not self._rest.runs(wanted=any(verified)):
+            return x_TH
         (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
-        hidden_TH = yield from self._pass(token_T, self._model.normed(x_TH), paged, step.decodes)
-        drafted = list(self._begin(plan, step, runs))
+        hidden_TH = self._model.normed(x_TH)
+        drafted = list(self._begin(plan, step, runs, verified))
+        if (chain := self._runner.chain()) is not None:
+            self._draft_at_once(chain, plan, drafted, token_T, hidden_TH, paged, step.decodes)
+            return hidden_TH
+        hidden_TH = yield from self._pass(token_T, hidden_TH, paged, step.decodes)
         while drafted:
             hidden_SH = _rows(hidden_TH, [one.row for one in drafted])
             scores_SV = self._model.scores(hidden_SH)
@@ -104,23 +153,57 @@ class MtpLoop(Generic[T]):
             drafted = [replace(one, row=row) for row, one in enumerate(more)]
         return hidden_TH
 
-    def _begin(self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]]) -> Iterator[_Drafted]:
+    def _draft_at_once(
+        self,
+        chain: DraftChain,
+        plan: StepPlan,
+        drafted: Many[_Drafted],
+        token_T: Tensor,
+        hidden_TH: Tensor,
+        paged: PagedBatch,
+        decodes: int,
+    ) -> None:
+        """All passes in one call."""
+        size = self._blocks.pool.block_size
+        ends = [[0] * paged.sequences for _ in range(3)]
+        for one in drafted:
+            blocks = self._blocks.grow(one.sequence, one.position + one.most - one.sequence.computed)
+            values = one.row, one.position + 1, one.most if blocks else 1
+            for column, value in zip(ends, values, strict=True):
+                column[one.chunk] = value
+        tables = [chunk.sequence.blocks for chunk in plan.chunks]
+        table_SB = block_tables(tables, size, self._buffers, "grown")
+        ends_3S = torch.tensor(ends, dtype=torch.int32)
+        paged = replace(paged, block_table_SB=table_SB)
+        made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self._least, size)
+        self._load.predicted(made.expert_RK[: paged.tokens], decodes)
+        if len(further_RK := made.expert_RK[paged.tokens :]):
+            self._load.predicted(further_RK, len(further_RK))
+        tokens, likely = made.token_SD.tolist(), made.likely_SD.tolist()
+        for one in drafted:
+            for token, confidence in zip(tokens[one.chunk], likely[one.chunk], strict=True):
+                if token >= 0:
+                    self._drafter.add(one.sequence, token, confidence)
+
+    def _begin(
+        self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]], verified: Many[int]
+    ) -> Iterator[_Drafted]:
         """Those that are drafted for."""
         for index, run in runs.items():
             chunk, sequence = plan.chunks[index], plan.chunks[index].sequence
             length = len(sequence.tokens) + len(run)
             left = sequence.prompt_length + sequence.request.params.max_tokens - length - 1
-            most = min(self._wanted(chunk), left, self._longest - length)
+            most = min(self._wanted(verified[index]), left, self._longest - length)
             if most > 0 and not sequence.cancelled and sequence.eos_ids.isdisjoint(run):
                 self._drafter.begin(sequence, length)
                 row = step.paged.starts[index] + length - 2 - chunk.start
-                yield _Drafted(sequence, row, length - 2, most, chunk.kind is PROMPT)
+                yield _Drafted(sequence, index, row, length - 2, most)
 
-    def _wanted(self, chunk: Chunk) -> int:
+    def _wanted(self, verified: int) -> int:
         """Where the price says how many are verified, one more than it let the last step verify."""
         if self._choice.tokens is not None:
             return self._choice.tokens
-        return min(self._choice.most, chunk.supposed + 1)
+        return min(self._choice.most, verified + 1)
 
     def _go_on(self, drafted: Many[_Drafted], tokens: list[int], likely: list[float]) -> Iterator[_Drafted]:
         """Keeps a token of each; those that go on, by their place in `drafted`."""
@@ -129,8 +212,11 @@ class MtpLoop(Generic[T]):
                 continue
             sequence, position = one.sequence, one.position + 1
             self._drafter.add(sequence, token, confidence)
-            if one.most > 1 and self._blocks.grow(sequence, position + 1 - sequence.computed):
-                yield _Drafted(sequence, row, position, one.most - 1, one.prompt)
+            product = one.product * confidence
+            if one.most == 1 or product < self._least:
+                continue
+            if self._blocks.grow(sequence, position + 1 - sequence.computed):
+                yield _Drafted(sequence, one.chunk, row, position, one.most - 1, product)
 
     def _further(self, pairs: Many[tuple[_Drafted, int]], hidden_SH: Tensor) -> StepRun[T]:
         """The pass behind the tokens that were drafted last."""
@@ -145,8 +231,7 @@ class MtpLoop(Generic[T]):
         token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), np.int64, columns)
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
-        decodes = sum(not one.prompt for one, _ in pairs)
-        return (yield from self._pass(token_S, hidden_SH, paged, decodes))
+        return (yield from self._pass(token_S, hidden_SH, paged, len(pairs)))
 
     def _pass(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         """What the next tokens are read of, and the next pass begins with."""

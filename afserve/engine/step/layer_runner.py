@@ -65,6 +65,9 @@ class LayerRunner(Generic[T]):
         yield from self._combine_layer(ticket, x_TH, spoiled_T, layer)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
 
+    def chain(self) -> None:
+        """It runs one layer at a time."""
+
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         (layer,), (attend,) = self.model.predicting, self._kv.predicting
         half = attend(x_TH, self.model.ops.bind_batch(paged))

@@ -11,6 +11,7 @@ from torch import Tensor
 from afserve.comm.m2n.link_contract import SentTicket
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.stack import DraftChain
 
 T = TypeVar("T", bound=SentTicket)
 T_co = TypeVar("T_co", bound=SentTicket, covariant=True)
@@ -33,6 +34,9 @@ class StepRunner(Protocol[T_co]):
 
 class PredictorRunner(StepRunner[T_co], Protocol[T_co]):
     """Also of a layer of multi-token prediction, where the model was loaded with one."""
+
+    def chain(self) -> DraftChain | None:
+        """Whole drafts in one call; None where this runner has to run the layer for every token."""
 
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T_co]:
         """What that layer gives for rows that it changes in place, (T, H). Of a row without a sum from the experts it

@@ -14,7 +14,7 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.stack import Exchange, Stack, Stacked, Stopped
+from afserve.kernels.stack import DraftChain, Exchange, Stack, Stacked, Stopped
 
 
 class StackRunner(Generic[T]):
@@ -23,6 +23,10 @@ class StackRunner(Generic[T]):
     def __init__(self, stack: Stack, predictor: Stack | None, layers: LayerRunner[T]) -> None:
         """`predictor`: the layer of multi-token prediction, if there is one that fits a call."""
         self._stack, self._predictor, self._layers = stack, predictor, layers
+        self._chain = None if predictor is None else layers.model.chain(predictor)
+
+    def chain(self) -> DraftChain | None:
+        return self._chain if self._layers.meter.trace is None else None
 
     def run_step(self, step: StepInput) -> StepRun[T]:
         if fits_one_call(step, self._layers.meter):
@@ -66,6 +70,9 @@ class ExchangeRunner(Generic[T]):
             if exchange is not None:
                 return self._run_exchange(step, exchange)
         return self._layers.run_step(step)
+
+    def chain(self) -> None:
+        """Between its passes rows are at expert nodes."""
 
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         return self._layers.run_predictor(x_TH, paged, decodes)

@@ -148,10 +148,16 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
         for chunk, table in zip(plan.chunks, tables, strict=True)
         for p in range(chunk.start, chunk.start + chunk.count)
     ]
-    flat, width = _filled(tables)
     (kv_slot_T,) = room.write(f"rows {at}", len(slots), np.int64, (slots,))
-    (table_N,) = room.write(f"tables {at}", len(tables), np.int32, (flat,), size)
-    return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_N.view(-1, width), held=_held(plan))
+    table_SB = block_tables(tables, size, room, f"tables {at}")
+    return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_SB, held=_held(plan))
+
+
+def block_tables(tables: Sequence[list[int]], block_size: int, room: StepBuffers, name: str) -> Tensor:
+    """The blocks of each sequence, filled up to the most that any has."""
+    flat, width = _filled(tables)
+    (table_N,) = room.write(name, len(tables), np.int32, (flat,), block_size)
+    return table_N.view(-1, width)
 
 
 def _held(plan: StepPlan) -> HeldStates | None:
