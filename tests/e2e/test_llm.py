@@ -69,9 +69,13 @@ def test_the_checkpoint_s_own_layer_drafts_over_expert_nodes():
     for drafts in ({}, {"draft": "mtp:2"}):
         with LLM("nano", attention=2, experts=2, threads=1, **drafts) as llm:
             assert len(llm.topology.deployment.placement.layers) == 4 + len(drafts)
-            found.append(
-                [one.token_ids for one in llm.generate(asked, SamplingParams(max_tokens=40, temperature=0))]
+            answers = llm.generate(
+                asked, SamplingParams(max_tokens=40, temperature=0, return_routed_experts=True)
             )
+            found.append([(one.token_ids, one.routed_experts) for one in answers])
+            for one in answers:
+                assert one.routed_experts is not None
+                assert one.routed_experts.shape == (len(one.prompt_ids) + len(one.token_ids) - 1, 4, 4)
     assert found[0] == found[1]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.scheduling.routed_experts import RoutedExperts, joined
 from afserve.launch.plan.models import CONFIGS
 from afserve.server.replies.choice import ChoiceDecoder
 from afserve.tokens.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt: tuple[TokenLogprob | None, ...] = ()
     end: tuple[str | None, int | None] = (None, None)
+    routed: list[RoutedExperts] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
 
     def add(self, event: TokenEvent) -> None:
@@ -39,6 +41,7 @@ class Answer:
         assert not (event.prompt_logprobs and self.tokens), "the prompt is told once"
         self.tokens += event.token_ids
         self.logprobs += event.logprobs
+        self.routed += () if event.routed is None else (event.routed,)
         self.prompt = self.prompt or event.prompt_logprobs
         self.end = event.finish_reason, event.stop_token_id
         self.events.append(event)
@@ -160,6 +163,8 @@ def moved_is_unmoved(number: int, cluster_of, tokenizer: Tokenizer) -> int:
     dice = random.Random(number)
     cluster = cluster_of(NAMES[number % len(NAMES)], bool(number // len(NAMES) % 2))
     request = asked(dice)
+    routed = replace(request.params, return_routed_experts=number // len(NAMES) % 3 == 0)
+    request = replace(request, params=routed)
     stayed = served(cluster, request, [])
     most = len(stayed.tokens) - 1
     moves = sorted(dice.randint(0, most) for _ in range(dice.choice([1, 1, 2, 3])))
@@ -167,6 +172,8 @@ def moved_is_unmoved(number: int, cluster_of, tokenizer: Tokenizer) -> int:
     moved = served(cluster, request, moves)
     quiet(cluster)
     assert (moved.tokens, moved.end) == (stayed.tokens, stayed.end)
+    assert joined(moved.routed) == joined(stayed.routed)
+    assert bool(stayed.routed) == routed.return_routed_experts
     same_logprobs(moved.logprobs, stayed.logprobs)
     same_logprobs(moved.prompt, stayed.prompt)
     text, _, _ = read(tokenizer, stayed, replace(request.params, min_tokens=0))

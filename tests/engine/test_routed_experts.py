@@ -9,7 +9,7 @@ import torch
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import colocated
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import SamplingParams, TokenEvent
 from afserve.engine.scheduling.routed_experts import MOST_BYTES, RoutedExperts, check_size, joined, width_of
 from afserve.errors import RequestError
 from tests.engine.driving import collect, config, drive, prompts, requests
@@ -101,10 +101,13 @@ def test_drafts(name, tiny_checkpoint, monkeypatch):
     assert 0 < drafts.accepted < drafts.tokens
 
 
-def test_drafts_of_an_n_gram(source, alone):
-    repeating = [GenerationRequest(0, tuple([5, 9, 17, 33] * 5)[: LENGTHS[0]], ASKED)]
-    node = colocated(source, config(draft="ngram:4", **SMALL))
-    assert routed(drive(node, repeating)) == routed(drive(colocated(source, config(**SMALL)), repeating))
+@pytest.mark.parametrize("draft", ["ngram:4", "mtp:2"])
+def test_drafts_that_the_bundled_model_s_nodes_make(draft):
+    """Its layer of multi-token prediction has experts of its own, which are no part of the answer's."""
+    source, wanted = ModelSource("configs/nano", "nano"), asked(replace(ASKED, max_tokens=40))
+    node = colocated(source, config(draft=draft, **SMALL))
+    assert routed(drive(node, wanted)) == routed(drive(colocated(source, config(**SMALL)), wanted))
+    assert node.stats().drafts.accepted
 
 
 @pytest.mark.parametrize("after", [0, 1, 9])
