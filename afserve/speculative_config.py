@@ -159,19 +159,26 @@ def _method(keys: _Keys) -> DraftMethod:
     name, model = keys.text("method"), keys.text("model")
     if model in _METHODS and name in (None, model):
         name = model
+    elif model is not None and _predicts(name):
+        keys.passed.append("model")  # its layer is the served checkpoint's own
     elif model is not None:
         refuse(f"model: {shown(model)}: {_PATH}; the methods here are {', '.join(_served())}")
     if name is None:
         refuse(f"method is missing; it is one of {', '.join(_served())}")
     if name in _METHODS:
         return _METHODS[name]
-    if name.endswith("_mtp"):  # deepseek_mtp and others, which vLLM takes for mtp
+    if _predicts(name):
         return DraftMethod.MTP
     known = f"the methods here are {', '.join(_served())}"
     why = _NOT_DONE.get(name)
     if why is None:
         refuse(f"method: {shown(name)} is none of vLLM's; {known}")
     return refuse(f"method {shown(name)}: {why}; {known}")
+
+
+def _predicts(name: str | None) -> bool:
+    """deepseek_mtp and others of that end are mtp in vLLM, too."""
+    return name is not None and (name == DraftMethod.MTP or name.endswith("_mtp"))
 
 
 def _served() -> list[str]:

@@ -55,6 +55,7 @@ def test_what_is_read(config, wanted):
         (NGRAM | {"parallel_drafting": False, "max_model_len": None}, ()),
         (NGRAM | {"suffix_decoding_max_tree_depth": 24}, ("suffix_decoding_max_tree_depth",)),
         (SUFFIX | {"prompt_lookup_max": 4}, ("prompt_lookup_max",)),
+        ({"method": "deepseek_mtp", "model": "some/v3", "num_speculative_tokens": 1}, ("model",)),
         (SUFFIX | {"suffix_decoding_max_cached_requests": 9}, ("suffix_decoding_max_cached_requests",)),
         (NGRAM | {"prompt_lookup_min": 1, "prompt_lookup_max": 3}, ("a run of fewer than 2 tokens",)),
         (SUFFIX | {"num_speculative_tokens": 32}, ("num_speculative_tokens beyond 16",)),
