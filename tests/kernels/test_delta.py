@@ -11,12 +11,12 @@ from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import LONGEST, DeltaLayer, DeltaRows, DeltaShape, segment, step
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
-from tests.kernels.conftest import ISAS, native
+from tests.kernels.conftest import SETS, native
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key=12, value=20, taps=4)
 BLOCK, BLOCKS = 8, 24
 TRUTH = open_ops("cpu", 1, "torch")
-EVERY = pytest.mark.parametrize("name", ["torch", *ISAS])
+EVERY = pytest.mark.parametrize("name", ["torch", *SETS])
 
 
 @functools.cache

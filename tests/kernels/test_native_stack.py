@@ -16,7 +16,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import Stack, StackLayer
 from tests.kernels import test_native_latent as latent
 from tests.kernels import test_native_layer as grouped
-from tests.kernels.conftest import ISAS, native, on_their_own
+from tests.kernels.conftest import SETS, native, on_their_own
 
 HIDDEN, EXPERTS, INNER, BLOCK = grouped.HIDDEN, grouped.EXPERTS, 40, 16
 BITS = {"whole": (False, None), "int8": (True, None), "int4": (False, Groups(32))}
@@ -133,7 +133,7 @@ def check(ops: Ops, dtype: torch.dtype, kinds: list[Kind], contexts: list[int], 
     assert (poisoned >= 0) == bool((results[0][1] >= 0).any())
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", SETS)
 @given(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     kinds=st.lists(KINDS, min_size=1, max_size=4),

@@ -11,7 +11,7 @@ from afserve.kernels.cache import LayerShape
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.routing import RouterRule
 from tests.kernels import nonfinite
-from tests.kernels.conftest import ISAS, native, on_their_own
+from tests.kernels.conftest import SETS, native, on_their_own
 from tests.kernels.packing import pack_experts
 from tests.kernels.reference_fp8 import BlockReference
 
@@ -20,7 +20,7 @@ with_values = pytest.mark.parametrize("value", nonfinite.VALUES)
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@pytest.fixture(params=[*ISAS, "torch"], scope="module")
+@pytest.fixture(params=[*SETS, "torch"], scope="module")
 def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
     made = open_ops("cpu", 1, "torch") if request.param == "torch" else native(request.param, 2)
     with on_their_own(made):
