@@ -82,8 +82,23 @@ def test_a_template_without_end_is_refused_at_the_start(tmp_path: Path):
     assert code == 2 and "chat template" in said and "1024 MiB" in said, said
 
 
-def test_sigterm_lets_a_running_request_finish(up):
-    server = up()
+def test_client_gone_frees_its_blocks(shared_up):
+    server = shared_up()
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+    ) as answer:
+        next(answer.iter_lines())
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        node = httpx.get(f"{server.url}/status").json()["nodes"][0]
+        if node["stats"]["running"] == 0 and node["stats"]["generated_tokens"] > 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError(node)
+
+
+def test_sigterm_lets_a_running_request_finish(shared_up):
+    server = shared_up()
     with httpx.stream(
         "POST",
         f"{server.url}/v1/completions",
@@ -128,21 +143,6 @@ def test_a_stopped_start_leaves_nothing(up):
     code, _ = server.stop(signal.SIGTERM)
     assert code in (0, -signal.SIGTERM)
     assert not psutil.wait_procs(family, timeout=15)[1]
-
-
-def test_client_gone_frees_its_blocks(up):
-    server = up()
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
-    ) as answer:
-        next(answer.iter_lines())
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        node = httpx.get(f"{server.url}/status").json()["nodes"][0]
-        if node["stats"]["running"] == 0 and node["stats"]["generated_tokens"] > 0:
-            return
-        time.sleep(0.1)
-    raise AssertionError(node)
 
 
 def run_up(*flags: str) -> tuple[int, str]:
