@@ -128,6 +128,7 @@ def test_nothing_unsafe() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_one_file_imports_ray_and_only_text_and_numbers_go_in_and_out_of_its_actor() -> None:
     """Ray pickles what it carries. Of text and numbers that makes no code, and the actor's class goes by its name."""
     launch = ROOT / "afserve/launch/sites"

@@ -70,6 +70,7 @@ def test_tokens_are_those_of_all_experts_in_memory(name, tiny_checkpoint, expect
         bank.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("name", FAMILIES[:3])
 def test_in_every_topology(name, topology, tiny_checkpoint, expected):
@@ -188,6 +189,7 @@ def cut(tiny_checkpoint, tmp_path):
     return ModelSource(str(folder), "q"), shorten, restore
 
 
+@pytest.mark.slow
 def test_an_expert_that_cannot_be_read_costs_the_requests_that_need_it(cut, expected, caplog):
     source, shorten, restore = cut
     bank = bank_of(source, spec_of(source).top_k)

@@ -273,6 +273,7 @@ def test_a_short_prompt_goes_straight_where_that_is_sooner():
     assert not goes_straight(100, 256, idle, None, 0.01) and not goes_straight(9, 256, idle, slow_start(), 0)
 
 
+@pytest.mark.slow
 def test_a_hand_over_is_drawn_as_one_in_the_time_of_the_nodes(tiny_checkpoint, tmp_path):
     """Deadlines of hand-overs go by another clock, which skips pauses: here it is years behind."""
     world = phased(tiny_checkpoint("v3"), "v3", 1, 1, 1)

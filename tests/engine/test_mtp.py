@@ -45,6 +45,7 @@ def test_nano_drafts_three_of_four_tokens_right_and_answers_the_same():
     assert node.stats().steps < 0.75 * plain.stats().steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place):
     """Of requests of all kinds, in a cache that is too small for them: some are preempted in mid-draft."""
@@ -66,6 +67,7 @@ def test_steps_may_be_one_call_over_an_exchange():
     assert found == wanted and node.stats().drafts.accepted > 0
 
 
+@pytest.mark.slow
 def test_what_was_handed_over_or_found_is_drafted_for_as_well():
     """The layer's keys of a prompt come with its blocks."""
     asked = held_out(4, 120, SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True))

@@ -130,6 +130,7 @@ asked = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.lists(asked, min_size=1, max_size=3),

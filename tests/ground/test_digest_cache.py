@@ -162,6 +162,7 @@ def test_the_oldest_entries_go(tmp_path, file, monkeypatch):
     assert kept == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_writers_at_once_leave_a_whole_file(tmp_path, file):
     def write(writer):
         for number in range(20):

@@ -94,6 +94,7 @@ def test_a_profile_is_read_as_it_was_written() -> None:
     assert again.factor(like, at, at) == pytest.approx(engine.factor(like, at, at), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_with_drafts_are_explained_by_what_drafts_cost_and_not_taken_for_others() -> None:
     """Rows with drafts that kernels explain; as rows without drafts they would be another engine's."""
     mtp = Drafts(DRAFTERS["mtp"], 1, 1.8)

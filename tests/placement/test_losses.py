@@ -321,6 +321,7 @@ LOST = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(["afd", "colocated"]), chosen=st.lists(LOST, max_size=5))
 def test_an_answer_or_one_line(

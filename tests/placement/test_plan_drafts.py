@@ -151,6 +151,7 @@ def test_a_step_with_drafts_takes_longer_and_more_of_them_longer_still(drafter) 
         assert steps == sorted(steps) and steps[0] < steps[-1] < 12 * steps[0]
 
 
+@pytest.mark.slow
 def test_no_drafts_are_today_s_plan() -> None:
     """A drafter without tokens is nobody, and an off among the choices changes nothing."""
     plain = answer(question())
@@ -162,6 +163,7 @@ def test_no_drafts_are_today_s_plan() -> None:
 # whether it pays
 
 
+@pytest.mark.slow
 def test_drafts_that_are_never_accepted_never_pay() -> None:
     for drafter in (MTP, EAGLE, NGRAM):
         asked = question(Drafts(drafter, 2, 1.0))
@@ -171,6 +173,7 @@ def test_drafts_that_are_never_accepted_never_pay() -> None:
         assert worth is not None and worth.gain < 1 and worth.pays_up_to == 0
 
 
+@pytest.mark.slow
 def test_drafts_that_are_always_accepted_pay_at_one_request() -> None:
     for drafter in (MTP, EAGLE, NGRAM):
         asked = replace(question(Drafts(drafter, 3, 4.0)), objective="latency")
@@ -182,6 +185,7 @@ def test_drafts_that_are_always_accepted_pay_at_one_request() -> None:
         assert best.tpot < plain.tpot / 1.5
 
 
+@pytest.mark.slow
 def test_more_acceptance_is_never_slower() -> None:
     tpots = []
     for length in (1.0, 1.5, 2.0, 3.0, 4.0):
@@ -203,6 +207,7 @@ def test_what_pays_at_few_requests_may_not_at_many() -> None:
     assert worth.pays_up_to is not None and 1 < worth.pays_up_to < best.batch
 
 
+@pytest.mark.slow
 def test_auto_takes_the_best_number_for_each_candidate() -> None:
     accepted = expected_lengths(load_lengths(), "deepseek-v3", MTP, CODING)
     assert accepted is not None
@@ -213,6 +218,7 @@ def test_auto_takes_the_best_number_for_each_candidate() -> None:
     assert best.usd_per_mtok == min(plan.usd_per_mtok for plan in fixed if plan is not None)
 
 
+@pytest.mark.slow
 def test_what_is_not_known_of_acceptance_is_in_the_interval_and_common_to_both_sides() -> None:
     sure, unsure = (answer(question(Drafts(MTP, 2, 2.3, spread))).best() for spread in (0.0, 0.5))
     assert sure is not None and unsure is not None
@@ -222,6 +228,7 @@ def test_what_is_not_known_of_acceptance_is_in_the_interval_and_common_to_both_s
 # as typed
 
 
+@pytest.mark.slow
 def test_with_and_without_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, f"{SMALL} --draft mtp:2 --domain coding")
     assert (code, err) == (0, "")
@@ -240,6 +247,7 @@ def test_with_and_without_stand_side_by_side(capsys: pytest.CaptureFixture[str])
     assert said["gain_80"][0] < said["gain"] < said["gain_80"][1]
 
 
+@pytest.mark.slow
 def test_auto_may_say_no(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"{SMALL} --draft auto --acceptance 0.01")
     assert code == 0 and "Drafts do not pay" in out
@@ -283,6 +291,7 @@ def test_a_plan_with_drafts_is_played(capsys: pytest.CaptureFixture[str], drafte
     assert drafted["tpot_ms"]["p50"] < plain["tpot_ms"]["p50"]
 
 
+@pytest.mark.slow
 def test_goodput_is_told_with_drafts_and_without(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +327,7 @@ def test_extremes_are_planned(capsys: pytest.CaptureFixture[str], flags: str, ac
     assert (found["drafts"]["gain"] > 1) == (acceptance == "1")
 
 
+@pytest.mark.slow
 def test_a_cluster_file_says_how_drafts_are_started(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

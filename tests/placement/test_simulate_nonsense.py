@@ -35,6 +35,7 @@ CHOSEN = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=st.lists(CHOSEN, max_size=5))
 def test_an_answer_or_one_line(

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -22,44 +23,53 @@ def filled(head: str, item: str, tail: str, size: int = SIZE) -> bytes:
     return (head + item * ((size - len(head) - len(tail)) // len(item)) + tail).encode()
 
 
-def hostile() -> Iterator[tuple[str, str, bytes]]:
-    yield "empty prompts", COMPLETIONS, filled('{"prompt":["x"', ',""', "]}")
-    yield "short prompts", COMPLETIONS, filled('{"prompt":["x"', ',"x"', '],"n":2}')
-    yield "token ids", COMPLETIONS, filled('{"prompt":[5', ",5", "]}")
-    yield "lists of token ids", COMPLETIONS, filled('{"prompt":[[5]', ",[5]", "]}")
-    yield "one long text", COMPLETIONS, filled('{"prompt":"', "a b ", '"}')
-    yield "one word", COMPLETIONS, filled('{"prompt":"', "a", '"}')
-    yield "other letters", COMPLETIONS, filled('{"prompt":"', "\\u65e5", '"}')
+def biases() -> bytes:
     bias = ",".join(f'"{i}":0' for i in range(700_000))
-    yield "biases", COMPLETIONS, f'{{"prompt":"x","logit_bias":{{{bias}}}}}'.encode()
-    yield "stops", COMPLETIONS, filled('{"prompt":"x","stop":["x"', ',"x"', "]}")
-    yield "stop ids", COMPLETIONS, filled('{"prompt":"x","stop_token_ids":[5', ",5", "]}")
-    yield "lists", COMPLETIONS, filled('{"prompt":"x","other":[[]', ",[]", "]}")
-    yield "objects", COMPLETIONS, filled('{"prompt":"x","other":[{}', ",{}", "]}")
-    yield "depth", COMPLETIONS, b"[" * SIZE
-    yield "digits", COMPLETIONS, filled('{"prompt":"x","seed":', "9", "}")
-    yield "long integers", COMPLETIONS, filled('{"prompt":"x","other":[1', "," + "9" * 4200, "]}")
-    yield "a long name", COMPLETIONS, filled('{"prompt":"x","model":"', "é", '"}', SIZE // 2)
-    yield "a long key", COMPLETIONS, filled('{"prompt":"x","logit_bias":{"', "9", '":1}}')
-    yield "not quite JSON", COMPLETIONS, filled('{"prompt":[5', ",5", "]]")
-    yield "messages", CHAT, filled('{"messages":[{}', ",{}", "]}")
+    return f'{{"prompt":"x","logit_bias":{{{bias}}}}}'.encode()
+
+
+def hostile() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    yield "empty prompts", COMPLETIONS, partial(filled, '{"prompt":["x"', ',""', "]}")
+    yield "short prompts", COMPLETIONS, partial(filled, '{"prompt":["x"', ',"x"', '],"n":2}')
+    yield "token ids", COMPLETIONS, partial(filled, '{"prompt":[5', ",5", "]}")
+    yield "lists of token ids", COMPLETIONS, partial(filled, '{"prompt":[[5]', ",[5]", "]}")
+    yield "one long text", COMPLETIONS, partial(filled, '{"prompt":"', "a b ", '"}')
+    yield "one word", COMPLETIONS, partial(filled, '{"prompt":"', "a", '"}')
+    yield "other letters", COMPLETIONS, partial(filled, '{"prompt":"', "\\u65e5", '"}')
+    yield "biases", COMPLETIONS, biases
+    yield "stops", COMPLETIONS, partial(filled, '{"prompt":"x","stop":["x"', ',"x"', "]}")
+    yield "stop ids", COMPLETIONS, partial(filled, '{"prompt":"x","stop_token_ids":[5', ",5", "]}")
+    yield "lists", COMPLETIONS, partial(filled, '{"prompt":"x","other":[[]', ",[]", "]}")
+    yield "objects", COMPLETIONS, partial(filled, '{"prompt":"x","other":[{}', ",{}", "]}")
+    yield "depth", COMPLETIONS, lambda: b"[" * SIZE
+    yield "digits", COMPLETIONS, partial(filled, '{"prompt":"x","seed":', "9", "}")
+    yield "long integers", COMPLETIONS, partial(filled, '{"prompt":"x","other":[1', "," + "9" * 4200, "]}")
+    yield "a long name", COMPLETIONS, partial(filled, '{"prompt":"x","model":"', "é", '"}', SIZE // 2)
+    yield "a long key", COMPLETIONS, partial(filled, '{"prompt":"x","logit_bias":{"', "9", '":1}}')
+    yield "not quite JSON", COMPLETIONS, partial(filled, '{"prompt":[5', ",5", "]]")
+    yield "messages", CHAT, partial(filled, '{"messages":[{}', ",{}", "]}")
     yield (
         "parts",
         CHAT,
-        filled(
+        partial(
+            filled,
             '{"messages":[{"role":"user","content":[{"type":"text","text":"x"}',
             ',{"type":"text","text":"x"}',
             "]}]}",
         ),
     )
-    yield "a long message", CHAT, filled('{"messages":[{"role":"user","content":"', "a b ", '"}]}')
-    yield "tools", CHAT, filled('{"messages":[{"role":"user","content":"x"}],"tools":[{}', ",{}", "]}")
-    yield "text to tokenize", "/tokenize", filled('{"prompt":"', "a b ", '"}')
-    yield "ids to detokenize", "/detokenize", filled('{"tokens":[5', ",5", "]}")
-    yield "a placement", "/admin/placement", filled('{"layers":[[0]', ",[0]", "]}")
+    yield "a long message", CHAT, partial(filled, '{"messages":[{"role":"user","content":"', "a b ", '"}]}')
+    yield (
+        "tools",
+        CHAT,
+        partial(filled, '{"messages":[{"role":"user","content":"x"}],"tools":[{}', ",{}", "]}"),
+    )
+    yield "text to tokenize", "/tokenize", partial(filled, '{"prompt":"', "a b ", '"}')
+    yield "ids to detokenize", "/detokenize", partial(filled, '{"tokens":[5', ",5", "]}")
+    yield "a placement", "/admin/placement", partial(filled, '{"layers":[[0]', ",[0]", "]}")
 
 
-HOSTILE = {name: (path, body) for name, path, body in hostile()}
+HOSTILE = {name: (path, body) for name, path, body in hostile()}  # bodies are made when they are sent
 
 
 class LoopTime:
@@ -97,7 +107,8 @@ def guarded(make_backend, run_server):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_large_body(guarded, loop_time, name):
-    path, body = HOSTILE[name]
+    path, make = HOSTILE[name]
+    body = make()
     assert len(body) <= SIZE
     headers = {"content-type": "application/json", "authorization": "Bearer root"}
     reply = httpx.post(guarded.url + path, content=body, headers=headers, timeout=120)
@@ -111,7 +122,8 @@ def test_a_large_body(guarded, loop_time, name):
 @pytest.mark.parametrize("name", ["empty prompts", "one word", "biases", "not quite JSON", "digits"])
 def test_a_small_body(server, loop_time, name):
     """The largest that is prepared on the loop itself."""
-    path, body = HOSTILE[name]
+    path, make = HOSTILE[name]
+    body = make()
     for cut in (body[:4000] + body[-10:], json.dumps({"prompt": "a b " * 2000}).encode()):
         httpx.post(server.url + path, content=cut, headers={"content-type": "application/json"}, timeout=60)
     assert loop_time.longest < MOST_SECONDS, loop_time.what
