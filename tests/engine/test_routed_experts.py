@@ -75,6 +75,22 @@ def test_any_topology(source, alone, shape):
     assert routed(cluster.run(asked())) == routed(alone)
 
 
+def test_steps_that_are_one_call_over_an_exchange(source, alone):
+    from tests.engine.test_exchange import World  # which is skipped where there is no native library
+
+    world = World(source, config(**SMALL), experts=2)
+    with world.serving() as node:
+        for request in asked():
+            node.submit(request)
+        events = []
+        while node.busy:
+            events += node.step()
+            if node.stalled:
+                node.wait(0.02)
+    world.close()
+    assert routed(events) == routed(alone)
+
+
 def test_a_prefix_in_the_cache_is_computed_again(source, alone):
     node = colocated(source, config(**SMALL))
     for _ in range(2):
