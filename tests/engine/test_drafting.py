@@ -1,5 +1,6 @@
 """Drafts that nodes make themselves: the same tokens in fewer steps, and what `--draft` may say."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from afserve.errors import ConfigError
 from afserve.grammars.grammar import of_schema
 from afserve.tracing.trace import Trace
 from tests.engine.driving import collect, config, drive, requests
+from tests.engine.local_cluster import LocalCluster
 
 COPYING = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
 
@@ -56,6 +58,24 @@ def test_what_is_worth_its_rows_is_measured_and_the_tokens_are_the_same(method, 
     price = node._drafting._price
     assert isinstance(price, AdaptivePrice) and price.costs.known
     assert not price.acceptance._trends and not price._resting, "nothing is kept of those that have ended"
+
+
+def test_nodes_that_share_the_experts_know_of_each_others_rows(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
+    asked = [*two_copies(), *(replace(request, handle=2 + request.handle) for request in two_copies())]
+    wanted = collect(drive(colocated(source, config()), asked))
+    cluster = LocalCluster.build(source, config(draft="ngram"), attention=2, experts=2)
+    found: dict[int, list[int]] = {}
+    most = [0.0, 0.0]
+    for event in cluster.run(asked):
+        found.setdefault(event.handle, []).extend(event.token_ids)
+        for index, node in enumerate(cluster.attention):
+            price = node._drafting and node._drafting._price
+            assert isinstance(price, AdaptivePrice)
+            most[index] = max(most[index], price.costs.pool)
+    cluster.close()
+    assert [found[handle] for handle in sorted(found)] == wanted
+    assert all(0.0 < rows < 64.0 for rows in most), "each had the other's in its calls"
 
 
 @pytest.mark.parametrize("broken", ["lengths", "confirmed", "step_measured"])
