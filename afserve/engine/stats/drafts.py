@@ -1,6 +1,6 @@
 """What a node says of tokens that were guessed for a step and verified by it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from afserve.counters import Over, counter, group
@@ -67,17 +67,6 @@ class DraftStats:
     )
     positions: AcceptedByPosition = AcceptedByPosition()
     drafters: StatsByDrafter = StatsByDrafter()
-
-    @property
-    def mean_length(self) -> float:
-        """Tokens that a verified draft gave, with the one that a step gives anyway; 0 without drafts."""
-        return 1 + self.accepted / self.verified if self.verified else 0.0
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """Drafters that drafted."""
-        named = ((each.name, getattr(self.drafters, each.name)) for each in fields(self.drafters))
-        return tuple(name for name, of in named if of.drafts)
 
 
 NO_DRAFTS = DraftStats()
