@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels import _native, native_fused, native_half, native_stack, tiled
@@ -20,6 +21,7 @@ from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference_router import choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.stack import Stack, StackLayer
 
@@ -284,7 +286,8 @@ class Native(NativeProducts):
             reason = (
                 f"scoring {rule.scoring.value}" if gate_bias_E is None else "a bias of the router's logits"
             )
-            return self._fall_back("route", reason).route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
+            self._fall_back("route", reason)
+            return choose(_logits(x_TH, gate_EH, gate_bias_E), bias_E, rule)
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
             return self._fall_back("route", odd(x_TH, gate_EH)).route(x_TH, gate_EH, bias_E, rule)
@@ -325,6 +328,13 @@ class Native(NativeProducts):
                 rule.closed_value,
             )
         return made
+
+
+def _logits(x_TH: Tensor, gate_EH: Tensor, gate_bias_E: Tensor | None) -> Tensor:
+    """(T, E) float32, of sums in float64: a row has the same bits alone and among others, which PyTorch's product of
+    float32 has not."""
+    added_E = None if gate_bias_E is None else gate_bias_E.double()
+    return F.linear(x_TH.double(), gate_EH.double(), added_E).float()
 
 
 def _over_cache(

@@ -23,13 +23,12 @@ from tests.engine.test_drafted_answers import Told, answered, asked_of, know, pl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("drafter", [0.7, "suffix:16"])
-def test_preempted_in_mid_draft(name, drafter, tiny_checkpoint):
+def test_preempted_in_mid_draft(name, tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint(name)), name)
     asked = asked_of(random.Random(name), 30)
     wanted = told(play([colocated(source, config())], asked))
     node = colocated(source, config(kv_blocks=12, max_batch_tokens=24, draft="ngram:4"))
-    know([node], drafter, wanted)
+    know([node], 0.7, wanted)
     assert told(play([node], asked)) == wanted
     assert node.stats().preemptions and node.stats().drafts.accepted
 
