@@ -19,6 +19,7 @@ from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import open_drafting
 from afserve.engine.draft.mtp import MtpDrafter, MtpLoop
+from afserve.engine.draft.resting import Resting
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
@@ -73,7 +74,7 @@ class AttentionNode(Generic[T]):
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
         choice = config.drafts()
-        mtp = MtpDrafter() if choice.predicts else None
+        mtp = MtpDrafter(None if choice.tokens else Resting()) if choice.predicts else None
         self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget

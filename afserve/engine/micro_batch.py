@@ -102,7 +102,7 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            every_row = self._mtp is not None
+            every_row = self._mtp is not None and self._mtp.awake
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             try:
@@ -116,14 +116,16 @@ class MicroBatch(Generic[T]):
             drafted = sum(chunk.supposed for chunk in self.plan.chunks)
             verified = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, verified)
-            if self._mtp is not None:
-                runs = _drawn(self.plan, outcome.accepted)
+            runs = _drawn(self.plan, outcome.accepted)
+            if self._mtp is not None and every_row:
                 yield from self._mtp.follow(self.plan, step, x_RH, runs)
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
             if self._drafting is not None:
                 ran = RanStep(step.tokens, drafted, self._meter.now() - began)
                 self.ran = ran if self.decode_only else None
+                if self._mtp is not None and self.decode_only:
+                    self._mtp.note_step(len(runs), sum(map(len, runs.values())), ran.seconds)
             if 2 * step.decodes <= step.tokens and step.shared is None:
                 self._meter.prefilled(step.tokens, began)
             self.plan = None

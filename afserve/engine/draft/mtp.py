@@ -17,6 +17,7 @@ from torch import Tensor
 
 from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
+from afserve.engine.draft.resting import Resting
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.step_plan import Chunk, StepPlan
@@ -34,7 +35,9 @@ class MtpDrafter:
 
     name = "mtp"
 
-    def __init__(self) -> None:
+    def __init__(self, resting: Resting | None = None) -> None:
+        """`resting` says when nothing is drafted; without it always something is."""
+        self.resting = resting
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
         self._asked: set[int] = set()  # those whose draft was told since their last step
 
@@ -123,6 +126,17 @@ class MtpLoop(Generic[T]):
         self._least = _UNLIKELY if choice.tokens is None else 0.0
         self._rest = DraftRest() if choice.tokens is None else None
         self._buffers = StepBuffers(model.ops.device, longest)
+
+    @property
+    def awake(self) -> bool:
+        """Whether it has to `follow` the next step. A sequence that went on without is drafted for a little worse."""
+        resting = self._drafter.resting
+        return resting is None or resting.awake
+
+    def note_step(self, sequences: int, tokens: int, seconds: float) -> None:
+        """A step that only decoded is over; `sequences` got so many tokens."""
+        if self._drafter.resting is not None:
+            self._drafter.resting.note_step(sequences, tokens, seconds)
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
