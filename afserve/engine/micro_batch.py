@@ -117,15 +117,20 @@ class MicroBatch(Generic[T]):
             verified = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, verified)
             runs = _drawn(self.plan, outcome.accepted)
+            fixed, since = 0.0, self._meter.now()
             if self._mtp is not None and every_row:
                 yield from self._mtp.follow(self.plan, step, x_RH, runs)
+                fixed = (self._meter.now() - since) / self._mtp.passes
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
             if self._drafting is not None:
-                ran = RanStep(step.tokens, drafted, self._meter.now() - began)
+                seconds = self._meter.now() - began
+                ran = RanStep(
+                    step.tokens, drafted, seconds - fixed
+                )  # what no draft makes longer has no price
                 self.ran = ran if self.decode_only else None
                 if self._mtp is not None and self.decode_only:
-                    self._mtp.note_step(len(runs), sum(map(len, runs.values())), ran.seconds)
+                    self._mtp.note_step(len(runs), sum(map(len, runs.values())), seconds)
             if 2 * step.decodes <= step.tokens and step.shared is None:
                 self._meter.prefilled(step.tokens, began)
             self.plan = None

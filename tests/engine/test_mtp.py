@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from afserve.config import ModelSource
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.build import colocated
-from afserve.engine.draft.mtp import DraftRest, MtpDrafter
+from afserve.engine.draft.mtp import MtpDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import ConfigError
@@ -135,14 +135,6 @@ def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, mon
     assert found == drafted(at_once=False)
     lengths = {len(tokens) for _, _, tokens, _ in found[1]}
     assert (4 in lengths) and (least == 0.0 or len(lengths) > 2)
-
-
-def test_a_layer_whose_drafts_nobody_wants_rests():
-    """It runs now and then, to see whether they are wanted again; and draws few tokens while few are wanted."""
-    rest = DraftRest()
-    ran = [rest.runs(wanted=False) for _ in range(200_000)]
-    assert all(ran[:1024]) and not any(ran[1024:17_000]) and 0.04 < sum(ran) / len(ran) < 0.08
-    assert [rest.runs(wanted=True) for _ in range(20_000)][-100:] == [True] * 100
 
 
 def copy_of_nano(folder, **fields):

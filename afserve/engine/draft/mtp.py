@@ -70,26 +70,7 @@ class MtpDrafter:
         self._asked.discard(sequence.order)
 
 
-_TRIED, _RESTED = 1024, 16384  # steps; the price tries a token in one of 64
 _UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
-
-
-class DraftRest:
-    """Whether the layer runs behind a step. Where none of its tokens was verified in some steps, it stands still for
-    many: keys and values of their tokens are missing then, and for sequences that have such a gap it drafts badly."""
-
-    def __init__(self) -> None:
-        self._left, self._running = _TRIED, True
-
-    def runs(self, *, wanted: bool) -> bool:
-        """Behind this step; `wanted`: it verified some of the layer's tokens."""
-        if wanted and self._running:
-            self._left = _TRIED
-        self._left -= 1
-        if self._left < 0:
-            self._running = not self._running
-            self._left = (_TRIED if self._running else _RESTED) - 1
-        return self._running
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +100,13 @@ class MtpLoop(Generic[T]):
         longest: int,
     ) -> None:
         """No token is drafted beyond a sequence's first `longest`. Where the price says how many, none behind what is
-        unlikely, and none for a while where none was wanted."""
+        unlikely."""
         assert model.predictor is not None, "`served_spec` gives a model its layer, or refuses"
         self._drafter, self._model, self._predictor, self._runner = drafter, model, model.predictor, runner
         self._blocks, self._load, self._choice, self._longest = blocks, load, choice, longest
         self._least = _UNLIKELY if choice.tokens is None else 0.0
-        self._rest = DraftRest() if choice.tokens is None else None
         self._buffers = StepBuffers(model.ops.device, longest)
+        self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
 
     @property
     def awake(self) -> bool:
@@ -144,14 +125,13 @@ class MtpLoop(Generic[T]):
         """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
         of a chunk. The step's sequences are in flight meanwhile."""
         verified = [self._drafter.verified(chunk) for chunk in plan.chunks]
-        if self._rest is not None and not self._rest.runs(wanted=any(verified)):
-            return x_TH
         (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
         hidden_TH = self._model.normed(x_TH)
         drafted = list(self._begin(plan, step, runs, verified))
+        self.passes = max((one.most for one in drafted), default=1)
         if (chain := self._runner.chain()) is not None:
             self._draft_at_once(chain, plan, drafted, token_T, hidden_TH, paged, step.decodes)
             return hidden_TH

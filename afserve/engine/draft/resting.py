@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 _WINDOW = 24  # steps
 _SKIPPED = 2  # of them: the first step behind a rest has no draft to verify
 _NEWEST = 0.3  # the weight of a window in a rate
-_LONGEST = 64  # windows until what was slower is tried again
+_FIRST, _LONGEST = 4, 64  # windows until what was slower is tried again
 
 
 @dataclass(slots=True)
@@ -16,15 +16,15 @@ class _Load:
     """Of so many sequences: tokens per second resting and awake, and when the slower one is due again."""
 
     rates: dict[bool, float] = field(default_factory=dict)
-    wait: int = 1  # windows between two tries, doubled while they say the same
-    left: int = 1
+    wait: int = _FIRST  # windows between two tries, doubled while they say the same
+    left: int = _FIRST
 
     def learn(self, awake: bool, rate: float) -> None:
         before = self.rates.get(awake, rate)
         faster = self.faster
         self.rates[awake] = before + _NEWEST * (rate - before)
         if faster is not None and self.faster is not faster:
-            self.wait = self.left = 1
+            self.wait = self.left = _FIRST
 
     @property
     def faster(self) -> bool | None:
