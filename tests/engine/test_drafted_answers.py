@@ -1,6 +1,6 @@
 """Drafts change nothing: every family, drafter and topology, drafts that are never, sometimes and always right.
 
-What is compared is all that a request is told: tokens, log-probabilities, vectors, and how it ended.
+What is compared is all that a request is told: tokens, log-probabilities, experts, vectors, and how it ended.
 """
 
 import random
@@ -45,6 +45,7 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)
+    routed: bytes = b""
 
 
 def told(events: Iterable[TokenEvent]) -> dict[int, Told]:
@@ -57,6 +58,7 @@ def told(events: Iterable[TokenEvent]) -> dict[int, Told]:
         one.others += [event.finish_reason, event.stop_token_id] if event.finish_reason else []
         one.others += [event.pooled] if event.pooled else []
         one.others += event.prompt_logprobs
+        one.routed += b"" if event.routed is None else event.routed.data
     return found
 
 
@@ -74,6 +76,7 @@ def asked_of(dice: random.Random, count: int) -> list[GenerationRequest]:
         extra |= {"prediction": dice.choice([(), (), prompt[::-1], prompt * 2])}
         if params.logprobs is not None and dice.random() < 0.3:
             params = replace(params, prompt_logprobs=1)
+        params = replace(params, return_routed_experts=len(found) % 3 == 0)
         if dice.random() < 0.1:
             params, extra = SamplingParams(max_tokens=1, temperature=0.0, pooled=True), {}
         for choice in params.choices():
@@ -230,6 +233,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "kind", "place", "drafter"), CASES)
 def test_all_is_told_as_without_drafts(name, kind, place, drafter, checkpoint, without):
     asked, wanted = without(name, kind, place, len(name), 25)
+    assert any(one.routed for one in wanted.values())
     assert answered(checkpoint(name, kind), place, asked, drafter, wanted, **KINDS[kind]) == wanted
 
 
