@@ -193,6 +193,7 @@ def test_the_python_client_api_runs_without_an_http_client() -> None:
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_two_wings_of_placement_do_not_know_each_other() -> None:
     for path in sources():
         wing = module_name(path).split(".")[:3]

@@ -208,6 +208,7 @@ def test_an_expert_that_cannot_be_read_costs_the_requests_that_need_it(cut, expe
     assert collect(drive(node, ASKED)) == first_of(expected("qwen3"))
 
 
+@pytest.mark.slow
 def test_an_expert_node_goes_on_without_what_it_cannot_read(cut, expected):
     source, shorten, restore = cut
     memory = memory_for(source, spec_of(source).top_k)
@@ -284,6 +285,7 @@ def test_an_expert_node_without_routers_guesses_nothing(tiny_checkpoint, caplog)
     assert ahead.suggest(0, torch.randn(1, spec.hidden)) == []
 
 
+@pytest.mark.slow
 def test_a_lost_nodes_rows_go_to_replicas_that_are_read(tiny_checkpoint, expected):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     spec = spec_of(source)

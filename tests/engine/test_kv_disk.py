@@ -195,6 +195,7 @@ def test_a_chain_is_looked_up_in_parts(node, monkeypatch):
     assert restored.asked == restored.received == {"disk": 4}
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_writing_and_nothing_else(node, expected):
     one, answers = node(spared=1 << 60, kv_blocks=15), expected("qwen3")
     for request, answer in zip(requests(prompts()), answers, strict=True):

@@ -338,6 +338,7 @@ def test_a_cluster_file_says_how_drafts_are_started(
         assert words in path.read_text()
 
 
+@pytest.mark.slow
 def test_a_report_says_whether_drafts_pay_and_what_was_assumed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
