@@ -97,7 +97,7 @@ class DraftChoice:
 
     def __str__(self) -> str:
         """As `parse` reads it."""
-        return self.method if self.tokens is None else f"{self.method}:{self.tokens}"
+        return self.method.value if self.tokens is None else f"{self.method}:{self.tokens}"
 
 
 NO_DRAFTS = DraftChoice()

@@ -15,6 +15,8 @@ from rich.console import Console
 from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
+from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.fields import put_settings
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
@@ -539,6 +541,7 @@ def test_who_drafts_is_decided_before_nodes_start_and_said(settings, draft, said
     spec = planned_spec(SOURCE, engine.drafts())
     found = choose(spec, SOURCE, machine(), Wishes(engine=engine))
     assert found.deployment.engine.draft == draft
+    put_settings(found.deployment.engine, pb.EngineConfig())  # nodes are told it
     assert bool(spec.predictors) == found.deployment.engine.drafts().predicts
     assert found.picked.get("draft", "").startswith(said) if said else "draft" not in found.picked
     passed = "without effect here: enforce_eager" if "speculative_config" in settings else None
