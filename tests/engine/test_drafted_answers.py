@@ -217,6 +217,7 @@ def without(checkpoint):
         if key not in found:
             asked = asked_of(random.Random(seed), count)
             found[key] = asked, answered(checkpoint(name, kind), place, asked, **KINDS[kind])
+            assert any(one.routed for one in found[key][1].values())
         return found[key]
 
     return answers
