@@ -16,11 +16,12 @@ from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.ticket import Ticket
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.placement.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.comm.faults import Faults, FaultyTransport
-from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, prompts, requests
+from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.test_live_migration import shuffled, with_spare
 
@@ -72,7 +73,7 @@ class World:
 
     def __init__(self, seed, source, tokens, micro_batches, replicas, delay, draft="off"):
         self.dice, self.tokens = random.Random(seed), tokens
-        plain = LocalCluster.build(source, config(), experts=NODES)
+        plain = LocalCluster.build(source, config(draft=draft), experts=NODES)
         self.start = plain.placement
         plain.close()
         self.slots = self.start.experts  # one node alone could hold everything
@@ -203,6 +204,22 @@ def play(seed, tokens, tiny_checkpoint, expected):
 @pytest.mark.parametrize("seed", range(60))
 def test_nobody_notices(seed, tiny_checkpoint, expected):
     assert play(seed, 16, tiny_checkpoint, expected).losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_notices_while_a_layer_drafts(seed):
+    """Its rows are on their way between the tokens of a step and the next one; then nodes are lost, too."""
+    source = ModelSource("configs/nano", "nano", dtype="float32")
+    wanted = collect(drive(colocated(source, config()), requests(prompts(), replace(GREEDY, max_tokens=24))))
+    world = World(
+        seed, source, 24, micro_batches=1 + seed // 2, replicas=bool(seed % 2), delay=0, draft="mtp:2"
+    )
+    assert collect(world.run()) == wanted and world.losses
+    assert sum(node.stats().drafts.accepted for node in world.cluster.attention) > 0
+    for node in world.cluster.attention:
+        node.check()
+        assert node.stats().kv_blocks_used == 0 and not node.owing()
 
 
 @pytest.mark.long
