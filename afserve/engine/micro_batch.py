@@ -87,7 +87,7 @@ class MicroBatch(Generic[T]):
             since = self._meter.now()
             if self._drafting is not None:
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
-                self._drafting.propose(decoding, room, since)
+                self._drafting.propose(decoding, room, self._meter.now)
             self.plan = self._scheduler.plan(self.index)
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)

@@ -7,6 +7,7 @@ import pytest
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.allotment import NOBODY, Others, RowPrices, allot
+from afserve.engine.draft.asking import Asking
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
@@ -242,3 +243,27 @@ def test_512_sequences_and_one():
     assert price.lengths(1, 1, many[:1]) == [0]
     dear = taught(random.Random(2), 1e-3)
     assert dear.lengths(1, 4096, [Candidate(0, "ngram", [0.0] * 16)]) == [0]
+
+
+def test_whoever_guesses_in_vain_is_asked_seldom_and_in_turn():
+    asking, asked = Asking(), dict.fromkeys(range(8), 0)
+    for step in range(4000):
+        chosen = asking.choose(range(8), 1e-3)
+        if step > 10:
+            assert len(chosen) <= 1, "a hundredth of a step is a fifth of a guess"
+        for order in chosen:
+            asked[order] += 1
+        asking.guesses_took(len(chosen), len(chosen) * 5e-5)
+    assert 4000 * 1e-5 / 5e-5 * 0.8 < sum(asked.values()) < 4000 * 1e-5 / 5e-5 + 100
+    assert max(asked.values()) - min(asked.values()) <= 2
+    asking.paid(3)
+    assert all(3 in asking.choose(range(8), 1e-3) for _ in range(6))
+    asking.drop_order(3)
+    assert not {3} & {*asking._vain, *asking._last}
+
+
+def test_guesses_that_cost_nothing_to_speak_of_are_asked_for_at_each_step():
+    asking = Asking()
+    for _ in range(200):
+        assert asking.choose(range(4), 1e-2) == {0, 1, 2, 3}
+        asking.guesses_took(4, 4 * 1e-6)

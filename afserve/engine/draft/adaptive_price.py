@@ -1,15 +1,19 @@
 """`--draft METHOD` without a number: as many tokens as pay, by what acceptance and steps were measured to be.
 
 Where nothing pays, one token is still tried now and then, so that a price that was measured in a bad moment is measured
-again. That takes at most one step in 64 and one part in 100 of the time.
+again. That takes at most one step in 64 and one part in 100 of the time. Nor is anybody asked for guesses all the time
+of whom nothing is verified (`asking.py`).
 """
 
+import math
 from collections.abc import Sequence as Many
 
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.allotment import Others, allot
+from afserve.engine.draft.asking import Asking
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
+from afserve.engine.stats import smoothed
 
 _TRIED_STEPS = 64  # between two steps in which something is tried that does not pay
 _TRIED_SHARE = 0.01  # of the time
@@ -23,12 +27,19 @@ class AdaptivePrice:
     def __init__(self, experts: int, top_k: int) -> None:
         self.acceptance = Acceptance()
         self.costs = StepCosts(ExpertSpread(experts, top_k))
+        self._asking, self._step_seconds = Asking(), 0.0
         self._resting: dict[int, int] = {}  # by order: steps since it was last verified
         self._since = 0  # steps since something was tried
         self._saved = 0.0  # seconds that may go into trying
         self._plain = self._yield = (
             1.0  # of this node's rows those that are no draft's, and tokens for each; lately
         )
+
+    def whom_to_ask(self, orders: Many[int]) -> set[int]:
+        return self._asking.choose(orders, self._step_seconds)
+
+    def guesses_took(self, count: int, seconds: float) -> None:
+        self._asking.guesses_took(count, seconds)
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         survivals = [self.acceptance.survival(candidate) for candidate in candidates]
@@ -37,6 +48,9 @@ class AdaptivePrice:
         prices = self.costs.prices(rows)
         found = allot(survivals, rows, self._others(), room, prices)
         self._note_tokens(rows, survivals, found)
+        for candidate, length in zip(candidates, found, strict=True):
+            if length:
+                self._asking.paid(candidate.order)
         self._since += 1
         allowed = _TRIED_SHARE * prices.seconds
         self._saved = min(self._saved + allowed, prices.seconds)
@@ -53,9 +67,12 @@ class AdaptivePrice:
 
     def step_measured(self, step: RanStep) -> None:
         self.costs.note_step(step)
+        if 0.0 < step.seconds < math.inf:
+            self._step_seconds = smoothed(self._step_seconds, step.seconds, _LATELY)
 
     def sequence_ended(self, order: int) -> None:
         self.acceptance.drop_trend(order)
+        self._asking.drop_order(order)
         self._resting.pop(order, None)
 
     def _others(self) -> Others:

@@ -3,6 +3,7 @@
 Whatever fails here is logged once, and nobody drafts for a while: no answer needs a draft.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from afserve.adviser import Adviser
@@ -32,15 +33,19 @@ class Drafting:
         self._counts = DraftCounts()
         self._adviser = Adviser("drafting")
 
-    def propose(self, sequences: Many[Sequence], room: int, now: float) -> None:
+    def propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> None:
         """Sets the drafts of those that decode in the next step, which may have `room` tokens."""
-        if not self._adviser.ask(now, lambda: self._propose(sequences, room), False):
+        if not self._adviser.ask(clock(), lambda: self._propose(sequences, room, clock), False):
             for sequence in sequences:
                 sequence.draft.clear()
 
-    def _propose(self, sequences: Many[Sequence], room: int) -> bool:
-        found: list[tuple[Sequence, Many[int], Candidate]] = []
+    def _propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> bool:
+        began, found = clock(), list[tuple[Sequence, Many[int], Candidate]]()
+        chosen = self._price.whom_to_ask([sequence.order for sequence in sequences])
         for sequence in sequences:
+            if sequence.order not in chosen:
+                sequence.draft.clear()
+                continue
             left = sequence.prompt_length + sequence.request.params.max_tokens - len(sequence.tokens) - 1
             wanted = sequence.request.params.draft
             most = min(self._most, left) if wanted is None else min(self._most, left, wanted)
@@ -49,6 +54,7 @@ class Drafting:
                 if tokens:
                     found.append((sequence, tokens, Candidate(sequence.order, drafter.name, confidence)))
                     break
+        self._price.guesses_took(len(chosen), clock() - began)
         candidates = [candidate for *_, candidate in found]
         lengths = self._price.lengths(len(sequences), room, candidates) if found else ()
         for (sequence, tokens, candidate), length in zip(found, lengths, strict=True):

@@ -30,6 +30,12 @@ class RanStep(NamedTuple):
 class DraftPrice(Protocol):
     """Decides before each step of a micro-batch and is told afterwards what came of it."""
 
+    def whom_to_ask(self, orders: Many[int]) -> set[int]:
+        """Of the sequences of the next step those that a guess may be worth its time of."""
+
+    def guesses_took(self, count: int, seconds: float) -> None:
+        """So many were asked."""
+
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         """How much of each is verified. The step has `rows` tokens without them, and `room` for so many in all."""
 
@@ -45,6 +51,12 @@ class DraftPrice(Protocol):
 
 class FixedPrice:
     """`--draft METHOD:N`: all that was guessed. It learns nothing."""
+
+    def whom_to_ask(self, orders: Many[int]) -> set[int]:
+        return {*orders}
+
+    def guesses_took(self, count: int, seconds: float) -> None:
+        """Nothing to learn."""
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         return [len(candidate.confidence) for candidate in candidates]
