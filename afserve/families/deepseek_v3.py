@@ -1,10 +1,11 @@
-"""DeepSeek-V3 and V3.1 (`DeepseekV3ForCausalLM`): MLA, sigmoid router with a selection bias, shared expert."""
+"""DeepSeek-V3 and V3.1 (`DeepseekV3ForCausalLM`): MLA, sigmoid router with a selection bias, shared expert; and
+GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise."""
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, PredictorNames
 from afserve.families.read_attention import mla
-from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, stack
+from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
 from afserve.spec_parts import LayerSpec
 
 
@@ -14,4 +15,15 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, dense_then_moe(fields, 3), fields.integer("intermediate_size"))
 
 
+def _lite_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    attention = mla(fields, interleaved=fields.flag("rope_interleave", True))
+    moe = sigmoid_groups(fields)
+    return stack(fields, attention, moe, sparse_layers(fields, 1), fields.integer("intermediate_size"))
+
+
 FAMILY = Family(_layers, Naming(predictor=PredictorNames()))
+GLM4_LITE = Family(
+    _lite_layers,
+    Naming(predictor=PredictorNames()),
+    defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1},
+)

@@ -184,11 +184,11 @@ def _longrope(fields: ConfigFields, inner: ConfigFields, rope: RopeSpec) -> Rope
     )
 
 
-def layer_types(fields: ConfigFields, *known: str) -> tuple[str, ...]:
-    """One of `known` for each layer; the first of them for all where config.json has no `layer_types`."""
+def layer_types(fields: ConfigFields, *known: str, field: str = "layer_types") -> tuple[str, ...]:
+    """One of `known` for each layer; the first of them for all where config.json has no such `field`."""
     layers = fields.integer("num_hidden_layers")
-    found = fields.items("layer_types", layers)
+    found = fields.items(field, layers)
     names = tuple(name for name in found if isinstance(name, str) and name in known)
     if found and len(names) < layers:
-        raise fields.refuse("layer_types", f"is not one of {', '.join(known)} for each of {layers} layers")
+        raise fields.refuse(field, f"is not one of {', '.join(known)} for each of {layers} layers")
     return names or known[:1] * layers

@@ -1,10 +1,11 @@
 """FFNs as several families' config.json describe them, and the stack of layers that they make with attention."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
+from afserve.families.read_attention import layer_types
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
@@ -28,19 +29,19 @@ def routed(
 
 def stack(
     fields: ConfigFields,
-    attention: AttentionSpec,
+    attention: AttentionSpec | Sequence[AttentionSpec],
     moe: MoeSpec,
     moe_ids: Collection[int] | None = None,
     dense_inner: int = 0,
 ) -> tuple[LayerSpec, ...]:
-    """Layers with one attention: those of `moe_ids` (None: all) with experts, the others with a dense FFN of
-    `dense_inner`, which has biases where the shared expert does."""
+    """Layers with one attention, or one for each: those of `moe_ids` (None: all) with experts, the others with a dense
+    FFN of `dense_inner`, which has biases where the shared expert does."""
     layers = fields.integer("num_hidden_layers")
     moe_ids = range(layers) if moe_ids is None else moe_ids
     if not moe_ids:
         raise fields.error(
             f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
-            "mlp_only_layers, decoder_sparse_step, moe_layer_start_index, "
+            "mlp_layer_types, mlp_only_layers, decoder_sparse_step, moe_layer_start_index, "
             "moe_layer_end_index or moe_layer_interval; afserve serves Mixture-of-Experts models",
             "num_hidden_layers",
         )
@@ -48,8 +49,8 @@ def stack(
         raise fields.error("intermediate_size: missing, for layers without experts", "intermediate_size")
     check_top_k(fields, moe)
     ffn = DenseSpec(dense_inner, moe.activation, moe.shared_bias)
-    routed, dense = LayerSpec(attention, moe), LayerSpec(attention, ffn)
-    return tuple(routed if layer in moe_ids else dense for layer in range(layers))
+    each = (attention,) * layers if isinstance(attention, AttentionSpec) else attention
+    return tuple(LayerSpec(one, moe if layer in moe_ids else ffn) for layer, one in enumerate(each))
 
 
 def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:
@@ -65,6 +66,14 @@ def dense_then_moe(fields: ConfigFields, default: int) -> range:
     fields.known_only("moe_layer_freq", 1)
     first = fields.integer("first_k_dense_replace", default=default)
     return range(first, fields.integer("num_hidden_layers"))
+
+
+def sparse_layers(fields: ConfigFields, default: int) -> Collection[int]:
+    """The MoE layers by `mlp_layer_types`, or all but the first few, which are dense."""
+    if not fields.has("mlp_layer_types"):
+        return dense_then_moe(fields, default)
+    types = layer_types(fields, "dense", "sparse", field="mlp_layer_types")
+    return frozenset(layer for layer, name in enumerate(types) if name == "sparse")
 
 
 def sparse_steps(fields: ConfigFields) -> frozenset[int]:

@@ -51,6 +51,8 @@ FAMILIES: dict[str, Family] = {
     "olmoe": olmoe.FAMILY,
     "qwen2_moe": qwen2_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
+    "glm4_moe_lite": deepseek_v3.GLM4_LITE,
+    "solar_open": glm4_moe.SOLAR_OPEN,
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,
     "granitemoe": granitemoe.FAMILY,

@@ -39,6 +39,9 @@ GLM = {
     **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "n_routed_experts": 8,
     "num_experts_per_tok": 3, "first_k_dense_replace": 1,
 }  # fmt: skip
+MLA = {
+    **GLM, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20,
+}  # fmt: skip
 ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
 NEXT_ALL_MOE = {
     **SIZES, "num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24,
@@ -71,6 +74,22 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4Moe",
         {**GLM, **ONE_GROUP, "n_shared_experts": 0, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 0,
          "partial_rotary_factor": 0.25},
+    ),
+    "glm4-lite": (
+        "Glm4MoeLite",
+        {**MLA, "mlp_layer_types": ["dense", "sparse", "sparse"], "routed_scaling_factor": 1.8,
+         "num_key_value_heads": 4},
+    ),
+    "glm4-lite-odd": (
+        "Glm4MoeLite",
+        {**MLA, "mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": None, "n_group": 2, "topk_group": 1,
+         "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "num_attention_heads": 3,
+         "num_key_value_heads": 3},
+    ),
+    "solar": (
+        "SolarOpen",
+        {**GLM, "first_k_dense_replace": 0, "attention_bias": True, "routed_scaling_factor": 2.5,
+         "rope_parameters": LLAMA3},
     ),
     "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
     "ernie-no-shared": (
