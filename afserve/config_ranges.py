@@ -64,6 +64,7 @@ RANGES: dict[str, Range] = {
     "full_attention_interval": LAYERS,
     "no_rope_layer_interval": LAYERS,
     "vocab_size": VOCABULARY,
+    "draft_vocab_size": VOCABULARY,
     "max_position_embeddings": POSITIONS,
     "original_max_position_embeddings": POSITIONS,
     "sliding_window": POSITIONS,

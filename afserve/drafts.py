@@ -16,16 +16,19 @@ MTP_TOKENS = 3
 
 class DraftMethod(StrEnum):
     """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
-    in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp)."""
+    in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp); a head that was trained
+    for the model and stands beside it (eagle3)."""
 
     OFF = "off"
     AUTO = "auto"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     MTP = "mtp"
+    EAGLE3 = "eagle3"
 
 
 _FORM = "METHOD or METHOD:N, such as ngram:4"
+_FORM_OF_HEADS = "eagle3:FOLDER or eagle3:FOLDER:N"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class SuffixOptions:
 class DraftChoice:
     """`tokens` is how many a sequence drafts in each step; None: as many as pay. `synthetic`, for benchmarks: how often
     the first, the first two, ... tokens of a draft that is right are left right. `passed` are keys that were given and
-    change nothing."""
+    change nothing. `head` is the folder of an EAGLE-3 head, which is read on the hosts of attention nodes alone."""
 
     method: DraftMethod = DraftMethod.OFF
     tokens: int | None = None
@@ -58,6 +61,7 @@ class DraftChoice:
     suffix: SuffixOptions = SuffixOptions()
     synthetic: tuple[float, ...] = ()
     passed: tuple[str, ...] = field(default=(), compare=False)
+    head: str = ""
 
     @classmethod
     def parse(cls, text: str, spelled: str = "--draft") -> "DraftChoice":
@@ -68,9 +72,15 @@ class DraftChoice:
             raise ConfigError(
                 f"{spelled}: {shown(method)} is not one of {known}; write {_FORM}", param="draft"
             )
-        made = DraftMethod(method)
+        made, head = DraftMethod(method), ""
+        if made is DraftMethod.EAGLE3:
+            head, colon, count = _folder_and_count(count)
+            if not head:
+                raise ConfigError(
+                    f"{spelled}: eagle3 needs the folder of a head; write {_FORM_OF_HEADS}", param="draft"
+                )
         if not colon:
-            return cls(made)
+            return cls(made, head=head)
         if made is DraftMethod.OFF:
             raise ConfigError(
                 f"{spelled}: off takes no number; leave out {shown(':' + count)}", param="draft"
@@ -81,23 +91,35 @@ class DraftChoice:
                 f"{spelled}: {shown(count)} is not a number of tokens from {low} to {high}; write {_FORM}",
                 param="draft",
             )
-        return cls(made, int(count))
+        return cls(made, int(count), head=head)
 
     @property
     def most(self) -> int:
         """Tokens of one sequence and step."""
         if self.method is DraftMethod.OFF:
             return 0
-        return self.tokens or (MTP_TOKENS if self.predicts else int(DRAFT_TOKENS.high))
+        return self.tokens or (MTP_TOKENS if self.follows else int(DRAFT_TOKENS.high))
 
     @property
     def predicts(self) -> bool:
         """Whether the checkpoint's layer of multi-token prediction is loaded and run, at every node."""
         return self.method is DraftMethod.MTP
 
+    @property
+    def follows(self) -> bool:
+        """Whether a layer guesses behind each step, over its rows."""
+        return self.predicts or bool(self.head)
+
     def __str__(self) -> str:
         """As `parse` reads it."""
-        return self.method.value if self.tokens is None else f"{self.method}:{self.tokens}"
+        told = f"{self.method}:{self.head}" if self.head else self.method.value
+        return told if self.tokens is None else f"{told}:{self.tokens}"
+
+
+def _folder_and_count(text: str) -> tuple[str, str, str]:
+    """A folder may have colons, too: what is behind the last one is a number, or a part of the name."""
+    folder, colon, count = text.rpartition(":")
+    return (folder, colon, count) if colon and count.isdecimal() else (text, "", "")
 
 
 NO_DRAFTS = DraftChoice()

@@ -25,16 +25,17 @@ _METHODS: Mapping[str, DraftMethod] = {
     "ngram_gpu": DraftMethod.NGRAM,
     "suffix": DraftMethod.SUFFIX,
     "mtp": DraftMethod.MTP,
+    "eagle3": DraftMethod.EAGLE3,
 }
 _NOT_DONE: Mapping[str, str] = {
-    **dict.fromkeys(("eagle", "eagle3", "medusa", "mlp_speculator"), "heads beside the model are not run"),
+    **dict.fromkeys(("eagle", "medusa", "mlp_speculator"), "heads beside the model are not run"),
     **dict.fromkeys(("dflash", "dspark"), "drafts of whole blocks are not made"),
     "draft_model": "no second model is run for drafts",
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
 _SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synthetic_acceptance_rates"
-_PATH = "a draft model of its own is not run"
+_PATH = "a draft model of its own is not run, but an EAGLE-3 head (method eagle3)"
 
 _COUNT = Range(1, 1 << 20)
 _RUN, _SHORTEST = Range(1, 16), 2  # tokens that are looked for
@@ -68,7 +69,9 @@ def choice_of(text: str) -> DraftChoice:
     for prefix, own in (("prompt_lookup", DraftMethod.NGRAM), ("suffix_decoding", DraftMethod.SUFFIX)):
         keys.passed += [name for name in keys.given if name.startswith(prefix) and method is not own]
     keys.passed += [name for name in keys.given if name in _WITHOUT_EFFECT and keys.given[name] is not False]
-    return DraftChoice(method, tokens, ngram, suffix, synthetic, tuple(dict.fromkeys(keys.passed)))
+    passed = tuple(dict.fromkeys(keys.passed))
+    head = (keys.text("model") or "") if method is DraftMethod.EAGLE3 else ""
+    return DraftChoice(method, tokens, ngram, suffix, synthetic, passed, head)
 
 
 def _parsed(text: str) -> Mapping[str, object]:
@@ -159,6 +162,9 @@ def _method(keys: _Keys) -> DraftMethod:
     name, model = keys.text("method"), keys.text("model")
     if model in _METHODS and name in (None, model):
         name = model
+    elif name == DraftMethod.EAGLE3:
+        if not model:
+            refuse('method "eagle3" needs model: the folder of the head')
     elif model is not None and _predicts(name):
         keys.passed.append("model")  # its layer is the served checkpoint's own
     elif model is not None:

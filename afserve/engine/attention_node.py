@@ -18,8 +18,7 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import open_drafting
-from afserve.engine.draft.mtp import MtpDrafter, MtpLoop
-from afserve.engine.draft.resting import Resting
+from afserve.engine.draft.mtp import layer_drafter, open_loops
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
@@ -74,12 +73,12 @@ class AttentionNode(Generic[T]):
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
         choice = config.drafts()
-        mtp = MtpDrafter(None if choice.tokens else Resting()) if choice.predicts else None
+        mtp = layer_drafter(choice)
         self._drafting = open_drafting(choice, spec, mtp)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
         drafts = self._scheduler.blocks, self._load, choice, config.max_model_len
-        loops = [None if mtp is None else MtpLoop(mtp, model, runner, *drafts) for runner in runners]
+        loops = open_loops(mtp, model, self.kv.head, runners, *drafts)
         own = model, self.kv, self._scheduler
         self._micro_batches = [
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop)

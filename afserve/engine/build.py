@@ -119,6 +119,8 @@ def build_attention_node(
         config.lm_head,
         load_half,
     )
+    if head := config.drafts().head:
+        model.load_head(head)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
@@ -130,7 +132,7 @@ def build_attention_node(
         trace=trace,
         weights=weights,
         guides=guides,
-        groups=groups or groups_of(spec, len(model.layers) + len(model.predicting), config),
+        groups=groups or groups_of(spec, len(model.keeps), config),
     )
     node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, Checkpoint):

@@ -38,6 +38,12 @@ def check(spec: ModelSpec, where: str) -> None:
         )
 
 
+def check_layer(layer: LayerSpec, where: str) -> None:
+    """The same of one layer that is no part of a model."""
+    if found := next(_not_run(layer), None):
+        raise CheckpointError(f"{where}: {found}")
+
+
 def _not_run(layer: LayerSpec) -> Iterator[str]:
     yield from _attention(layer.attention)
     lone = layer.moe is not None and not layer.moe.shared_inner

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from afserve.families.eagle import load_eagle
 from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
@@ -18,6 +19,7 @@ from afserve.kernels.pointwise import sigmoid
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
+from afserve.models.eagle import EagleHead
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import load_ends
 from afserve.models.predictor import Predictor
@@ -132,6 +134,8 @@ class AttentionModel:
         made: dict[tuple[RopeSpec | None, int], Rotary] = {}  # layers that turn alike share their tables
         found: list[DecoderLayer] = []
         self.predictor: Predictor | None = None
+        self.head: EagleHead | None = None
+        self._positions = max_positions
         for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention
             kind = attention.rope, attention.head_dim
@@ -147,6 +151,18 @@ class AttentionModel:
         if self.rounding_error is not None:
             named, error = self._dense.name, self.rounding_error
             log.warning("dense weights are rounded to %s: relative error %.2g", named, error)
+
+    def load_head(self, folder: str) -> None:
+        """An EAGLE-3 head from there. Raises CheckpointError, and ConfigError for one that is of another model."""
+        read = load_eagle(folder, self.spec)
+        own = self.ops, self.dtype, self._positions, self._dense, self._embed_VH
+        self.head = EagleHead(folder, read, *own)
+
+    @property
+    def keeps(self) -> list[KeptShape]:
+        """What every layer writes to a cache, those that draft last."""
+        kept = [layer.keeps for layer in (*self.layers, *self.predicting)]
+        return kept if self.head is None else [*kept, self.head.keeps]
 
     @property
     def rounding_error(self) -> float | None:

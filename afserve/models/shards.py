@@ -72,6 +72,15 @@ def stored_names(folder: Path) -> Collection[str]:
         return [row.name for row in file.tensors()]
 
 
+def stored_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
+    """The same with their shapes."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in sorted(set((read_index(folder) or {"": SINGLE}).values())):
+        with ShardFile(folder / name) as file:
+            found |= {row.name: row.shape for row in file.tensors()}
+    return found
+
+
 def is_plain_name(name: str) -> bool:
     """Whether it names a file of the folder itself, as every file system takes it."""
     try:

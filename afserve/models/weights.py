@@ -142,6 +142,13 @@ class Checkpoint:
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
         return self._plain(name, self._part(name, shape, first, count), dtype, stacked=True)
 
+    def whole_numbers(self, name: str, count: int) -> Tensor:
+        """The tensor `name` of so many integers, as int64."""
+        raw = self._shaped(name, (count,))
+        if raw.is_floating_point() or raw.is_complex():
+            raise CheckpointError(f"{self._where(name)}: {name} has dtype {raw.dtype}, it counts tokens")
+        return raw.to(self._device, torch.int64)
+
     def _plain(self, name: str, raw: Tensor, dtype: torch.dtype, stacked: bool = False) -> Tensor:
         if raw.dtype not in FLOATS:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Drafts by the checkpoint's layer of multi-token prediction: one pass of it behind each step, over the step's rows.
+"""Drafts by a layer that guesses (`layer.py`): one pass of it behind each step, over the step's rows.
 
 That pass takes prompts too, so that its keys and values are complete; what it writes for rows that were not confirmed
 is written over before anybody reads it. Each further token of a draft is one more pass with one row a sequence. A
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
+from afserve.engine.draft.layer import DraftLayer, draft_layers
 from afserve.engine.draft.resting import Resting
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
@@ -28,16 +29,15 @@ from afserve.engine.step.step_input import StepInput, block_tables, paged_batch
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
 from afserve.models.decoder import AttentionModel
+from afserve.models.eagle import BoundEagle
 
 
 class MtpDrafter:
     """What was drafted for each sequence behind its last step, by order."""
 
-    name = "mtp"
-
-    def __init__(self, resting: Resting | None = None) -> None:
+    def __init__(self, name: str = "mtp", resting: Resting | None = None) -> None:
         """`resting` says when nothing is drafted; without it always something is."""
-        self.resting = resting
+        self.name, self.resting = name, resting
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
         self._asked: set[int] = set()  # those whose draft was told since their last step
 
@@ -92,8 +92,7 @@ class MtpLoop(Generic[T]):
     def __init__(
         self,
         drafter: MtpDrafter,
-        model: AttentionModel,
-        runner: PredictorRunner[T],
+        layer: DraftLayer[T],
         blocks: SequenceBlocks,
         load: ExpertLoad,
         choice: DraftChoice,
@@ -101,11 +100,10 @@ class MtpLoop(Generic[T]):
     ) -> None:
         """No token is drafted beyond a sequence's first `longest`. Where the price says how many, none behind what is
         unlikely."""
-        assert model.predictor is not None, "`served_spec` gives a model its layer, or refuses"
-        self._drafter, self._model, self._predictor, self._runner = drafter, model, model.predictor, runner
+        self._drafter, self._layer = drafter, layer
         self._blocks, self._load, self._choice, self._longest = blocks, load, choice, longest
         self._least = _UNLIKELY if choice.tokens is None else 0.0
-        self._buffers = StepBuffers(model.ops.device, longest)
+        self._buffers = StepBuffers(layer.ops.device, longest)
         self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
 
     @property
@@ -129,17 +127,17 @@ class MtpLoop(Generic[T]):
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
-        hidden_TH = self._model.normed(x_TH)
+        hidden_TH = self._layer.enter(x_TH)
         drafted = list(self._begin(plan, step, runs, verified))
         self.passes = max((one.most for one in drafted), default=1)
-        if (chain := self._runner.chain()) is not None:
+        if (chain := self._layer.chain()) is not None:
             self._draft_at_once(chain, plan, drafted, token_T, hidden_TH, paged, step.decodes)
             return hidden_TH
-        hidden_TH = yield from self._pass(token_T, hidden_TH, paged, step.decodes)
+        hidden_TH = yield from self._layer.run_pass(token_T, hidden_TH, paged, step.decodes)
         while drafted:
             hidden_SH = _rows(hidden_TH, [one.row for one in drafted])
-            scores_SV = self._model.scores(hidden_SH)
-            tokens = self._model.ops.argmax(scores_SV).tolist()
+            scores_SV = self._layer.scores(hidden_SH)
+            tokens = self._layer.target_ids(self._layer.ops.argmax(scores_SV).tolist())
             more = list(self._go_on(drafted, tokens, scores_SV.softmax(1).amax(1).tolist()))
             if more:
                 pairs = [(one, tokens[one.row]) for one in more]
@@ -225,13 +223,29 @@ class MtpLoop(Generic[T]):
         token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), np.int64, columns)
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
-        return (yield from self._pass(token_S, hidden_SH, paged, len(pairs)))
+        return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))
 
-    def _pass(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
-        """What the next tokens are read of, and the next pass begins with."""
-        x_TH = self._predictor.join(self._model.embed(token_T), hidden_TH)
-        x_TH = yield from self._runner.run_predictor(x_TH, paged, decodes)
-        return self._predictor.close(x_TH)
+
+def layer_drafter(choice: DraftChoice) -> MtpDrafter | None:
+    """None where no layer guesses behind steps."""
+    return MtpDrafter(choice.method, None if choice.tokens else Resting()) if choice.follows else None
+
+
+def open_loops(
+    drafter: MtpDrafter | None,
+    model: AttentionModel,
+    head: BoundEagle | None,
+    runners: Many[PredictorRunner[T]],
+    blocks: SequenceBlocks,
+    load: ExpertLoad,
+    choice: DraftChoice,
+    longest: int,
+) -> Many[MtpLoop[T] | None]:
+    """One for each runner; None without a drafter."""
+    if drafter is None:
+        return [None] * len(runners)
+    layers = draft_layers(model, head, runners)
+    return [MtpLoop(drafter, layer, blocks, load, choice, longest) for layer in layers]
 
 
 def _following(plan: StepPlan, runs: Mapping[int, Many[int]]) -> list[int]:

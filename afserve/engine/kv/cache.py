@@ -71,8 +71,8 @@ class KvBlocks:
 class KvCache:
     """`halves` are the model's attention halves over this memory, `pool` says who holds which block. Blocks are those
     of the first group, with what the others keep of the same tokens; `group_of` has each layer's group. `predicting`
-    is the half of a layer that drafts, whose keys and values are a part of every block: whoever moves blocks knows
-    nothing of it. What it has of a block's last token is by whichever token followed first.
+    is the half of a layer that drafts, `head` one beside the model, whose keys and values are a part of every block:
+    whoever moves blocks knows nothing of it. What it has of a block's last token is by whichever token followed first.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with
@@ -84,7 +84,7 @@ class KvCache:
         self, model: AttentionModel, config: EngineConfig, weights: str = "", groups: Sequence[KvGroup] = ()
     ) -> None:
         """Without `groups` all layers are one. Raises ValueError where these do not fit the model."""
-        keeps = [layer.keeps for layer in (*model.layers, *model.predicting)]
+        keeps = model.keeps
         groups = groups or one_group(keeps, config.kv_blocks, config.block_size)
         first = groups[0]
         assert (first.blocks, first.block_size) == (config.kv_blocks, config.block_size), "the first has both"
@@ -114,8 +114,10 @@ class KvCache:
             )
             self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, model.dtype)
             self.group_of = memory.group_of
-        bound, own = model.bind(self._memory.layers), len(model.layers)
+        caches, own = self._memory.layers, len(model.layers)
+        bound = model.bind(caches[: own + len(model.predicting)])
         self.halves, self.predicting = bound[:own], bound[own:]
+        self.head = None if model.head is None else model.head.bind(caches[-1])
 
     @property
     def block_bytes(self) -> int:

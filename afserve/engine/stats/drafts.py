@@ -54,6 +54,7 @@ class StatsByDrafter:
     ngram: DrafterStats = group(DrafterStats(), drafter="ngram")
     suffix: DrafterStats = group(DrafterStats(), drafter="suffix")
     mtp: DrafterStats = group(DrafterStats(), drafter="mtp")
+    eagle3: DrafterStats = group(DrafterStats(), drafter="eagle3")
     forced: DrafterStats = group(DrafterStats(), drafter="forced")
     prediction: DrafterStats = group(DrafterStats(), drafter="prediction")
 

@@ -27,7 +27,7 @@ def choose_runners(
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
-    if packed is None and exchanging is None:
+    if (packed is None and exchanging is None) or model.head is not None:
         return layers
     own = kv.group_of[: len(model.layers)]
     stack = model.stack(model.layers, kv.halves, own, packed)

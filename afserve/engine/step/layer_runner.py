@@ -12,6 +12,7 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
+from afserve.engine.step.row_taps import RowTaps
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.shared_layers import Abandoned, SharedLayers
 from afserve.engine.step.spoiled import Spoiled
@@ -37,6 +38,8 @@ class LayerRunner(Generic[T]):
         self.index, self.model, self.load, self.meter = index, model, load, meter
         self._kv, self._link = kv, link
         self._spoiled = Spoiled(most_rows, model.ops.device)
+        self.taps = RowTaps(() if model.head is None else model.head.spec.behind)
+        self.seen_rows = self.taps.seen_rows
 
     def run_step(self, step: StepInput) -> StepRun[T]:
         x_TH, spoiled_T = self.begin_step(step)
@@ -56,7 +59,9 @@ class LayerRunner(Generic[T]):
 
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """The embedded tokens and the marks of their rows, all fine yet."""
-        return self.model.embed(step.token_T), self._spoiled.of(step.paged.starts)
+        x_TH = self.model.embed(step.token_T)
+        self.taps.note_rows(0, x_TH)
+        return x_TH, self._spoiled.of(step.paged.starts)
 
     def resume_step(
         self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int
@@ -105,6 +110,7 @@ class LayerRunner(Generic[T]):
                     expert_TK, weight_TK = expert_TK[step.row_R], weight_TK[step.row_R]
             half = Half(normed_TH, expert_TK, weight_TK)
             yield from self._feed_forward(layer, number, x_TH, half, spoiled_T)
+            self.taps.note_rows(number + 1, x_TH)
         return x_TH
 
     def _feed_forward(

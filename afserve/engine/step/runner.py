@@ -33,10 +33,13 @@ class StepRunner(Protocol[T_co]):
 
 
 class PredictorRunner(StepRunner[T_co], Protocol[T_co]):
-    """Also of a layer of multi-token prediction, where the model was loaded with one."""
+    """Also of what guesses behind a step, a layer of multi-token prediction or a head, where the model has one."""
 
     def chain(self) -> DraftChain | None:
         """Whole drafts in one call; None where this runner has to run the layer for every token."""
+
+    def seen_rows(self) -> list[Tensor]:
+        """Of the step that ran last, what the layers gave that the model's head reads, (T, H) each."""
 
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T_co]:
         """What that layer gives for rows that it changes in place, (T, H). Of a row without a sum from the experts it

@@ -24,6 +24,7 @@ class StackRunner(Generic[T]):
         """`predictor`: the layer of multi-token prediction, if there is one that fits a call."""
         self._stack, self._predictor, self._layers = stack, predictor, layers
         self._chain = None if predictor is None else layers.model.chain(predictor)
+        self.seen_rows = layers.seen_rows
 
     def chain(self) -> DraftChain | None:
         return self._chain if self._layers.meter.trace is None else None
@@ -62,6 +63,7 @@ class ExchangeRunner(Generic[T]):
 
     def __init__(self, stack: Stack, link: ExchangingLink[T], layers: LayerRunner[T]) -> None:
         self._stack, self._link, self._layers = stack, link, layers
+        self.seen_rows = layers.seen_rows
         self._moe_layers = sum(layer.moe_number is not None for layer in layers.model.layers)
 
     def run_step(self, step: StepInput) -> StepRun[T]:

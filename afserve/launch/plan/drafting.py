@@ -6,8 +6,9 @@ from pathlib import Path
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError
+from afserve.families.eagle import check_tensors, load_eagle
 from afserve.families.table import naming_of, served_spec
-from afserve.models.shards import stored_names
+from afserve.models.shards import stored_names, stored_shapes
 from afserve.spec import ModelSpec
 
 
@@ -21,6 +22,8 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
         except ConfigError:
             return planned_spec(source, replace(draft, method=DraftMethod.SUFFIX))
     spec = served_spec(source, draft)
+    if draft.head:
+        check_tensors(draft.head, load_eagle(draft.head, spec), stored_shapes(Path(draft.head)))
     naming = naming_of(spec)
     if not spec.predictors or source.load_format == "dummy" or naming.predictor is None:
         return spec
