@@ -68,6 +68,7 @@ RANGES: dict[str, Range] = {
     "max_position_embeddings": POSITIONS,
     "original_max_position_embeddings": POSITIONS,
     "sliding_window": POSITIONS,
+    "sliding_window_pattern": LAYERS,
     "attention_chunk_size": POSITIONS,
     "index_topk": POSITIONS,
     "intermediate_size": INNER,

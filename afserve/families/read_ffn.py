@@ -110,10 +110,10 @@ def shared_inner(fields: ConfigFields) -> int:
     return fields.integer("moe_intermediate_size") * (fields.optional("n_shared_experts") or 0)
 
 
-def sigmoid_groups(fields: ConfigFields) -> MoeSpec:
+def sigmoid_groups(fields: ConfigFields, *also: str) -> MoeSpec:
     """DeepSeek-V3's router, which others took over: sigmoid scores with a bias that selects only, groups by their two
-    best."""
-    fields.known_only("scoring_func", "sigmoid")
+    best. `also`: other names that a family has for this `scoring_func`."""
+    fields.known_only("scoring_func", "sigmoid", *also)
     fields.known_only("topk_method", "noaux_tc")
     moe = routed(
         fields,

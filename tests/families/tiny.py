@@ -42,6 +42,10 @@ GLM = {
 MLA = {
     **GLM, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20,
 }  # fmt: skip
+EXAONE = {
+    **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "num_experts": 8,
+    "num_experts_per_tok": 3,
+}  # fmt: skip
 ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
 NEXT_ALL_MOE = {
     **SIZES, "num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24,
@@ -90,6 +94,28 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "SolarOpen",
         {**GLM, "first_k_dense_replace": 0, "attention_bias": True, "routed_scaling_factor": 2.5,
          "rope_parameters": LLAMA3},
+    ),
+    "dots1": ("Dots1", {**GLM, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}),
+    "dots1-windows": (
+        "Dots1",
+        {**GLM, **ONE_GROUP, "n_shared_experts": 1, "sliding_window": 5, "max_window_layers": 1, "n_group": 4,
+         "topk_group": 2, "attention_bias": True},
+    ),
+    "hy3": ("HYV3", {**EXAONE, "first_k_dense_replace": 1}),
+    "hy3-odd": (
+        "HYV3",
+        {**EXAONE, **ONE_GROUP, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2,
+         "router_scaling_factor": 1.5, "attention_bias": True},
+    ),
+    "exaone": (
+        "ExaoneMoe",
+        {**EXAONE, "num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2, "n_group": 2,
+         "topk_group": 1},
+    ),
+    "exaone-odd": (
+        "ExaoneMoe",
+        {**EXAONE, **ONE_GROUP, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention",
+         "full_attention"], "mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False},
     ),
     "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
     "ernie-no-shared": (
