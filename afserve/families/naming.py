@@ -78,6 +78,7 @@ class Naming:
     out: str = "o_proj"
     q_norm: str = "q_norm.weight"
     k_norm: str = "k_norm.weight"
+    sinks: str = "sinks"
     input_norm: str = "input_layernorm.weight"
     post_norm: str = "post_attention_layernorm.weight"
     stem: str = "model"

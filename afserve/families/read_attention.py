@@ -159,6 +159,15 @@ def _check_rope_once(fields: ConfigFields) -> None:
         )
 
 
+def of_type(fields: ConfigFields, name: str) -> ConfigFields:
+    """A view whose `rope_parameters` are those for layers of the type `name`, where it has one set for each type."""
+    inner = fields.inner(fields.section("rope_parameters"), "rope_parameters")
+    if not isinstance(inner.config.get(name), dict):
+        return fields
+    view = {**fields.config, "rope_parameters": inner.section(name)}
+    return ConfigFields(view, fields.where, fields.refusal, fields.called)
+
+
 def alternating(fields: ConfigFields, first: str, second: str) -> tuple[str, ...]:
     """The `layer_types` of config.json, or these two in turn."""
     if fields.has("layer_types"):

@@ -66,7 +66,7 @@ class GroupedQueryHalf:
                 eps=spec.eps,
                 scale=a.head_dim**-0.5 if a.scale is None else a.scale,
                 window=a.window,
-                sink_A=share.cut_rows(tensors.attention("sinks", a.heads), a.heads) if a.sinks else None,
+                sink_A=share.cut_rows(tensors.attention(naming.sinks, a.heads), a.heads) if a.sinks else None,
                 steps=self._steps(spec, a, tensors, len(rope.cos_PD)),
             )
         )

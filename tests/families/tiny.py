@@ -46,6 +46,7 @@ EXAONE = {
     **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "num_experts": 8,
     "num_experts_per_tok": 3,
 }  # fmt: skip
+FULL_FIRST = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
 NEXT_ALL_MOE = {
     **SIZES, "num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24,
@@ -116,6 +117,28 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "ExaoneMoe",
         {**EXAONE, **ONE_GROUP, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention",
          "full_attention"], "mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False},
+    ),
+    "mellum": (
+        "Mellum",
+        {**EXAONE, "num_hidden_layers": 4, "sliding_window": 6, "layer_types": FULL_FIRST, "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 500000.0, "attention_factor": 1.1},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }},
+    ),
+    "mellum-odd": (
+        "Mellum",
+        {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 3, "attention_bias": True, "norm_topk_prob": False,
+         "layer_types": FULL_FIRST[1:], "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "flint": (
+        "Flint",
+        {**EXAONE, "num_hidden_layers": 5, "sliding_window": 5, "shared_expert_intermediate_size": 40,
+         "layer_types": None},
+    ),
+    "flint-odd": (
+        "Flint",
+        {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 4, "shared_expert_intermediate_size": 24,
+         "mlp_only_layers": [1], "layer_types": FULL_FIRST[1:], "attention_bias": True, "norm_topk_prob": False},
     ),
     "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
     "ernie-no-shared": (
