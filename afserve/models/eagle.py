@@ -4,6 +4,7 @@ For position t what `fc` makes of the target's rows and the embedding of token t
 A further pass takes the layer's own output instead of the target's rows. Shapes: T rows, H hidden, D drafted tokens.
 """
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -75,6 +76,13 @@ class EagleHead:
                 f"{folder}: {TO_TARGET} names tokens from {int(self._target_D.min())} to {int(self._target_D.max())}, "
                 f"the model has {spec.vocab_size}"
             )
+
+    @property
+    def identity(self) -> str:
+        """Hex digits that two heads share which were trained alike; by their norms."""
+        norms = (self._input_norm, self._hidden_norm, self._post_norm, self._last_norm)
+        numbers = torch.cat([norm_H.float().cpu() for norm_H in norms]).numpy().tobytes()
+        return hashlib.blake2b(numbers, digest_size=16).hexdigest()
 
     def bind(self, cache: LayerCache) -> "BoundEagle":
         k_NGBD, v_NGBD = cache

@@ -11,13 +11,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from afserve.config import ModelSource
+from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice
 from afserve.engine.build import colocated
 from afserve.engine.draft.mtp import MtpDrafter
+from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import CheckpointError, ConfigError, UserError
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
 from afserve.speculative_config import choice_of
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
@@ -288,3 +292,70 @@ def test_a_folder_stands_behind_the_method(text, head, tokens):
 def test_a_head_without_a_folder_or_with_too_many_tokens_is_refused(text):
     with pytest.raises(ConfigError, match=r"eagle3:FOLDER:N|from 1 to 16"):
         DraftChoice.parse(text)
+
+
+def test_steps_of_several_calls_draft_what_steps_layer_by_layer_do(tiny_checkpoint, tmp_path, monkeypatch):
+    """And say in which layer a row was spoiled."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    made = config(draft=f"eagle3:{head_in(tmp_path / 'head', 'specforge')}:2")
+    asked = requests(prompts((9, 30)))
+
+    def drafted(node):
+        told, guess = [], node._drafting._drafters[-1].guess
+
+        def noted(sequence, most):
+            draft = guess(sequence, most)
+            told.append((sequence.order, len(sequence.tokens), [*draft.tokens], [*draft.confidence]))
+            return draft
+
+        node._drafting._drafters[-1].guess = noted
+        return collect(drive(node, asked)), told
+
+    node = colocated(source, made)
+    runner = node._micro_batches[0]._runner
+    if not isinstance(runner, StackRunner):
+        pytest.skip("the native library was not built")
+    assert [(part.first, part.end) for part in runner._parts] == [(0, 1), (1, 2), (2, 3)]
+    found = drafted(node)
+    with monkeypatch.context() as patch:
+        patch.setattr("afserve.engine.step.stack_runner.fits_one_call", lambda step, meter: False)
+        assert drafted(colocated(source, made)) == found
+    node = colocated(source, made)
+    bound = node.kv.halves[1].bound
+    assert bound is not None
+    bound.layer.post_norm_H.fill_(float("nan"))
+    node.submit(asked[0])
+    events = []
+    while node.busy:
+        events += node.step()
+    assert "layer 1" in str(events[0].error)
+
+
+def test_its_memory_is_planned_with(tiny_checkpoint, tmp_path):
+    """Weights on attention nodes, and one more layer in every block; nothing on expert nodes."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    head, spec = head_in(tmp_path / "head", "speculators"), load_spec(source.path)
+    machine = Machine(8, 8 << 30, 16 << 30)
+
+    def chosen(draft):
+        wishes = Wishes(1, 2, kv_tokens=1600, engine=EngineSettings(draft=draft))
+        return choose(planned_spec(source, DraftChoice.parse(draft)), source, machine, wishes)
+
+    plain, drafting = chosen("off"), chosen(f"eagle3:{head}")
+    stored = sum(x.numel() for name, x in tensors_of("speculators").items() if name not in ("d2t", "t2d"))
+    assert drafting.attention.weights - plain.attention.weights == 4 * stored
+    assert drafting.attention.kv - plain.attention.kv == 4 * 2 * GROUPS * SIZE * 1600
+    assert drafting.expert == plain.expert and drafting.spec == spec
+    assert drafting.picked["draft"] == f"eagle3 of {head}, as many tokens a step as pay"
+    node = colocated(source, config(draft=f"eagle3:{head}"))
+    assert node.kv.block_bytes == 8 * (4 * 2 * GROUPS * SIZE + spec.kv_bytes_per_token(4))
+
+
+def test_caches_of_other_heads_share_no_blocks(tiny_checkpoint, tmp_path):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    heads = [head_in(tmp_path / str(number), "specforge") for number in range(3)]
+    tensors = tensors_of("specforge")
+    tensors["norm.weight"][0] += 1.0
+    save_file(tensors, heads[2] / "model.safetensors")
+    found = [colocated(source, config(draft=f"eagle3:{head}")).kv.fingerprint for head in heads]
+    assert found[0] == found[1] != found[2]

@@ -90,6 +90,8 @@ class KvCache:
         assert (first.blocks, first.block_size) == (config.kv_blocks, config.block_size), "the first has both"
         check_groups(groups, len(keeps), config.most_rows)
         named = weights or f"unknown weights {secrets.token_hex(16)}"
+        if model.head is not None:
+            named += f", a head {model.head.identity}"
         self.fingerprint = Fingerprint(
             model=f"{model.spec.fingerprint()}, {named}",
             dtype=str(model.dtype).removeprefix("torch."),

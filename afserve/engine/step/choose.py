@@ -1,6 +1,7 @@
 """Which runner computes the steps of a node: the one place that asks model, link and kernels what they offer."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from afserve.comm.m2n.link_contract import Link
 from afserve.config import EngineConfig
@@ -9,7 +10,8 @@ from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import PredictorRunner, T
-from afserve.engine.step.stack_runner import ExchangeRunner, StackRunner
+from afserve.engine.step.stack_runner import ExchangeRunner, Part, StackRunner
+from afserve.kernels.packed import PackedExperts
 from afserve.models.decoder import AttentionModel
 
 
@@ -27,13 +29,26 @@ def choose_runners(
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
-    if (packed is None and exchanging is None) or model.head is not None:
+    if packed is None and (exchanging is None or model.head is not None):
         return layers
-    own = kv.group_of[: len(model.layers)]
-    stack = model.stack(model.layers, kv.halves, own, packed)
-    if stack is None:
+    parts = _parts(model, kv, packed)
+    if not parts:
         return layers
     if exchanging is not None:
-        return [ExchangeRunner[T](stack, exchanging, one) for one in layers]
+        return [ExchangeRunner[T](parts[0].stack, exchanging, one) for one in layers]
     predictor = model.stack(model.predicting, kv.predicting, [0] * len(kv.predicting), packed)
-    return [StackRunner[T](stack, predictor, one) for one in layers]
+    return [StackRunner[T](parts, predictor, one) for one in layers]
+
+
+def _parts(model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] | None) -> Sequence[Part]:
+    """All layers, apart where a head reads rows between them; none where the kernels do not run them so."""
+    behind = () if model.head is None else model.head.spec.behind
+    cuts = sorted({0, len(model.layers), *behind})
+    made = []
+    for first, end in pairwise(cuts):
+        layers, halves = model.layers[first:end], kv.halves[first:end]
+        stack = model.stack(layers, halves, kv.group_of[first:end], packed)
+        if stack is None:
+            return ()
+        made.append(Part(stack, first, end))
+    return made

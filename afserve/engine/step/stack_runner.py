@@ -4,7 +4,8 @@ Which steps go so is decided here, for each by itself; the others go layer by la
 layers, K top-k.
 """
 
-from typing import Generic
+from collections.abc import Sequence
+from typing import Generic, NamedTuple
 
 from torch import Tensor
 
@@ -12,17 +13,27 @@ from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.spoiled import FINE
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain, Exchange, Stack, Stacked, Stopped
 
 
+class Part(NamedTuple):
+    """The layers from `first` up to `end`."""
+
+    stack: Stack
+    first: int
+    end: int
+
+
 class StackRunner(Generic[T]):
     """Over the experts of this process."""
 
-    def __init__(self, stack: Stack, predictor: Stack | None, layers: LayerRunner[T]) -> None:
-        """`predictor`: the layer of multi-token prediction, if there is one that fits a call."""
-        self._stack, self._predictor, self._layers = stack, predictor, layers
+    def __init__(self, parts: Sequence[Part], predictor: Stack | None, layers: LayerRunner[T]) -> None:
+        """`parts` are all layers, one call each. `predictor`: the layer of multi-token prediction, if there is one that
+        fits a call."""
+        self._parts, self._predictor, self._layers = parts, predictor, layers
         self._chain = None if predictor is None else layers.model.chain(predictor)
         self.seen_rows = layers.seen_rows
 
@@ -50,8 +61,13 @@ class StackRunner(Generic[T]):
     def _run_stack(self, step: StepInput) -> StepRun[T]:
         layers = self._layers
         x_TH, spoiled_T = layers.begin_step(step)
-        done = layers.model.ops.run_stack(self._stack, x_TH, (step.paged, *step.further), spoiled_T, None)
-        note_stacked(done, layers)
+        for part in self._parts:
+            fine_T = spoiled_T == FINE if part.first else None
+            done = layers.model.ops.run_stack(part.stack, x_TH, (step.paged, *step.further), spoiled_T, None)
+            note_stacked(done, layers)
+            layers.taps.note_rows(part.end, x_TH)
+            if fine_T is not None:
+                spoiled_T += part.first * (fine_T & (spoiled_T != FINE))
         layers.load.commit(layers.index, step.decodes)
         yield from ()  # nobody is waited for
         return x_TH

@@ -6,7 +6,7 @@ from pathlib import Path
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError
-from afserve.families.eagle import check_tensors, load_eagle
+from afserve.families.eagle import EagleSpec, check_tensors, load_eagle
 from afserve.families.table import naming_of, served_spec
 from afserve.models.shards import stored_names, stored_shapes
 from afserve.spec import ModelSpec
@@ -38,6 +38,11 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     return spec
 
 
+def head_of(draft: DraftChoice, spec: ModelSpec) -> EagleSpec | None:
+    """The head beside a model, where one drafts. Raises CheckpointError or ConfigError."""
+    return load_eagle(draft.head, spec) if draft.head else None
+
+
 def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> str:
     """`--draft` as every node that serves `spec` is told it, with what the banner says of it."""
     draft, told, why = engine.drafts(), engine.draft, ""
@@ -49,7 +54,8 @@ def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> 
         )
     if draft.method is not DraftMethod.OFF:
         count = "as many tokens a step as pay" if draft.tokens is None else f"{draft.tokens} tokens a step"
-        picked["draft"] = f"{draft.method}, {count}{why}"
+        who = f"{draft.method} of {draft.head}" if draft.head else str(draft.method)
+        picked["draft"] = f"{who}, {count}{why}"
         if draft.synthetic:
             picked["draft"] += (
                 f", spoiled for a benchmark: {1 + sum(draft.synthetic):g} tokens a step of a right one"

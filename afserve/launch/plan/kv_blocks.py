@@ -66,9 +66,12 @@ class KvRoom:
         return (apart if self.window_blocks(apart) else blocks) * self.block
 
 
-def kv_room(spec: ModelSpec, element: int, block: int, sequences: int = 0, step_tokens: int = 0) -> KvRoom:
-    """Of a node that runs so many sequences at most, in steps of so many tokens."""
+def kv_room(
+    spec: ModelSpec, element: int, block: int, sequences: int = 0, step_tokens: int = 0, beside: int = 0
+) -> KvRoom:
+    """Of a node that runs so many sequences at most, in steps of so many tokens. What is not the model's keeps `beside`
+    numbers of each token."""
     windowed = spec.windowed_bytes_per_token(element) * block
-    whole = spec.kv_bytes_per_token(element, block) * block - windowed
+    whole = (spec.kv_bytes_per_token(element, block) + beside * element) * block - windowed
     seen = sequences * (-(-spec.widest_window // block) + 1) + -(-step_tokens // block) + 2
     return KvRoom(block, whole, windowed, seen)

@@ -14,7 +14,7 @@ from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
-from afserve.launch.plan.drafting import decided
+from afserve.launch.plan.drafting import decided, head_of
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
     first_placement,
@@ -244,7 +244,9 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     """What KV takes on an attention node."""
     element, sequences = element_bytes(source, spec), wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
-    return kv_room(spec, element, _block(spec, source, wishes), sequences, step)
+    head = head_of(wishes.engine.drafts(), spec)
+    width = 0 if head is None else head.attention.kv_width
+    return kv_room(spec, element, _block(spec, source, wishes), sequences, step, width)
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
