@@ -50,6 +50,7 @@ MOST_VOCABULARY = 1 << 24
 VOCABULARY = Range(1, MOST_VOCABULARY)
 MOST_ROUTED = 1 << 18  # experts of all layers together: DeepSeek-V3 has 14,848
 ROPE_DIVISOR = _real(1e-6, 1e6)  # of one frequency
+LAYER_THETA = _real(0.0, 1e12)  # of one layer; 0: no rotary embedding
 MOST_TOKEN_IDS = 1 << 10  # in one field
 
 RANGES: dict[str, Range] = {

@@ -65,6 +65,7 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,
     "granitemoe": granitemoe.FAMILY,
+    "granitemoe_swa": granitemoe.SWA,
     "phimoe": phimoe.FAMILY,
     "minimax_m2": minimax_m2.FAMILY,
     "dbrx": dbrx.FAMILY,

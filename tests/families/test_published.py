@@ -30,8 +30,9 @@ def test_a_family_is_a_short_file(name):
 
 
 def test_every_family_has_a_published_model():
+    """But those that are text models beside a vision model, and one whose sizes are not known."""
     covered = {MODELS[name]["model_type"] for name in SERVED}
-    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe"}, "these are text models beside a vision model"
+    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe", "granitemoe_swa"}
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -100,7 +101,7 @@ def test_qwen3_5_beside_a_vision_model():
     assert naming.embedding == "model.language_model.embed_tokens.weight" and naming.head == "lm_head.weight"
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "dbrx", "llama4_text"])
+@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text"])
 def test_stacked_experts_are_read_by_expert_nodes(name):
     naming = FAMILIES[name].naming
     stacked = naming.stacked

@@ -152,6 +152,16 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**LOCAL, "attention_multiplier": 0.2, "residual_multiplier": 0.35, "embedding_multiplier": 3.0,
          "logits_scaling": 2.0, "tie_word_embeddings": True, "attention_bias": True},
     ),
+    "granite-windows": (
+        "GraniteMoeSWA",
+        {**LOCAL, "num_hidden_layers": 5, "sliding_window": 5, "attention_multiplier": 0.2, "residual_multiplier": 0.35,
+         "layer_rope_theta": [0, 10000.0, 500000.0, 0, 10000.0]},
+    ),
+    "granite-windows-odd": (
+        "GraniteMoeSWA",
+        {**LOCAL, **ONE_GROUP, "sliding_window": 3, "layer_types": FULL_FIRST[1:], "attention_bias": True,
+         "attention_multiplier": 0.25, "embedding_multiplier": 2.0, "tie_word_embeddings": True},
+    ),
     "phimoe": ("Phimoe", {**LOCAL, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}),
     "phimoe-window": ("Phimoe", {**LOCAL, **ONE_GROUP, "sliding_window": 5, "rope_parameters": LONGROPE}),
     "minimax": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),

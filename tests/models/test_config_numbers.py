@@ -88,7 +88,27 @@ CONFIGS = {
         **COMMON, "num_local_experts": 12, "head_dim": 16, "intermediate_size_mlp": 56, "attention_chunk_size": 32,
         "interleave_moe_layer_step": 2, "no_rope_layers": [1, 1, 0], "floor_scale": 64, "attn_scale": 0.1,
     },
+    "dots1": {
+        **COMMON, "head_dim": 16, "n_routed_experts": 12, "moe_intermediate_size": 24, "n_shared_experts": 1,
+        "sliding_window": 20, "max_window_layers": 2, "first_k_dense_replace": 1,
+    },
+    "exaone_moe": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "num_shared_experts": 1,
+        "sliding_window": 20, "sliding_window_pattern": 2, "n_group": 4, "topk_group": 2,
+    },
+    "hy_v3": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "num_shared_experts": 1,
+        "router_scaling_factor": 2.8, "first_k_dense_replace": 1,
+    },
+    "mellum": {**COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "sliding_window": 20},
+    "flint": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "sliding_window": 20,
+        "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "decoder_sparse_step": 1,
+    },
 }  # fmt: skip
+CONFIGS["solar_open"] = CONFIGS["glm4_moe"] | {"first_k_dense_replace": 0}
+CONFIGS["glm4_moe_lite"] = CONFIGS["deepseek_v3"]
+CONFIGS["granitemoe_swa"] = CONFIGS["granitemoe"] | {"sliding_window": 20, "layer_rope_theta": [0, 1e4, 1e5]}
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
 CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
