@@ -43,7 +43,7 @@ _ALIKE: Mapping[
         "num_attention_heads": 32,
         "vocab_size": 151936,
     }
-    | {"num_key_value_heads": 32, "head_dim": 128},
+    | {"num_hidden_layers": 32, "num_key_value_heads": 32, "head_dim": 128},
 }
 _SOME = 16  # layers that are read
 
@@ -172,7 +172,7 @@ def _spec(fields: ConfigFields, inner: ConfigFields, behind: tuple[int, ...], ta
     if kind not in _ALIKE:
         raise inner.refuse("model_type", f"is not one of {', '.join(_ALIKE)}: other layers are no heads here")
     filled = ConfigFields({**_ALIKE[str(kind)], **given(inner.config)}, inner.where)
-    if filled.integer("num_hidden_layers", default=1) != 1:
+    if filled.integer("num_hidden_layers") != 1:
         raise filled.refuse("num_hidden_layers", "is not supported: heads of one layer are run")
     filled.known_only("mlp_bias", False)
     if any(one != "full_attention" for one in filled.items("layer_types", 1)):

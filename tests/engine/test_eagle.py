@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice
 from afserve.engine.build import colocated
-from afserve.engine.draft.mtp import MtpDrafter
+from afserve.engine.scheduling.request import SamplingParams
 from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import CheckpointError, ConfigError, UserError
 from afserve.families.table import load_spec
@@ -23,10 +23,12 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.speculative_config import choice_of
+from tests.conftest import TINY
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.test_drafted_answers import PLACES, answered, asked_of
+from tests.families import tiny
 
 H, VOCAB, DRAFTED, INNER, HEADS, GROUPS, SIZE, EPS = 48, 211, 90, 64, 4, 2, 16, 1e-5
 LAYER = {
@@ -84,6 +86,20 @@ def head_in(folder, form, **fields):
     (folder / "config.json").write_text(json.dumps(FORMS[form] | fields))
     save_file(tensors_of(form), folder / "model.safetensors")
     return folder
+
+
+def guesses_of(node):
+    """What it drafts from now on: request, tokens so far, draft, confidence."""
+    told, drafter = [], node._drafting._drafters[-1]
+    guess = drafter.guess
+
+    def noted(sequence, most):
+        draft = guess(sequence, most)
+        told.append((sequence.request.handle, [*sequence.tokens], [*draft.tokens], [*draft.confidence]))
+        return draft
+
+    drafter.guess = noted
+    return told
 
 
 class Reference:
@@ -146,31 +162,52 @@ class Reference:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_drafts_are_those_of_a_plain_reference_and_answers_those_without(
-    form, tiny_checkpoint, oracle, tmp_path, monkeypatch
+    form, tiny_checkpoint, oracle, tmp_path
 ):
     """Prompts come in pieces, and two of them have a beginning in common that is found."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     head = head_in(tmp_path / "head", form)
-    told, guess = [], MtpDrafter.guess
-
-    def noted(drafter, sequence, most):
-        draft = guess(drafter, sequence, most)
-        told.append(([*sequence.tokens], [*draft.tokens], draft.confidence))
-        return draft
-
-    monkeypatch.setattr(MtpDrafter, "guess", noted)
     texts = prompts()
     asked = requests([*texts, texts[2][:24] + texts[0]], GREEDY)
     wanted = collect(drive(colocated(source, config(max_batch_tokens=16)), asked))
     node = colocated(source, config(max_batch_tokens=16, draft=f"eagle3:{head}:4"))
+    told = guesses_of(node)
     assert collect(drive(node, asked)) == wanted
     drafts = node.stats().drafts
     assert drafts.drafters.eagle3.tokens == drafts.tokens > 100
-    reference = Reference(form, oracle("qwen3"))
-    assert len(told) > 100 and all(0 < p <= 1 for _, _, sure in told for p in sure)
-    for tokens, drafted, _ in random.Random(3).sample(told, 40):
-        assert len(drafted) == min(4, len(drafted) or 4) and drafted == reference.draft(tokens, len(drafted))
-    assert sum(len(drafted) == 4 for _, drafted, _ in told) > 0.8 * len(told)
+    check(told, Reference(form, oracle("qwen3")))
+
+
+def check(told, reference):
+    assert len(told) > 60 and sum(len(drafted) == 4 for _, _, drafted, _ in told) > 0.7 * len(told)
+    assert all(0 < p <= 1 for *_, sure in told for p in sure)
+    for _, tokens, drafted, _ in random.Random(3).sample(told, 40):
+        assert drafted == reference.draft(tokens, len(drafted))
+
+
+def test_what_was_right_is_gone_on_with(tiny_checkpoint, oracle, tmp_path):
+    """A head that knows three tokens, and answers of no others: some of what it drafts is right."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    head = head_in(tmp_path / "head", "specforge", draft_vocab_size=3)
+    tensors, reference = tensors_of("specforge"), Reference("specforge", oracle("qwen3"))
+    known = [20, 100, 180]
+    few = {
+        "lm_head.weight": tensors["lm_head.weight"][:3].clone(),
+        "d2t": torch.tensor(known) - torch.arange(3),
+    }
+    reference.w |= few
+    save_file(tensors | few, head / "model.safetensors")
+    params = SamplingParams(
+        max_tokens=60, temperature=0.0, ignore_eos=True, logit_bias=tuple((token, 100.0) for token in known)
+    )
+    asked = requests(prompts(), params)
+    wanted = collect(drive(colocated(source, config()), asked))
+    node = colocated(source, config(draft=f"eagle3:{head}:4"))
+    told = guesses_of(node)
+    assert collect(drive(node, asked)) == wanted
+    drafts = node.stats().drafts
+    assert drafts.accepted > 20 and drafts.positions.p2 > 0
+    check(told, reference)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -184,41 +221,55 @@ def test_all_is_told_as_without_drafts(place, tiny_checkpoint, tmp_path):
     assert drafted == plain
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gptoss", {"window_blocks": 70}),
+        ("qwen3-next", {}),
+        ("granite", {}),
+        ("v3", {"expert_dtype": "int4"}),
+    ],
+)
+def test_any_model_may_have_a_head(family, fields, tiny_checkpoint, tmp_path):
+    """With layers that see a window, that keep states, whose embedding is scaled, whose experts are rounded."""
+    folder = tiny_checkpoint(family) if family in TINY else tmp_path / "model"
+    if family not in TINY:
+        folder.mkdir()
+        tiny.build(family, folder)
+    source = ModelSource(str(folder), family, dtype="bfloat16")
+    head = head_in(tmp_path / "head", "specforge")
+    asked = asked_of(random.Random(8), 10)
+    plain = answered(source, "1x1", asked, **fields)
+    assert answered(source, "1x1", asked, f"eagle3:{head}:3", **fields) == plain
+
+
 def test_what_was_found_or_handed_over_is_drafted_for_as_well(tiny_checkpoint, tmp_path):
     """The head's keys of a prompt come with its blocks: the same tokens are drafted there."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     made = config(draft=f"eagle3:{head_in(tmp_path / 'head', 'specforge')}:3")
     asked = requests(prompts((40, 33)))
 
-    def drafted(node):
-        told, guess = {}, node._drafting._drafters[-1].guess
-
-        def noted(sequence, most):
-            draft = guess(sequence, most)
-            if draft.tokens:
-                told[sequence.request.handle, len(sequence.tokens)] = [*draft.tokens]
-            return draft
-
-        node._drafting._drafters[-1].guess = noted
-        return told
+    def drafted(told):
+        return {(handle, len(tokens)): drafted for handle, tokens, drafted, _ in told if drafted}
 
     node = colocated(source, made)
-    first = drafted(node)
+    told = guesses_of(node)
     wanted = collect(drive(node, asked))
-    known, hits = dict(first), node.stats().prefix_hits
+    known, hits = drafted(told), node.stats().prefix_hits
+    told.clear()
     assert collect(drive(node, asked)) == wanted and node.stats().prefix_hits > hits
-    assert first == known and len(known) > 80
+    assert drafted(told) == known and len(known) > 80
     cluster = LocalCluster.build(source, made, attention=2, experts=1)
     world = Phased(cluster, 1)
-    handed = drafted(world.decoding[0].node)
+    told = guesses_of(world.decoding[0].node)
     for request in asked:
         world.submit(request, world.prefilling[0], world.decoding[0])
     world.run()
     cluster.close()
     assert [world.said[request.handle] for request in asked] == wanted
     assert world.decoding[0].moves.stats().handed == 2
-    later = {key: tokens for key, tokens in handed.items() if key[1] > len(asked[key[0]].prompt_ids) + 1}
-    assert len(later) > 60 and all(known[key] == tokens for key, tokens in later.items())
+    later = {key: guess for key, guess in drafted(told).items() if key[1] > len(asked[key[0]].prompt_ids) + 1}
+    assert len(later) > 60 and all(known[key] == guess for key, guess in later.items())
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -301,14 +352,7 @@ def test_steps_of_several_calls_draft_what_steps_layer_by_layer_do(tiny_checkpoi
     asked = requests(prompts((9, 30)))
 
     def drafted(node):
-        told, guess = [], node._drafting._drafters[-1].guess
-
-        def noted(sequence, most):
-            draft = guess(sequence, most)
-            told.append((sequence.order, len(sequence.tokens), [*draft.tokens], [*draft.confidence]))
-            return draft
-
-        node._drafting._drafters[-1].guess = noted
+        told = guesses_of(node)
         return collect(drive(node, asked)), told
 
     node = colocated(source, made)
