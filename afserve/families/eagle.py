@@ -45,6 +45,13 @@ _ALIKE: Mapping[
     }
     | {"num_hidden_layers": 32, "num_key_value_heads": 32, "head_dim": 128},
 }
+_AS_PUBLISHED: Mapping[str, object] = {  # of what NVIDIA's eagle_config may vary
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "parallel_draft_step": 1,
+}
 _SOME = 16  # layers that are read
 
 
@@ -100,12 +107,6 @@ class EagleSpec:
         vocabulary = (self.vocab_size, self.hidden)
         return {EMBEDDING: vocabulary, TO_TARGET: (self.draft_vocab,), FROM_TARGET: (self.vocab_size,)}
 
-    @property
-    def parameters(self) -> int:
-        """Of an attention node that has its own embedding, which a head may lack."""
-        shapes = [*self.tensors(STEMS[0]).values(), (self.vocab_size, self.hidden)]
-        return sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
-
 
 def load_eagle(folder: str, target: ModelSpec) -> EagleSpec:
     """Of a head for `target`. Raises CheckpointError or ConfigError that name what is wrong, or does not fit."""
@@ -155,10 +156,12 @@ def _plain(fields: ConfigFields, target: ModelSpec) -> EagleSpec:
     if not isinstance(named, list) or not any("eagle3" in str(one).lower() for one in named):
         raise fields.refuse("architectures", "is no EAGLE-3 head, such as LlamaForCausalLMEagle3")
     inner = fields.inner(fields.section("eagle_config"), "eagle_config")
-    inner.known_only("use_aux_hidden_state", True)
+    for name, known in _AS_PUBLISHED.items():
+        inner.known_only(name, known)
     behind = [layer + 1 for layer in inner.integers("eagle_aux_hidden_state_layer_ids", LAYER_COUNT, _SOME)]
     top = fields.integers("eagle_aux_hidden_state_layer_ids", LAYER_COUNT, _SOME)
-    return _spec(fields, fields, top or tuple(behind) or _usual(target), target)
+    flat = ConfigFields({**given(inner.config), **given(fields.config)}, fields.where)
+    return _spec(flat, flat, top or tuple(behind) or _usual(target), target)
 
 
 def _usual(target: ModelSpec) -> tuple[int, ...]:
@@ -205,7 +208,7 @@ def _spec(fields: ConfigFields, inner: ConfigFields, behind: tuple[int, ...], ta
 
 
 def check_tensors(folder: str, head: EagleSpec, shapes: Mapping[str, Shape]) -> None:
-    """Raises CheckpointError that names the first tensor which is not there, or of another shape."""
+    """Raises CheckpointError that names the first tensor which is not there, of another shape, or one too many."""
     stem = stem_of(shapes)
     for name in head.tensors(stem):
         if name not in shapes:
@@ -215,6 +218,10 @@ def check_tensors(folder: str, head: EagleSpec, shapes: Mapping[str, Shape]) -> 
             raise CheckpointError(
                 f"{folder}: {name} has shape {tuple(shapes[name])}, config.json wants {wanted}"
             )
+    computed = (f"{stem}.", "fc.", "fc_norm.", "input_norm.")
+    for name in sorted(set(shapes) - set(head.tensors(stem))):
+        if name.startswith(computed) and not name.endswith(".inv_freq"):
+            raise CheckpointError(f"{folder}: {name} is there, and no field of config.json asks for it")
     if TO_TARGET not in shapes and head.draft_vocab != head.vocab_size:
         raise CheckpointError(
             f"{folder}: no {TO_TARGET}: which of {head.vocab_size} tokens its {head.draft_vocab} are is not known"

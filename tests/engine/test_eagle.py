@@ -287,6 +287,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, r"behind layers \(1, 2, 4\)"),
     ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, r"fc.weight has shape \(48, 144\)"),
     ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: False is not supported"),
+    ({"eagle_config": {"use_mtp_layernorm": True}}, "eagle_config: use_mtp_layernorm: True is not supported"),
+    ({"eagle_config": {"norm_before_fc": True}}, "no input_norm.weight"),
     ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
     ({"speculators_model_type": "eagle"}, "speculators_model_type: 'eagle' is not supported"),
 ]
@@ -310,6 +312,9 @@ def test_what_is_not_there_is_refused_before_anything_runs(tiny_checkpoint, tmp_
     head = head_in(tmp_path / "head", "specforge")
     assert planned_spec(source, DraftChoice.parse(f"eagle3:{head}")) == load_spec(source.path)
     tensors = tensors_of("specforge")
+    for name in ("midlayer.self_attn.q_proj.bias", "input_norm.weight"):
+        save_file(tensors | {name: torch.zeros(3)}, head / "model.safetensors")
+        refused(source, head, f"{name} is there, and no field of config.json asks for it")
     for name in ("fc.weight", "midlayer.hidden_norm.weight", "d2t"):
         save_file({each: one for each, one in tensors.items() if each != name}, head / "model.safetensors")
         refused(source, head, f"no {name}")

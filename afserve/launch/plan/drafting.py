@@ -1,12 +1,13 @@
 """What is served of a checkpoint: its layers, and with `--draft mtp` its layer of multi-token prediction."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError
-from afserve.families.eagle import EagleSpec, check_tensors, load_eagle
+from afserve.families.eagle import FROM_TARGET, TO_TARGET, EagleSpec, check_tensors, load_eagle
 from afserve.families.table import naming_of, served_spec
 from afserve.models.shards import stored_names, stored_shapes
 from afserve.spec import ModelSpec
@@ -41,6 +42,12 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
 def head_of(draft: DraftChoice, spec: ModelSpec) -> EagleSpec | None:
     """The head beside a model, where one drafts. Raises CheckpointError or ConfigError."""
     return load_eagle(draft.head, spec) if draft.head else None
+
+
+def head_numbers(draft: DraftChoice) -> int:
+    """How many weights the head beside a model has; 0 without one."""
+    shapes = stored_shapes(Path(draft.head)) if draft.head else {}
+    return sum(math.prod(shape) for name, shape in shapes.items() if name not in (TO_TARGET, FROM_TARGET))
 
 
 def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> str:
