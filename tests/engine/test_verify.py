@@ -15,7 +15,7 @@ from afserve.engine.build import colocated
 from afserve.engine.kv.blocks import block_hash
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.scheduling.step_plan import DECODE, VERIFY
+from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY
 from afserve.grammars.grammar import of_schema
 from afserve.kernels.ops import Ops
 from tests.engine.driving import config, prompts, requests
@@ -253,3 +253,71 @@ def test_a_draft_preempts_nobody():
     assert first.output_ids == [6, 7, 8, 9] and first.computed == 8 and not first.draft
     assert second.computed == 6
     scheduler.check()
+
+
+def decoding(engine, count):
+    """A scheduler whose sequences, of five tokens and one more, decode."""
+    scheduler = Scheduler(engine, 99, frozenset())
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    for handle in range(count):
+        scheduler.submit(GenerationRequest(handle, (1, 2, 3, 4, 5 + handle), params))
+    while any(not sequence.output_length for sequence in scheduler._running) or scheduler.waiting:
+        for micro_batch in range(engine.micro_batches):
+            if (plan := scheduler.plan(micro_batch)) is not None:
+                scheduler.commit(plan, [[6] for chunk in plan.chunks if chunk.last])
+    return scheduler
+
+
+def test_a_draft_takes_no_block_that_another_of_its_step_needs():
+    """Both have filled their blocks, and one block is left, which the second needs for its next token."""
+    engine = config(kv_blocks=4, block_size=4, max_model_len=16, micro_batches=1, prefix_caching=False)
+    scheduler = decoding(engine, 2)
+    first, second = scheduler._running
+    for _ in range(2):
+        plan = scheduler.plan(0)
+        scheduler.commit(plan, [[7], [7]])
+    assert [first.computed, second.computed] == [7, 7] and not scheduler.preemptions
+    first.draft[:] = [7, 8, 9, 10, 11, 12]
+    plan = scheduler.plan(0)
+    assert [(c.kind, c.supposed) for c in plan.chunks] == [(DECODE, 0), (DECODE, 0)]
+    assert scheduler.preemptions == 0
+
+
+def test_a_wrong_draft_keeps_no_blocks():
+    """Nor does one on its way take those that another micro-batch needs."""
+    engine = config(kv_blocks=12, block_size=1, max_model_len=12, micro_batches=1, prefix_caching=False)
+    scheduler = decoding(engine, 1)
+    (only,) = scheduler._running
+    only.draft[:] = [7, 8, 9, 10]
+    plan = scheduler.plan(0)
+    assert plan.chunks[0].supposed == 4 and scheduler.pool.used == 10
+    scheduler.commit(plan, [[1]])
+    assert scheduler.pool.used == only.computed == 6
+    scheduler.check()
+    engine = config(kv_blocks=14, block_size=1, max_model_len=14, micro_batches=2, prefix_caching=False)
+    scheduler = decoding(engine, 2)
+    first, second = scheduler._running
+    first.draft[:] = [7, 8, 9]
+    ahead = scheduler.plan(first.micro_batch)
+    assert ahead.chunks[0].supposed == 2 and scheduler.pool.available == 1
+    behind = scheduler.plan(second.micro_batch)
+    assert behind.tokens == 1 and scheduler.preemptions == 0
+
+
+def test_rows_are_shared_and_nobody_waits_for_a_draft():
+    """Five sequences and a prompt, where one sequence's draft has room for all rows."""
+    engine = config(kv_blocks=64, block_size=4, max_batch_tokens=16, micro_batches=1, max_model_len=64)
+    scheduler = decoding(engine, 5)
+    for sequence in scheduler._running:
+        sequence.draft[:] = range(16)
+    plan = scheduler.plan(0)
+    assert [chunk.count for chunk in plan.chunks] == [3, 3, 3, 3, 4]
+    scheduler.commit(plan, [[1]] * 5)
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    scheduler.submit(GenerationRequest(9, tuple(range(30, 60)), params))
+    for index, sequence in enumerate(scheduler._running):
+        sequence.draft[:] = range(1 if index else 16)
+    plan = scheduler.plan(0)
+    *decodes, prompt = plan.chunks
+    assert prompt.kind is PROMPT and prompt.count == 6
+    assert [chunk.supposed for chunk in decodes] == [1, 1, 1, 1, 1]

@@ -159,8 +159,9 @@ class MtpLoop(Generic[T]):
         size = self._blocks.pool.block_size
         ends = [[0] * paged.sequences for _ in range(3)]
         for one in drafted:
-            blocks = self._blocks.grow(one.sequence, one.position + one.most - one.sequence.computed)
-            values = one.row, one.position + 1, one.most if blocks else 1
+            further = one.position + one.most - one.sequence.computed
+            lacking = further - self._blocks.grow_spare(one.sequence, further)
+            values = one.row, one.position + 1, one.most - lacking
             for column, value in zip(ends, values, strict=True):
                 column[one.chunk] = value
         tables = [chunk.sequence.blocks for chunk in plan.chunks]
@@ -207,7 +208,8 @@ class MtpLoop(Generic[T]):
             product = one.product * confidence
             if one.most == 1 or product < self._least:
                 continue
-            if self._blocks.grow(sequence, position + 1 - sequence.computed):
+            known = position + 1 - sequence.computed
+            if self._blocks.grow_spare(sequence, known) == known:
                 yield _Drafted(sequence, one.chunk, row, position, one.most - 1, product)
 
     def _further(self, pairs: Many[tuple[_Drafted, int]], hidden_SH: Tensor) -> StepRun[T]:

@@ -56,6 +56,12 @@ class Running:
         younger = [s for s in self if s.rank > sequence.rank and not s.in_flight]
         return max(younger, key=lambda s: s.rank, default=None)
 
+    def others(self, micro_batch: int) -> Iterator[Sequence]:
+        """Those of other micro-batches."""
+        for index, sequences in enumerate(self.by_batch):
+            if index != micro_batch:
+                yield from sequences
+
     def check(self) -> None:
         undrawn = {sequence.order for sequence in self if sequence.row}
         assert undrawn == set(self.undrawn), "rows that wait to be drawn are miscounted"

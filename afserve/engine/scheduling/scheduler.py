@@ -25,6 +25,7 @@ from afserve.engine.scheduling.sequence import Sequence, turn_of
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.shared_prompts import SharedNews, leave, own_chunk, shared_of
 from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
+from afserve.engine.scheduling.supposing import drafts_share, suppose_drafts
 from afserve.engine.scheduling.turns import Group, Turns
 from afserve.errors import OverloadedError, RequestError
 
@@ -114,10 +115,11 @@ class Scheduler:
         if (drawn := self._drawn(micro_batch)) is not None:
             return drawn
         chunks: list[Chunk] = []
-        budget, prompts = self.step_tokens, self.prompt_tokens
+        budget, prompts, mine = self.step_tokens, self.prompt_tokens, self._running.by_batch[micro_batch]
+        guessed = sum(len(sequence.draft) for sequence in mine)
         # Decodes first: one long prompt must not stall those who already read along.
         turn = self._shares.step_turn if self._shares.several else turn_of
-        for sequence in sorted(self._running.by_batch[micro_batch], key=turn):
+        for sequence in sorted(mine, key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
@@ -131,21 +133,19 @@ class Scheduler:
                 continue
             start, known = sequence.computed, len(sequence.tokens)
             kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
+            if kind is PROMPT and guessed:
+                prompts, guessed = min(prompts, budget - drafts_share(guessed, budget)), 0
             most = min(budget, prompts) if kind is PROMPT else budget
             count = self._reserve(sequence, min(known - start, most)) if most else 0
             if count:
                 sequence.in_flight = True
-                supposed = 0
-                if sequence.draft and kind is not PROMPT and start + count == known:
-                    left = min(budget, self._limits.longest - start) - count
-                    supposed = self.blocks.suppose(sequence, count, left)
-                    kind, count = VERIFY if supposed else kind, count + supposed
-                chunks.append(Chunk(sequence, start, count, start + count >= known, kind, supposed))
+                chunks.append(Chunk(sequence, start, count, start + count >= known, kind))
                 self._shares.charge(sequence, start, count)
-                budget -= count
-                prompts -= count * (kind is PROMPT)
-        alone = self.running == len(self._running.by_batch[micro_batch])
-        return StepPlan(micro_batch, tuple(chunks), alone=alone) if chunks else None
+                budget, prompts = budget - count, prompts - count * (kind is PROMPT)
+        if any(chunk.sequence.draft for chunk in chunks):
+            self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
+            suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
+        return StepPlan(micro_batch, tuple(chunks), alone=self.running == len(mine)) if chunks else None
 
     def _drawn(self, micro_batch: int) -> StepPlan | None:
         """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""

@@ -16,6 +16,7 @@ class SequenceBlocks:
     def __init__(self, pool: BlockPool, prefixes: HeldPrefixes) -> None:
         self.pool, self.prefixes = pool, prefixes
         self._size = pool.block_size
+        self._spared = 0  # blocks that drafts leave to others
 
     def found(self, sequence: Sequence) -> list[int]:
         """Cached blocks of a prefix, leaving at least one token to compute."""
@@ -53,17 +54,25 @@ class SequenceBlocks:
         """Tokens for which there are blocks, nobody preempted."""
         return (len(sequence.blocks) + self.pool.growable) * self._size - sequence.computed
 
+    def spare(self, others: Iterable[Sequence], most: int) -> None:
+        """Drafts leave them the blocks that they may need in a step, which has `most` tokens of each."""
+        self._spared = sum(-(-min(other.pending, most) // self._size) for other in others)
+
+    def grow_spare(self, sequence: Sequence, count: int) -> int:
+        """Blocks for as many of `count` more tokens, which nobody needs, as have room; how many it has blocks for."""
+        need = -(-(sequence.computed + count) // self._size) - len(sequence.blocks)
+        if (taken := min(need, self.pool.growable - self._spared)) > 0:
+            self.pool.grow(sequence.blocks, taken)
+        return min(count, len(sequence.blocks) * self._size - sequence.computed)
+
     def suppose(self, sequence: Sequence, count: int, most: int) -> int:
         """How much of its draft is computed behind `count` known tokens, `most` tokens at most: what has room without
         preempting anybody."""
-        end = sequence.computed + count
-        wanted = min(len(sequence.draft), most)
-        if self.grow(sequence, count + wanted):
-            return wanted
-        return min(wanted, len(sequence.blocks) * self._size - end)
+        return self.grow_spare(sequence, count + min(len(sequence.draft), most)) - count
 
     def computed(self, sequence: Sequence, before: int) -> None:
-        """Blocks that were filled since its first `before` tokens may be found by others from now on."""
+        """Blocks that were filled since its first `before` tokens may be found by others from now on. Those that only
+        a draft needed are free again."""
         first, full = before // self._size, sequence.computed // self._size
         if first < full and self.pool.caching:
             hashes = sequence.full_hashes(self._size)
@@ -72,6 +81,10 @@ class SequenceBlocks:
             self._mark(sequence, full)
         if self.pool.slides:
             self.pool.slide(sequence.blocks, before, sequence.computed)
+        used = -(-sequence.computed // self._size)
+        if used < len(sequence.blocks) and sequence.shared is None:
+            self.pool.release(sequence.blocks[used:], computed=0)
+            del sequence.blocks[used:]
 
     def _mark(self, sequence: Sequence, blocks: int) -> None:
         """Its beginning of so many blocks can be found by others."""
