@@ -239,8 +239,9 @@ def test_any_model_may_have_a_head(family, fields, tiny_checkpoint, tmp_path):
     source = ModelSource(str(folder), family, dtype="bfloat16")
     head = head_in(tmp_path / "head", "specforge")
     asked = asked_of(random.Random(8), 10)
-    plain = answered(source, "1x1", asked, **fields)
-    assert answered(source, "1x1", asked, f"eagle3:{head}:3", **fields) == plain
+    for place in ("colocated", "1x1"):
+        plain = answered(source, place, asked, **fields)
+        assert answered(source, place, asked, f"eagle3:{head}:3", **fields) == plain
 
 
 def test_what_was_found_or_handed_over_is_drafted_for_as_well(tiny_checkpoint, tmp_path):

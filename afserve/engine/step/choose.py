@@ -46,9 +46,9 @@ def _parts(model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] |
     cuts = sorted({0, len(model.layers), *behind})
     made = []
     for first, end in pairwise(cuts):
-        layers, halves = model.layers[first:end], kv.halves[first:end]
-        stack = model.stack(layers, halves, kv.group_of[first:end], packed)
+        groups = kv.group_of[first:end]
+        stack = model.stack(model.layers[first:end], kv.halves[first:end], groups, packed)
         if stack is None:
             return ()
-        made.append(Part(stack, first, end))
+        made.append(Part(stack, first, end, 1 + max(groups)))
     return made

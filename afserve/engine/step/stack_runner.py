@@ -20,11 +20,12 @@ from afserve.kernels.stack import DraftChain, Exchange, Stack, Stacked, Stopped
 
 
 class Part(NamedTuple):
-    """The layers from `first` up to `end`."""
+    """The layers from `first` up to `end`, which read the first `groups` block tables."""
 
     stack: Stack
     first: int
     end: int
+    groups: int
 
 
 class StackRunner(Generic[T]):
@@ -61,9 +62,10 @@ class StackRunner(Generic[T]):
     def _run_stack(self, step: StepInput) -> StepRun[T]:
         layers = self._layers
         x_TH, spoiled_T = layers.begin_step(step)
+        groups = step.paged, *step.further
         for part in self._parts:
             fine_T = spoiled_T == FINE if part.first else None
-            done = layers.model.ops.run_stack(part.stack, x_TH, (step.paged, *step.further), spoiled_T, None)
+            done = layers.model.ops.run_stack(part.stack, x_TH, groups[: part.groups], spoiled_T, None)
             note_stacked(done, layers)
             layers.taps.note_rows(part.end, x_TH)
             if fine_T is not None:
