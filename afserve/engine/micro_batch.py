@@ -85,7 +85,8 @@ class MicroBatch(Generic[T]):
         """Runs for ever; the node stops resuming it when it closes."""
         while True:
             since = self._meter.now()
-            if self._drafting is not None:
+            asked = self._drafting is not None and self._drafting.due()
+            if self._drafting is not None and asked:
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
                 self._drafting.propose(decoding, room, self._meter.now)
             self.plan = self._scheduler.plan(self.index)
@@ -123,13 +124,12 @@ class MicroBatch(Generic[T]):
                 fixed = (self._meter.now() - since) / self._mtp.passes
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
-            if self._drafting is not None:
+            self.ran = None
+            if self.decode_only and (asked or self._mtp is not None):
                 seconds = self._meter.now() - began
-                ran = RanStep(
-                    step.tokens, drafted, seconds - fixed
-                )  # what no draft makes longer has no price
-                self.ran = ran if self.decode_only else None
-                if self._mtp is not None and self.decode_only:
+                if asked:  # what no draft makes longer has no price
+                    self.ran = RanStep(step.tokens, drafted, seconds - fixed)
+                if self._mtp is not None:
                     self._mtp.note_step(len(runs), sum(map(len, runs.values())), seconds)
             if 2 * step.decodes <= step.tokens and step.shared is None:
                 self._meter.prefilled(step.tokens, began)

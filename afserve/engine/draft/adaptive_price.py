@@ -1,8 +1,8 @@
 """`--draft METHOD` without a number: as many tokens as pay, by what acceptance and steps were measured to be.
 
-Where nothing pays, one token is still tried now and then, so that a price that was measured in a bad moment is measured
-again. That takes at most one step in 64 and one part in 100 of the time. Nor is anybody asked for guesses all the time
-of whom nothing is verified (`asking.py`).
+Where nothing pays, nobody is asked for up to 15 steps, and of those that are asked one token is still tried now and
+then, so that a price that was measured in a bad moment is measured again: in one of 16 steps at most, and in one part
+of 100 of their time. Of whom nothing is verified is not asked all the time either (`asking.py`).
 """
 
 import math
@@ -15,9 +15,12 @@ from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 from afserve.engine.stats import smoothed
 
-_TRIED_STEPS = 64  # between two steps in which something is tried that does not pay
+_TRIED_STEPS = 16  # asked ones, between two in which something is tried that does not pay
 _TRIED_SHARE = 0.01  # of the time
 _LATELY = 0.1  # weight of the newest step
+
+
+_LONGEST_REST = 15  # steps: a text that begins to repeat is noticed so late
 
 
 class AdaptivePrice:
@@ -40,6 +43,11 @@ class AdaptivePrice:
 
     def guesses_took(self, count: int, seconds: float) -> None:
         self._asking.guesses_took(count, seconds)
+
+    longest_rest = _LONGEST_REST
+
+    def expected(self, candidate: Candidate) -> float:
+        return sum(self.acceptance.survival(candidate))
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         survivals = [self.acceptance.survival(candidate) for candidate in candidates]

@@ -24,14 +24,21 @@ from afserve.spec import ModelSpec
 
 
 class Drafting:
-    """Of a whole node: its micro-batches share drafters and price. The first drafter that has an idea is believed."""
+    """Of a whole node: its micro-batches share drafters and price. Of several that have an idea that one is believed of
+    which the most tokens are expected to be right. Where nothing was worth a row, nobody is asked for some steps."""
 
     def __init__(self, drafters: Many[Drafter], price: DraftPrice, most: int) -> None:
         self._drafters, self._price, self._most = drafters, price, most
+        self._left = self._rest = 0  # steps until somebody is asked again, and how many these were
         # By order, what was guessed for the step that runs.
         self._asked: dict[int, tuple[Candidate, Many[int]]] = {}
         self._counts = DraftCounts()
         self._adviser = Adviser("drafting")
+
+    def due(self) -> bool:
+        """Once before each step: whether it may have drafts."""
+        self._left -= 1
+        return self._left < 0
 
     def propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> None:
         """Sets the drafts of those that decode in the next step, which may have `room` tokens."""
@@ -49,18 +56,29 @@ class Drafting:
             left = sequence.prompt_length + sequence.request.params.max_tokens - len(sequence.tokens) - 1
             wanted = sequence.request.params.draft
             most = min(self._most, left) if wanted is None else min(self._most, left, wanted)
-            for drafter in self._drafters if most > 0 else ():
-                tokens, confidence = drafter.guess(sequence, most)
-                if tokens:
-                    found.append((sequence, tokens, Candidate(sequence.order, drafter.name, confidence)))
-                    break
+            if most > 0 and (ideas := self._ideas(sequence, most)):
+                best = ideas[0]
+                if len(ideas) > 1:
+                    best = max(ideas, key=lambda idea: self._price.expected(idea[1]))
+                found.append((sequence, *best))
         self._price.guesses_took(len(chosen), clock() - began)
         candidates = [candidate for *_, candidate in found]
-        lengths = self._price.lengths(len(sequences), room, candidates) if found else ()
+        lengths = self._price.lengths(len(sequences), room, candidates) if found else []
         for (sequence, tokens, candidate), length in zip(found, lengths, strict=True):
             sequence.draft[:] = tokens[:length]
             self._asked[sequence.order] = candidate, tokens
+        if sequences:
+            self._rest = 0 if any(lengths) else min(2 * self._rest + 1, self._price.longest_rest)
+            self._left = self._rest
         return True
+
+    def _ideas(self, sequence: Sequence, most: int) -> list[tuple[Many[int], Candidate]]:
+        found: list[tuple[Many[int], Candidate]] = []
+        for drafter in self._drafters:
+            tokens, confidence = drafter.guess(sequence, most)
+            if tokens:
+                found.append((tokens, Candidate(sequence.order, drafter.name, confidence)))
+        return found
 
     def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> str:
         """Its step verified `supposed` tokens of the draft and gave this run. What was guessed beyond them is compared
@@ -100,10 +118,12 @@ def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: MtpDrafter | None =
     if choice.method is DraftMethod.OFF:
         return None
     price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
-    found: Drafter = mtp or SuffixDrafter(choice.suffix)
+    drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter()]
     if choice.method is DraftMethod.NGRAM:
-        found = NgramDrafter(choice.ngram)
-    drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter(), found]
+        drafters.append(NgramDrafter(choice.ngram))
+    elif mtp is None or choice.tokens is None:
+        drafters.append(SuffixDrafter(choice.suffix))
+    drafters += [] if mtp is None else [mtp]
     if choice.synthetic:
         drafters = [SpoiledDrafter(each, choice.synthetic) for each in drafters]
     return Drafting(drafters, price, choice.most)

@@ -36,6 +36,12 @@ class DraftPrice(Protocol):
     def guesses_took(self, count: int, seconds: float) -> None:
         """So many were asked."""
 
+    longest_rest: int
+    """Steps that nobody is asked before, at most, where nothing paid."""
+
+    def expected(self, candidate: Candidate) -> float:
+        """How many of its tokens are right, to compare candidates of one sequence by."""
+
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         """How much of each is verified. The step has `rows` tokens without them, and `room` for so many in all."""
 
@@ -51,6 +57,11 @@ class DraftPrice(Protocol):
 
 class FixedPrice:
     """`--draft METHOD:N`: all that was guessed. It learns nothing."""
+
+    longest_rest = 0
+
+    def expected(self, candidate: Candidate) -> float:
+        return float(sum(candidate.confidence))
 
     def whom_to_ask(self, orders: Many[int]) -> set[int]:
         return {*orders}
