@@ -27,6 +27,7 @@ from tests.conftest import TINY
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
+from tests.engine.pretended_devices import Devices, add_in_order, colocated_on
 from tests.engine.test_drafted_answers import PLACES, answered, asked_of
 from tests.families import tiny
 
@@ -409,3 +410,13 @@ def test_caches_of_other_heads_share_no_blocks(tiny_checkpoint, tmp_path):
     save_file(tensors, heads[2] / "model.safetensors")
     found = [colocated(source, config(draft=f"eagle3:{head}")).kv.fingerprint for head in heads]
     assert found[0] == found[1] != found[2]
+
+
+def test_a_node_of_several_devices_has_the_head_on_its_first(tiny_checkpoint, tmp_path):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    made = config(draft=f"eagle3:{head_in(tmp_path / 'head', 'specforge')}:2")
+    asked = requests(prompts((9, 30)))
+    plain, node = colocated(source, made), colocated_on(Devices(2, add_in_order), source, made)
+    told, wanted = guesses_of(node), guesses_of(plain)
+    assert collect(drive(node, asked)) == collect(drive(plain, asked))
+    assert [guess[:3] for guess in told] == [guess[:3] for guess in wanted] and len(told) > 60
