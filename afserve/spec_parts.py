@@ -92,12 +92,12 @@ class AttentionSpec:
 
     @property
     def kv_width(self) -> int:
-        """Cached numbers per token and layer."""
+        """Cached numbers per token and layer. Values that are narrower than keys are kept as wide as these."""
         if self.kind == "linear":
             return 0
         if self.kind == "mla":
             return self.kv_lora_rank + self.rope_dim
-        return self.kv_heads * (self.head_dim + self.value_dim)
+        return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim))
 
     @property
     def state_numbers(self) -> int:

@@ -7,7 +7,7 @@ The multiplier of what is added to the residual stream is in the output projecti
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import LAYER_THETA
+from afserve.config_ranges import LAYER_THETA, MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
@@ -41,10 +41,12 @@ def _swa_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     types = ("full_attention", *("sliding_attention",) * 3) * -(-layers // 4)
     if fields.has("layer_types"):
         types = layer_types(fields, *each)
-    thetas = fields.reals("layer_rope_theta", LAYER_THETA, layers) or (rope.theta if rope else 0.0,) * layers
-    if len(thetas) < layers:
-        raise fields.refuse("layer_rope_theta", f"is not a number for each of {layers} layers")
-    turned = [replace(rope, theta=theta) if rope and theta else None for theta in thetas]
+    thetas = fields.reals("layer_rope_theta", LAYER_THETA, MOST_LAYERS)
+    if thetas and len(thetas) != layers:
+        raise fields.refuse(
+            "layer_rope_theta", f"is not a number for each layer of num_hidden_layers {layers}"
+        )
+    turned = [replace(rope, theta=theta) if rope and theta else None for theta in thetas] or [rope] * layers
     attention = [replace(each[name], rope=turn) for name, turn in zip(types, turned, strict=False)]
     return stack(fields, attention, _experts(fields))
 

@@ -87,8 +87,8 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(
             "norms after the rotary embedding without one", "a rotary embedding in every layer"
         )
-    if a.value_dim != a.head_dim:
-        yield _unsupported(f"v_head_dim: {a.value_dim} beside a head_dim of {a.head_dim}", "the same size")
+    if a.value_dim > a.head_dim:
+        yield _unsupported(f"v_head_dim: {a.value_dim} beside a head_dim of {a.head_dim}", "up to that size")
     if a.heads % a.kv_heads:
         yield _unsupported(
             f"num_key_value_heads: {a.kv_heads} for {a.heads} heads", "a divisor of num_attention_heads"

@@ -7,10 +7,10 @@ input; layers with experts may take turns with dense ones.
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS, Range
+from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.read_attention import gqa, layer_types
+from afserve.families.read_attention import gqa, layer_marks, layer_types
 from afserve.families.read_ffn import check_top_k, routed
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec
 
@@ -46,9 +46,7 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
 def _with_rope(fields: ConfigFields) -> list[bool]:
     """`no_rope_layers` has a 1 for every layer *with* a rotary embedding; each fourth has none where it is absent."""
     layers = fields.integer("num_hidden_layers")
-    listed = fields.integers("no_rope_layers", Range(0, 1), MOST_LAYERS)
-    if listed and len(listed) != layers:
-        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each layer of num_hidden_layers {layers}")
+    listed = layer_marks(fields, "no_rope_layers")
     every = fields.integer("no_rope_layer_interval", default=4)
     return [bool(listed[layer]) if listed else (layer + 1) % every != 0 for layer in range(layers)]
 

@@ -1,11 +1,16 @@
-"""Qwen3-MoE (`Qwen3MoeForCausalLM`): GQA with norms on queries and keys, softmax router."""
+"""Qwen3-MoE (`Qwen3MoeForCausalLM`): GQA with norms on queries and keys, softmax router; and Mellum 2
+(`MellumForCausalLM`), which has a window and a rotary embedding for each type of layer."""
+
+from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import routed, sparse_steps, stack
-from afserve.spec_parts import LayerSpec
+from afserve.families.read_attention import gqa, layer_types, of_type
+from afserve.families.read_ffn import routed, sparse_layers, sparse_steps, stack
+from afserve.spec_parts import AttentionSpec, LayerSpec
+
+_THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -22,4 +27,26 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
 
 
+def _mellum_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    each = {name: _attention(fields, name) for name in _THETAS}
+    attention = [each[name] for name in layer_types(fields, *_THETAS)]
+    moe = routed(
+        fields,
+        *("num_experts", "num_local_experts"),
+        inner="moe_intermediate_size",
+        scoring="softmax",
+        renormalise=fields.flag("norm_topk_prob", True),
+    )
+    return stack(fields, attention, moe, sparse_layers(fields, 0), fields.optional("intermediate_size") or 0)
+
+
+def _attention(fields: ConfigFields, name: str) -> AttentionSpec:
+    bias = fields.flag("attention_bias", False)
+    made = gqa(of_type(fields, name), theta=_THETAS[name], qk_norm="head", bias=bias)
+    if name == "full_attention":
+        return made
+    return replace(made, window=fields.integer("sliding_window", default=1024))
+
+
 FAMILY = Family(_layers, Naming())
+MELLUM = Family(_mellum_layers, Naming())

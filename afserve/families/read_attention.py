@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import ROPE_DIVISOR
+from afserve.config_ranges import MOST_LAYERS, ROPE_DIVISOR, Range
 from afserve.errors import shown
 from afserve.spec_parts import AttentionSpec, RopeSpec
 
@@ -157,6 +157,15 @@ def _check_rope_once(fields: ConfigFields) -> None:
             f"rope_scaling: its {shown(what)} is not that of rope_parameters; take one of the two out",
             "rope_scaling",
         )
+
+
+def layer_marks(fields: ConfigFields, name: str) -> tuple[int, ...]:
+    """0 or 1 for each layer; empty where config.json has no such field."""
+    layers = fields.integer("num_hidden_layers")
+    marks = fields.integers(name, Range(0, 1), MOST_LAYERS)
+    if marks and len(marks) != layers:
+        raise fields.refuse(name, f"is not 0 or 1 for each layer of num_hidden_layers {layers}")
+    return marks
 
 
 def of_type(fields: ConfigFields, name: str) -> ConfigFields:

@@ -43,7 +43,7 @@ class GroupedQueryHalf:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._ops, self._order = ops, head_order(a)
         share = tensors.share
-        self.keeps = LayerShape(share.heads_of(a.kv_heads), a.head_dim, a.value_dim)
+        self.keeps = LayerShape(share.heads_of(a.kv_heads), a.head_dim, a.head_dim)
         input_norm, post_norm = tensors.norms(h)
         naming = tensors.naming
         self._prepared = ops.prepare_gqa(
@@ -94,7 +94,7 @@ class GroupedQueryHalf:
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
-        widths = (a.heads * d, a.kv_heads * d, a.kv_heads * d)
+        widths = (a.heads * d, a.kv_heads * d, a.kv_heads * a.value_dim)
         if naming.qkv:
             parts = tensors.attention(f"{naming.qkv}.weight", sum(widths), h).split(widths)
         else:
@@ -112,6 +112,7 @@ class GroupedQueryHalf:
 
     def _stacked(self, a: AttentionSpec, share: HeadShare, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows, or numbers, of the share's heads in the kernels' order."""
+        v = _widened(v, a)
         q, k, v = share.cut_rows(q, a.heads), share.cut_rows(k, a.kv_heads), share.cut_rows(v, a.kv_heads)
         return torch.cat((self._ordered(q, a.head_dim), self._ordered(k, a.head_dim), v))
 
@@ -133,9 +134,8 @@ class GroupedQueryHalf:
 
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         naming, share = tensors.naming, tensors.share
-        weight = share.cut_columns(
-            tensors.attention(f"{naming.out}.weight", h, a.heads * a.head_dim), a.heads
-        )
+        whole = tensors.attention(f"{naming.out}.weight", h, a.heads * a.value_dim)
+        weight = share.cut_columns(_widened(whole.T, a).T, a.heads)
         bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias and share.index == 0 else None
         if a.out_scale != 1.0:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
@@ -144,6 +144,17 @@ class GroupedQueryHalf:
     def bind(self, cache: LayerCache) -> "_BoundGroupedQuery":
         k_NGBD, v_NGBD = cache
         return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
+
+
+def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
+    """Rows, or numbers, of one head's values after the other, with zeros up to the size of a key: kernels have one size
+    of a head."""
+    if a.value_dim == a.head_dim:
+        return x_R
+    x_GVR = x_R.unflatten(0, (-1, a.value_dim))
+    wide: Tensor = x_GVR.new_zeros(len(x_GVR), a.head_dim, *x_GVR.shape[2:])
+    wide[:, : a.value_dim] = x_GVR
+    return wide.flatten(0, 1)
 
 
 def _query(a: AttentionSpec, tensors: LayerTensors, what: str, *inputs: int) -> tuple[Tensor, Tensor]:

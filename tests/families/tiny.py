@@ -140,6 +140,19 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 4, "shared_expert_intermediate_size": 24,
          "mlp_only_layers": [1], "layer_types": FULL_FIRST[1:], "attention_bias": True, "norm_topk_prob": False},
     ),
+    "mimo": (
+        "MiMoV2Flash",
+        {**GLM, "v_head_dim": 12, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "sliding_window": 6,
+         "attention_bias": True, "rope_parameters": {name: {"rope_type": "default", "rope_theta": theta,
+         "partial_rotary_factor": 0.5} for name, theta in zip(FULL_FIRST, (5e6, 1e4), strict=False)}},
+    ),
+    "mimo-odd": (
+        "MiMoV2Flash",
+        {**GLM, **ONE_GROUP, "num_attention_heads": 6, "v_head_dim": 10, "n_group": 4, "topk_group": 2,
+         "layer_types": FULL_FIRST[1:], "sliding_window": 3, "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "attention_value_scale": 0.5, "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4,
+         "partial_rotary_factor": 1.0} for name in FULL_FIRST[:2]}},
+    ),
     "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
     "ernie-no-shared": (
         "Ernie4_5_Moe",

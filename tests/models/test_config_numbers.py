@@ -105,6 +105,11 @@ CONFIGS = {
         **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "sliding_window": 20,
         "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "decoder_sparse_step": 1,
     },
+    "mimo_v2_flash": {
+        **COMMON, "head_dim": 16, "v_head_dim": 12, "n_routed_experts": 12, "moe_intermediate_size": 24,
+        "sliding_window_size": 20, "swa_num_key_value_heads": 4, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5,
+        "attention_value_scale": 0.7, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1],
+    },
 }  # fmt: skip
 CONFIGS["solar_open"] = CONFIGS["glm4_moe"] | {"first_k_dense_replace": 0}
 CONFIGS["glm4_moe_lite"] = CONFIGS["deepseek_v3"]

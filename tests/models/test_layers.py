@@ -103,7 +103,7 @@ OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 20.0}
 OF_LONGROPE = {"long_factor": ((3.0,) * 8, ""), "long_mscale": 1.5}
 OF_SHORT = {"short_factor": ((3.0,) * 8, ""), "short_mscale": 1.5}
 OF_GQA = {
-    "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": (32, REFUSED), "value_dim": (8, REFUSED),
+    "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5), ""), "sinks": True,
     "gated": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
@@ -138,6 +138,7 @@ OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED), "bias": True}
 CASES = [
     *((GQA, "rope", name, value) for name, value in OF_ROPE.items()),
     *((GQA, "", name, value) for name, value in OF_GQA.items()),
+    (GQA, "", "value_dim", (32, REFUSED)),
     *((MLA, "rope", "interleaved", value) for value in (False,)),
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
     *((DELTA, "", name, value) for name, value in OF_DELTA.items()),

@@ -1,0 +1,62 @@
+"""MiMo-V2-Flash (`MiMoV2FlashForCausalLM`): values narrower than keys, and scaled, which the output projection does;
+layers with windows have sinks, more key heads and a rotary embedding of their own."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from afserve.config_json import ConfigFields
+from afserve.families.family import Family
+from afserve.families.naming import Naming
+from afserve.families.read_attention import gqa, layer_marks, layer_types, of_type
+from afserve.families.read_ffn import sigmoid_groups, sparse_layers, stack
+from afserve.spec_parts import AttentionSpec, LayerSpec
+
+_FULL, _NARROW = _TYPES = ("full_attention", "sliding_attention")
+
+
+def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    for name in ("head_dim", "v_head_dim", "num_attention_heads"):
+        fields.known_only(f"swa_{name}", fields.config.get(name))
+    fields.known_only("add_swa_attention_sink_bias", True)
+    fields.known_only("add_full_attention_sink_bias", False)
+    each = {_FULL: _attention(fields, _FULL, 5e6), _NARROW: _narrow(fields)}
+    attention = [each[name] for name in _types(fields)]
+    moe = sigmoid_groups(fields)
+    return stack(fields, attention, moe, _moe_layers(fields), fields.integer("intermediate_size"))
+
+
+def _attention(fields: ConfigFields, name: str, theta: float) -> AttentionSpec:
+    bias = fields.flag("attention_bias", False)
+    made = gqa(of_type(fields, name), theta=theta, partial=0.334, bias=bias, out_bias=False)
+    scale = fields.number("attention_value_scale", default=1.0)
+    return replace(made, value_dim=fields.integer("v_head_dim"), out_scale=scale)
+
+
+def _narrow(fields: ConfigFields) -> AttentionSpec:
+    """`sliding_window_size` does not count the token itself, `sliding_window` does."""
+    made, before = _attention(fields, _NARROW, 1e4), fields.optional("sliding_window_size")
+    window = fields.integer("sliding_window", default=129) if before is None else before + 1
+    heads = fields.integer("swa_num_key_value_heads", default=2 * made.kv_heads)
+    rope = made.rope
+    if rope and fields.has("swa_rope_theta"):
+        rope = replace(rope, theta=fields.number("swa_rope_theta"))
+    return replace(made, kv_heads=heads, window=window, sinks=True, rope=rope)
+
+
+def _types(fields: ConfigFields) -> tuple[str, ...]:
+    marks = layer_marks(fields, "hybrid_layer_pattern")
+    if fields.has("layer_types"):
+        return layer_types(fields, *_TYPES)
+    layers = range(fields.integer("num_hidden_layers"))
+    return tuple(_TYPES[mark] for mark in marks or [layer > 0 and (layer + 1) % 6 > 0 for layer in layers])
+
+
+def _moe_layers(fields: ConfigFields) -> Collection[int]:
+    if not isinstance(fields.config.get("moe_layer_freq"), list):
+        return sparse_layers(fields, 1)
+    return frozenset(layer for layer, mark in enumerate(layer_marks(fields, "moe_layer_freq")) if mark)
+
+
+FAMILY = Family(
+    _layers, Naming(sinks="attention_sink_bias"), defaults={"rms_norm_eps": 1e-5, "v_head_dim": 128}
+)
