@@ -37,6 +37,12 @@ def _narrow(fields: ConfigFields) -> AttentionSpec:
     made, before = _attention(fields, _NARROW, 1e4), fields.optional("sliding_window_size")
     window = fields.integer("sliding_window", default=129) if before is None else before + 1
     heads = fields.integer("swa_num_key_value_heads", default=2 * made.kv_heads)
+    if made.heads % heads:
+        raise fields.error(
+            f"swa_num_key_value_heads, or twice num_key_value_heads: {heads} does not divide the {made.heads} of "
+            "num_attention_heads",
+            "swa_num_key_value_heads",
+        )
     rope = made.rope
     if rope and fields.has("swa_rope_theta"):
         rope = replace(rope, theta=fields.number("swa_rope_theta"))

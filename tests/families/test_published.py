@@ -151,6 +151,19 @@ def test_the_supported_families_are_listed():
             [1, 0],
             "no_rope_layers: .* is not 0 or 1 for each layer of num_hidden_layers 48",
         ),
+        (
+            "mimo-v2-flash",
+            "swa_num_key_value_heads",
+            5,
+            "swa_num_key_value_heads.*: 5 does not divide the 64",
+        ),
+        ("mimo-v2-flash", "swa_v_head_dim", 64, "swa_v_head_dim: 64 is not supported; supported: 128"),
+        (
+            "dots.llm1",
+            "scoring_func",
+            "softmax",
+            'scoring_func: .softmax. is not supported; supported: "sigmoid"',
+        ),
         ("dbrx", "d_model", -1, r"hidden_size: -1 is not .* \(hidden_size is d_model here\)"),
     ],
 )
