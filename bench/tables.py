@@ -296,6 +296,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
     "Goodput of shared experts, P/D with two copies and chunked prefill": tables_goodput.goodput,
+    "Drafts: several tokens a step": tables_drafts.speed,
     "Drafts: a price beside fixed lengths": tables_drafts.draft_price,
     **tables_serve.SECTIONS,
     "Planner against published tables and measured rows": tables_planner.published,

@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
-from bench.rows import Row, newest, rows, table
+from bench.rows import Row, newest, rows, table, where
 
 
 def draft_price() -> str:
@@ -51,3 +51,28 @@ def _line(key: tuple[object, ...], found: list[Row]) -> list[object]:
         " / ".join(f"{row['mean_length']:.1f}" for row in pair),
         shares("tokens_s_own_rows"),
     ]
+
+
+def speed() -> str:
+    """A line for each topology, text and number of sequences, a column for each drafter."""
+    found = newest(rows("drafts"), "topology", "text", "batch", "draft")
+    if not found:
+        return ""
+    names = list(dict.fromkeys(row["draft"] for row in found if row["draft"] != "off"))
+    lines: dict[tuple[str, str, int], dict[str, Row]] = {}
+    for row in found:
+        lines.setdefault((row["topology"], row["text"], row["batch"]), {})[row["draft"]] = row
+    return (
+        f"**Drafts on the bundled model** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.drafts --save`, two threads in all. Tokens per second of requests as a whole, "
+        "prompts included, in turns in one run; ratios are to the engine without drafts, medians with the least and the most. `code`: beginnings of files that the model was not trained on; `copy`: "
+        "answers that go on repeating their prompt; `new`: drawn at temperature 1 behind random tokens, where nothing repeats. A step of this model takes a third of a millisecond, so that what guessing costs weighs "
+        "more than anywhere else. The answers of all engines are the same tokens, or the run ends.\n\n"
+        + table(
+            ["topology", "text", "sequences", "without drafts, tok/s", *names],
+            ([*key, f"{of['off']['tokens_per_s']:,}", *(_ratio(of.get(name)) for name in names)] for key, of in lines.items()),
+        )
+    )  # fmt: skip
+
+
+def _ratio(row: Row | None) -> str:
+    return "" if row is None else f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
