@@ -37,7 +37,8 @@ def _replicate(load_E: Floats, slots: int) -> list[int]:
 
 
 def _pack(items: Sequence[int], each: Floats, nodes: int, width: int) -> list[list[int]]:
-    load, held = [0.0] * nodes, [[] for _ in range(nodes)]
+    load = [0.0] * nodes
+    held: list[list[int]] = [[] for _ in range(nodes)]
     for expert in sorted(items, key=lambda e: -each[e]):
         node = min((n for n in range(nodes) if len(held[n]) < width), key=load.__getitem__)
         held[node].append(expert)

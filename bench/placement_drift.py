@@ -29,7 +29,8 @@ Table = dict[str, Floats]
 def ratios(slot_LNS: Ints, share_LNS: Floats, load_LE: Floats) -> Floats:
     """max/mean node load per layer."""
     load_LN = node_load(slot_LNS, share_LNS, load_LE)
-    return load_LN.max(1) / load_LN.mean(1)
+    ratio_L: Floats = load_LN.max(1) / load_LN.mean(1)
+    return ratio_L
 
 
 def levelled(slot_LNS: Ints, load_LE: Floats) -> Floats:
