@@ -1,6 +1,7 @@
 """The control streams of a run's nodes: who may open one, values to bytes and back, and how one ends."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +18,7 @@ from afserve.errors import AfserveError, ConfigError, ProtocolError, RendezvousE
 from afserve.member import Life
 from afserve.tls import Certificates, CertifiedRole
 
+log = logging.getLogger("afserve.control")
 _GRACE = 1.0  # seconds that a stop gives to what is on its way
 
 
@@ -144,6 +146,18 @@ class NodeStreams:
             return await stream.admitted
         except AfserveError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            raise
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as bug:  # the node would join again for ever, and fail in the same way
+            log.exception("a node that registered was not taken")
+            why = (
+                f"{type(bug).__name__}: {bug}; this is a fault of afserve, and the controller's log has more"
+            )
+            if stream.admitted.done() and not stream.admitted.exception():
+                self._admitted.pop(stream.admitted.result(), None)
+                self._on(Left(stream.admitted.result(), why))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the node was not taken: {why}")
             raise
         finally:
             if self._joining.pop(stream.number, None) is not None:

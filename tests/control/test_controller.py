@@ -26,6 +26,7 @@ from afserve.control.membership.roster import State
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.queries import OwnQueries
+from afserve.control.wire import messages
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.request_values import (
     Attend,
@@ -246,6 +247,26 @@ def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
             assert await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
+
+
+def test_a_node_that_cannot_be_told_what_it_is_hears_why(monkeypatch, caplog):
+    """It would join again for ever: whoever waits for it would never know."""
+
+    def fails(value, last):
+        raise KeyError("draft")
+
+    async def scenario():
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "encode_to_node", fails)
+            async with serving(roles=("expert",)) as (controller, _, nodes):
+                await asyncio.to_thread(nodes[0].join, SECONDS)
+                said = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+        assert isinstance(nodes[0].raised, RendezvousError) and isinstance(said, PeerLost)
+        for told in (nodes[0].raised, said):
+            assert "KeyError: 'draft'; this is a fault of afserve" in str(told)
+
+    asyncio.run(scenario())
+    assert any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize(
