@@ -41,7 +41,7 @@ def stack(
     if not moe_ids:
         raise fields.error(
             f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
-            "mlp_layer_types, mlp_only_layers, decoder_sparse_step, moe_layer_start_index, "
+            "mlp_layer_types, mlp_only_layers, moe_layer_freq, decoder_sparse_step, moe_layer_start_index, "
             "moe_layer_end_index or moe_layer_interval; afserve serves Mixture-of-Experts models",
             "num_hidden_layers",
         )

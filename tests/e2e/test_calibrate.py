@@ -50,7 +50,7 @@ def test_every_part_is_measured(calibration: Path) -> None:
 
 @pytest.mark.process
 def test_where_no_step_is_one_call_none_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ExpertLink, "exchange", lambda self, micro_batch: None)
+    monkeypatch.setattr(ExpertLink, "exchange", lambda self, micro_batch, layers: None)
     found = find_model("nano", tmp_path)
     engine = AttentionSide(ModelSource(str(found.folder), found.name), open_ops("cpu", 1), 128)
     assert list(wholes(engine, TINY, dict.fromkeys(TINY.requests, 1e-4))) == []

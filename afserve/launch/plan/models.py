@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import afserve
@@ -81,9 +82,11 @@ def find_model(
     shape = _shape_file(model)
     if shape is not None:
         return _from_shape(shape, scratch)
+    known = shapes()
+    alike = ", ".join(get_close_matches(model.lower()[:_LONGEST_SAID], known, 3, 0.0))
     raise ConfigError(
-        f"--model {_said(model)}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor a known shape "
-        f"({', '.join(shapes())}), nor a Hugging Face id (owner/name)"
+        f"--model {_said(model)}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor one of "
+        f"{len(known)} known shapes (the nearest are {alike}), nor a Hugging Face id (owner/name)"
     )
 
 
