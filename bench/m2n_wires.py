@@ -81,8 +81,7 @@ def mailbox_expert_on(kind: str, host: str) -> Side:
         while left:
             for box in end.wait(boxes, PATIENCE):
                 parcel = end.take(box)
-                _, epoch, sequence, layer, rows, wire = parcel.header
-                send(box, Header(Kind.COMBINE, epoch, sequence, layer, rows, wire), parcel.x_RH)
+                send(box, parcel.header._replace(kind=Kind.COMBINE), parcel.x_RH)
                 left -= 1
         while (
             meet.n_waiting < case.attention
