@@ -26,11 +26,13 @@ struct Further {
 template <class E>
 class Drafting {
  public:
-  Drafting(Engine& engine, const PredictorParts& parts, const Stack& layer, const Batch& first, const DraftRows<E>& rows)
+  Drafting(Engine& engine, const PredictorParts& parts, const Stack& layer, const Batch& first, const DraftRows<E>& rows,
+           Memory& memory, Memory& logits)
       : engine_(engine), parts_(parts), layer_(layer), first_(first), rows_(rows), hidden_(layer.hidden()),
-        most_(std::max(first.tokens, first.sequences)), memory_(new E[size_t(most_) * hidden_ * 6]),
-        logits_(new float[size_t(TOGETHER) * parts.head->outputs()]), product_(first.sequences, 1.0f) {
-    x_ = memory_.get();
+        most_(std::max(first.tokens, first.sequences)),
+        logits_(logits.at_least<float>(size_t(std::min(TOGETHER, first.sequences)) * parts.head->outputs())),
+        product_(first.sequences, 1.0f) {
+    x_ = memory.at_least<E>(size_t(most_) * hidden_ * 6);
     beside_ = x_ + size_t(most_) * hidden_;
     both_ = beside_ + size_t(most_) * hidden_;
     normed_ = both_ + size_t(most_) * hidden_ * 2;
@@ -94,10 +96,10 @@ class Drafting {
     int vocabulary = parts_.head->outputs();
     for (size_t begin = 0; begin < going.size(); begin += TOGETHER) {
       int count = int(std::min(going.size() - begin, size_t(TOGETHER)));
-      parts_.head->run(engine_, read_ + begin * hidden_, hidden_, count, logits_.get(), vocabulary);
+      parts_.head->run(engine_, read_ + begin * hidden_, hidden_, count, logits_, vocabulary);
       for (int r = 0; r < count; r++) {
         int s = going[begin + r];
-        float* logits = logits_.get() + size_t(r) * vocabulary;
+        float* logits = logits_ + size_t(r) * vocabulary;
         int token = engine_.isa->argmax(logits, vocabulary);
         if (token < 0) continue;  // its experts gave no sum
         size_t place = size_t(s) * rows_.deepest + depth;
@@ -134,8 +136,7 @@ class Drafting {
   const Batch& first_;
   const DraftRows<E>& rows_;
   int hidden_, most_, done_ = 0;
-  std::unique_ptr<E[]> memory_;
-  std::unique_ptr<float[]> logits_;
+  float* logits_;
   std::vector<float> product_;
   E *x_, *beside_, *both_, *normed_, *read_;
 };
@@ -156,7 +157,7 @@ Predictor::Predictor(PredictorParts parts, std::shared_ptr<Stack> layer) : parts
 
 template <class E>
 int Predictor::draft(Engine& engine, const Batch& batch, const DraftRows<E>& rows) const {
-  return Drafting<E>(engine, parts_, *layer_, batch, rows).run();
+  return Drafting<E>(engine, parts_, *layer_, batch, rows, rows_, logits_).run();
 }
 
 template int Predictor::draft(Engine&, const Batch&, const DraftRows<bf16>&) const;

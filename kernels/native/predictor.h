@@ -44,4 +44,5 @@ class Predictor {
  private:
   PredictorParts parts_;
   std::shared_ptr<Stack> layer_;
+  mutable Memory rows_, logits_;  // kept between calls, one of which runs at a time
 };
