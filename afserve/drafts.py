@@ -28,6 +28,19 @@ class DraftMethod(StrEnum):
 
 
 _FORM = "METHOD or METHOD:N, such as ngram:4"
+
+
+def token_count(text: str, spelled: str, form: str) -> int:
+    """How many tokens are drafted. Raises ConfigError that says what may be written, such as `form`."""
+    if not text.isascii() or not text.isdecimal() or not DRAFT_TOKENS.holds(int(text[:9])):
+        low, high = DRAFT_TOKENS.low, DRAFT_TOKENS.high
+        raise ConfigError(
+            f"{spelled}: {shown(text)} is not a number of tokens from {low:g} to {high:g}; write {form}",
+            param="draft",
+        )
+    return int(text)
+
+
 _FORM_OF_HEADS = "eagle3:FOLDER or eagle3:FOLDER:N"
 
 
@@ -85,13 +98,7 @@ class DraftChoice:
             raise ConfigError(
                 f"{spelled}: off takes no number; leave out {shown(':' + count)}", param="draft"
             )
-        if not count.isascii() or not count.isdecimal() or not DRAFT_TOKENS.holds(int(count[:9])):
-            low, high = DRAFT_TOKENS.low, DRAFT_TOKENS.high
-            raise ConfigError(
-                f"{spelled}: {shown(count)} is not a number of tokens from {low} to {high}; write {_FORM}",
-                param="draft",
-            )
-        return cls(made, int(count), head=head)
+        return cls(made, token_count(count, spelled, _FORM), head=head)
 
     @property
     def most(self) -> int:

@@ -18,7 +18,7 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import open_drafting
-from afserve.engine.draft.mtp import layer_drafter, open_loops
+from afserve.engine.draft.layer_loop import layer_drafter, open_loops
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup

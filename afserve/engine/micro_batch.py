@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
-from afserve.engine.draft.mtp import MtpLoop
+from afserve.engine.draft.layer_loop import LayerLoop
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep
 from afserve.engine.kv.cache import KvCache
@@ -66,7 +66,7 @@ class MicroBatch(Generic[T]):
         config: EngineConfig,
         load: ExpertLoad,
         drafting: Drafting | None = None,
-        mtp: MtpLoop[T] | None = None,
+        mtp: LayerLoop[T] | None = None,
     ) -> None:
         """`load` knows which experts tokens chose. Without `drafting` nobody guesses; with `mtp` a layer of the
         checkpoint guesses behind each step."""

@@ -1,6 +1,6 @@
 """Drafts of answers that are known, each token right as often as is wished: what tests and benchmarks draft with.
 
-No option leads here. Tokens stay those of the model, whatever is wished.
+Tokens stay those of the model, whatever is wished.
 """
 
 import random

@@ -7,7 +7,7 @@ import pytest
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.allotment import NOBODY, Others, RowPrices, allot
-from afserve.engine.draft.asking import Asking
+from afserve.engine.draft.guess_budget import GuessBudget
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
@@ -246,7 +246,7 @@ def test_512_sequences_and_one():
 
 
 def test_whoever_guesses_in_vain_is_asked_seldom_and_in_turn():
-    asking, asked = Asking(), dict.fromkeys(range(8), 0)
+    asking, asked = GuessBudget(), dict.fromkeys(range(8), 0)
     for step in range(4000):
         chosen = asking.choose(range(8), 1e-3)
         if step > 10:
@@ -263,7 +263,7 @@ def test_whoever_guesses_in_vain_is_asked_seldom_and_in_turn():
 
 
 def test_guesses_that_cost_nothing_to_speak_of_are_asked_for_at_each_step():
-    asking = Asking()
+    asking = GuessBudget()
     for _ in range(200):
         assert asking.choose(range(4), 1e-2) == {0, 1, 2, 3}
         asking.guesses_took(4, 4 * 1e-6)

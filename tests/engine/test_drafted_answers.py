@@ -18,10 +18,10 @@ import torch
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import colocated
-from afserve.engine.draft.known_answers import KnownAnswers
 from afserve.engine.scheduling.request import NO_TENANT, GenerationRequest, SamplingParams, Tenant, TokenEvent
 from tests.conftest import TINY
 from tests.engine.driving import FAMILIES, config
+from tests.engine.known_answers import KnownAnswers
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.families import tiny

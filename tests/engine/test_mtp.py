@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from afserve.config import ModelSource
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.build import colocated
-from afserve.engine.draft.mtp import MtpDrafter
+from afserve.engine.draft.layer_loop import LayerDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import ConfigError
@@ -111,7 +111,7 @@ def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, mon
     source = ModelSource(SOURCE.path, SOURCE.name, dtype=dtype)
 
     def drafted(*, at_once):
-        told, guess = [], MtpDrafter.guess
+        told, guess = [], LayerDrafter.guess
 
         def noted(drafter, sequence, most):
             draft = guess(drafter, sequence, most)
@@ -120,7 +120,7 @@ def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, mon
             return draft
 
         with monkeypatch.context() as patch:
-            patch.setattr(MtpDrafter, "guess", noted)
+            patch.setattr(LayerDrafter, "guess", noted)
             if not at_once:
                 patch.setattr(StackRunner, "chain", lambda runner: None)
             node = colocated(source, config(**ROOMY, draft="mtp:4"))

@@ -9,7 +9,7 @@ from transformers.modeling_layers import MtpModel
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.engine.draft.mtp import MtpDrafter
+from afserve.engine.draft.layer_loop import LayerDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.conftest import DEEPSEEK, SIZES, TINY
 from tests.engine.driving import collect, config, drive, prompts
@@ -71,7 +71,7 @@ def named(layer, name, tensor):
 def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
     oracle, source = model
     wanted, found = {}, {}
-    told, kept = MTPCandidateGenerator.get_candidates, MtpDrafter.add
+    told, kept = MTPCandidateGenerator.get_candidates, LayerDrafter.add
 
     def noted(generator, input_ids, *rest, **fields):
         ids, logits = told(generator, input_ids, *rest, **fields)
@@ -84,7 +84,7 @@ def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
         kept(drafter, sequence, token, confidence)
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", noted)
-    monkeypatch.setattr(MtpDrafter, "add", note)
+    monkeypatch.setattr(LayerDrafter, "add", note)
     (ids,) = prompts((23,), WORDS)
     node = colocated(source, config(draft="mtp:1", max_batch_tokens=9))
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
@@ -121,13 +121,13 @@ def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypat
         )
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     found: dict[int, int] = {}
-    kept = MtpDrafter.add
+    kept = LayerDrafter.add
 
     def note(drafter, sequence, token, confidence):
         found.setdefault(drafter._made[sequence.order][0], token)
         kept(drafter, sequence, token, confidence)
 
-    monkeypatch.setattr(MtpDrafter, "add", note)
+    monkeypatch.setattr(LayerDrafter, "add", note)
     (ids,) = prompts((23,), WORDS)
     source = ModelSource(str(folder), kind)
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)

@@ -5,13 +5,13 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, colocated, dtype_of, layout_for, spec_of, tensors_of
-from afserve.engine.draft.known_answers import KnownAnswers
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops
 from afserve.models.decoder import AttentionModel
 from tests.control.moving import NodeEnd
 from tests.engine.driving import config, drive, prompts
+from tests.engine.known_answers import KnownAnswers
 
 
 class Model:

@@ -2,12 +2,12 @@
 them side by side."""
 
 from afserve.cli.plan.catalog import load_lengths
-from afserve.drafts import DRAFT_TOKENS
+from afserve.drafts import DRAFT_TOKENS, token_count
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.perf.acceptance import OTHER, Accepted, expected_lengths, typed_lengths
-from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafter, Drafts
+from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, DrafterCosts, Drafts
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.plan import WITHIN_80
 from afserve.placement.planner.question import Question
@@ -42,11 +42,11 @@ def draftable_of(
         )
     accepted = _accepted(_drafter(method, shape), acceptance, domain or OTHER, shape)
     if colon:
-        return (accepted.drafts(_tokens(count)),)
+        return (accepted.drafts(token_count(count, "--draft", "METHOD:N, such as mtp:3")),)
     return (NO_DRAFTS, *(accepted.drafts(tokens) for tokens in range(1, len(accepted.lengths) + 1)))
 
 
-def _drafter(method: str, shape: ModelShape) -> Drafter:
+def _drafter(method: str, shape: ModelShape) -> DrafterCosts:
     if method == _AUTO:
         return DRAFTERS["mtp" if shape.mtp_layers else "eagle3"]
     drafter = DRAFTERS[method]
@@ -59,18 +59,7 @@ def _drafter(method: str, shape: ModelShape) -> Drafter:
     return drafter
 
 
-def _tokens(count: str) -> int:
-    if not count.isascii() or not count.isdecimal() or not DRAFT_TOKENS.holds(int(count[:9])):
-        low, high = DRAFT_TOKENS.low, DRAFT_TOKENS.high
-        raise ConfigError(
-            f"--draft: {shown(count)} is not a number of tokens from {low:g} to {high:g}; write METHOD:N, such as "
-            "mtp:3",
-            param="draft",
-        )
-    return int(count)
-
-
-def _accepted(drafter: Drafter, typed: str | None, domain: str, shape: ModelShape) -> Accepted:
+def _accepted(drafter: DrafterCosts, typed: str | None, domain: str, shape: ModelShape) -> Accepted:
     if typed is not None:
         return typed_lengths(typed, drafter, int(DRAFT_TOKENS.high))
     found = expected_lengths(load_lengths(), shape.name, drafter, domain)

@@ -2,7 +2,7 @@
 
 Where nothing pays, nobody is asked for up to 15 steps, and of those that are asked one token is still tried now and
 then, so that a price that was measured in a bad moment is measured again: in one of 16 steps at most, and in one part
-of 100 of their time. Of whom nothing is verified is not asked all the time either (`asking.py`).
+of 100 of their time. Of whom nothing is verified is not asked all the time either (`guess_budget.py`).
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.allotment import Others, allot
-from afserve.engine.draft.asking import Asking
+from afserve.engine.draft.guess_budget import GuessBudget
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 from afserve.engine.stats import smoothed
@@ -20,17 +20,16 @@ _TRIED_SHARE = 0.01  # of the time
 _LATELY = 0.1  # weight of the newest step
 
 
-_LONGEST_REST = 15  # steps: a text that begins to repeat is noticed so late
-
-
 class AdaptivePrice:
     """Of a model whose MoE layers have `experts`, of which a row chooses `top_k`. Times come with the steps; it has no
     clock, and no chance: told the same it says the same."""
 
+    longest_rest = 15  # steps: a text that begins to repeat is noticed so late
+
     def __init__(self, experts: int, top_k: int) -> None:
         self.acceptance = Acceptance()
         self.costs = StepCosts(ExpertSpread(experts, top_k))
-        self._asking, self._step_seconds = Asking(), 0.0
+        self._budget, self._step_seconds = GuessBudget(), 0.0
         self._resting: dict[int, int] = {}  # by order: steps since it was last verified
         self._since = 0  # steps since something was tried
         self._saved = 0.0  # seconds that may go into trying
@@ -39,12 +38,10 @@ class AdaptivePrice:
         )
 
     def whom_to_ask(self, orders: Many[int]) -> set[int]:
-        return self._asking.choose(orders, self._step_seconds)
+        return self._budget.choose(orders, self._step_seconds)
 
     def guesses_took(self, count: int, seconds: float) -> None:
-        self._asking.guesses_took(count, seconds)
-
-    longest_rest = _LONGEST_REST
+        self._budget.guesses_took(count, seconds)
 
     def expected(self, candidate: Candidate) -> float:
         return sum(self.acceptance.survival(candidate))
@@ -58,7 +55,7 @@ class AdaptivePrice:
         self._note_tokens(rows, survivals, found)
         for candidate, length in zip(candidates, found, strict=True):
             if length:
-                self._asking.paid(candidate.order)
+                self._budget.paid(candidate.order)
         self._since += 1
         allowed = _TRIED_SHARE * prices.seconds
         self._saved = min(self._saved + allowed, prices.seconds)
@@ -80,7 +77,7 @@ class AdaptivePrice:
 
     def sequence_ended(self, order: int) -> None:
         self.acceptance.drop_trend(order)
-        self._asking.drop_order(order)
+        self._budget.drop_order(order)
         self._resting.pop(order, None)
 
     def _others(self) -> Others:

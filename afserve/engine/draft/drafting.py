@@ -12,7 +12,7 @@ from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.draft.drafter import Drafter
 from afserve.engine.draft.forced import ForcedDrafter
-from afserve.engine.draft.mtp import MtpDrafter
+from afserve.engine.draft.layer_loop import LayerDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.prediction import PredictionDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
@@ -113,7 +113,7 @@ class Drafting:
         return self._counts.stats()
 
 
-def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: MtpDrafter | None = None) -> Drafting | None:
+def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: LayerDrafter | None = None) -> Drafting | None:
     """None where nobody drafts. `mtp` is told what it says."""
     if choice.method is DraftMethod.OFF:
         return None

@@ -16,7 +16,7 @@ _LATELY = 0.1  # weight of the newest guesses
 _UNUSUAL = 4.0  # times as long as the others: something else was in it
 
 
-class Asking:
+class GuessBudget:
     def __init__(self) -> None:
         self._vain: dict[int, int] = {}  # by order: guesses in a row that were not verified
         self._last: dict[int, int] = {}  # by order: when it was asked

@@ -32,7 +32,7 @@ from afserve.models.decoder import AttentionModel
 from afserve.models.eagle import BoundEagle
 
 
-class MtpDrafter:
+class LayerDrafter:
     """What was drafted for each sequence behind its last step, by order."""
 
     def __init__(self, name: str = "mtp", resting: Resting | None = None) -> None:
@@ -86,12 +86,12 @@ class _Drafted:
     product: float = 1.0
 
 
-class MtpLoop(Generic[T]):
+class LayerLoop(Generic[T]):
     """Of one micro-batch: what it runs between the tokens of a step and its end."""
 
     def __init__(
         self,
-        drafter: MtpDrafter,
+        drafter: LayerDrafter,
         layer: DraftLayer[T],
         blocks: SequenceBlocks,
         load: ExpertLoad,
@@ -228,13 +228,13 @@ class MtpLoop(Generic[T]):
         return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))
 
 
-def layer_drafter(choice: DraftChoice) -> MtpDrafter | None:
+def layer_drafter(choice: DraftChoice) -> LayerDrafter | None:
     """None where no layer guesses behind steps."""
-    return MtpDrafter(choice.method, None if choice.tokens else Resting()) if choice.follows else None
+    return LayerDrafter(choice.method, None if choice.tokens else Resting()) if choice.follows else None
 
 
 def open_loops(
-    drafter: MtpDrafter | None,
+    drafter: LayerDrafter | None,
     model: AttentionModel,
     head: BoundEagle | None,
     runners: Many[PredictorRunner[T]],
@@ -242,12 +242,12 @@ def open_loops(
     load: ExpertLoad,
     choice: DraftChoice,
     longest: int,
-) -> Many[MtpLoop[T] | None]:
+) -> Many[LayerLoop[T] | None]:
     """One for each runner; None without a drafter."""
     if drafter is None:
         return [None] * len(runners)
     layers = draft_layers(model, head, runners)
-    return [MtpLoop(drafter, layer, blocks, load, choice, longest) for layer in layers]
+    return [LayerLoop(drafter, layer, blocks, load, choice, longest) for layer in layers]
 
 
 def _following(plan: StepPlan, runs: Mapping[int, Many[int]]) -> list[int]:

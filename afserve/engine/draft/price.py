@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
+from afserve.engine.draft.drafter import expected_right
+
 
 class Candidate(NamedTuple):
     """A draft that could be verified: of which sequence, whose, and how likely each token is right where those before
@@ -30,14 +32,14 @@ class RanStep(NamedTuple):
 class DraftPrice(Protocol):
     """Decides before each step of a micro-batch and is told afterwards what came of it."""
 
+    longest_rest: int
+    """Steps that nobody is asked before, at most, where nothing paid."""
+
     def whom_to_ask(self, orders: Many[int]) -> set[int]:
         """Of the sequences of the next step those that a guess may be worth its time of."""
 
     def guesses_took(self, count: int, seconds: float) -> None:
         """So many were asked."""
-
-    longest_rest: int
-    """Steps that nobody is asked before, at most, where nothing paid."""
 
     def expected(self, candidate: Candidate) -> float:
         """How many of its tokens are right, to compare candidates of one sequence by."""
@@ -61,7 +63,7 @@ class FixedPrice:
     longest_rest = 0
 
     def expected(self, candidate: Candidate) -> float:
-        return float(sum(candidate.confidence))
+        return expected_right(candidate.confidence)
 
     def whom_to_ask(self, orders: Many[int]) -> set[int]:
         return {*orders}

@@ -9,7 +9,7 @@ from collections import Counter
 from operator import itemgetter
 
 from afserve.drafts import SuffixOptions
-from afserve.engine.draft.drafter import NO_DRAFT, Draft
+from afserve.engine.draft.drafter import NO_DRAFT, Draft, expected_right
 from afserve.engine.draft.earlier_answers import CACHED, END, EarlierAnswers, token_of
 from afserve.engine.draft.own_text import OwnTexts
 from afserve.engine.draft.places import Found, Places
@@ -35,7 +35,11 @@ class SuffixDrafter:
         own = self._followed(*self._own.find(sequence), most)
         if self._earlier is None:
             return own
-        return max(own, self._followed(*self._earlier.find(sequence), most), key=_expected)
+        return max(
+            own,
+            self._followed(*self._earlier.find(sequence), most),
+            key=lambda draft: expected_right(draft.confidence),
+        )
 
     def _followed(self, places: Places, found: Found, most: int) -> Draft:
         length, at = found
@@ -85,12 +89,3 @@ def _most_often(texts: Counted, step: int) -> tuple[int, int]:
         if step < len(text) and text[step] != END:
             counts[text[step]] = counts.get(text[step], 0) + count
     return max(counts.items(), key=itemgetter(1), default=(END, 0))
-
-
-def _expected(draft: Draft) -> float:
-    """How many tokens of it are right."""
-    total, right = 0.0, 1.0
-    for confidence in draft.confidence:
-        right *= confidence
-        total += right
-    return total

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import ConfigError, shown
-from afserve.placement.planner.perf.drafting import DRAFTERS, Drafter, Drafts
+from afserve.placement.planner.perf.drafting import DRAFTERS, DrafterCosts, Drafts
 from afserve.placement.planner.perf.fields import TableFields
 
 CODING, OTHER = "coding", "other"
@@ -25,7 +25,7 @@ class Accepted:
     """Mean accepted lengths of one drafter with 1, 2, 3 and so on drafted tokens. spread: as in `Drafts`. endless:
     `lengths` go on beyond their end, because they are computed."""
 
-    drafter: Drafter
+    drafter: DrafterCosts
     lengths: tuple[float, ...]
     spread: float
     source: str
@@ -74,7 +74,7 @@ def _lengths(found: Sequence[object]) -> tuple[float, ...] | None:
     return lengths if inside and lengths and len(lengths) == len(found) else None
 
 
-def typed_lengths(text: str, drafter: Drafter, most: int) -> Accepted:
+def typed_lengths(text: str, drafter: DrafterCosts, most: int) -> Accepted:
     """ "0.8": the chance that a drafted token is accepted when those before it were; "1.8,2.4,2.8": mean accepted
     lengths with 1, 2 and 3 drafted tokens. `most` tokens are drafted at most."""
     try:
@@ -95,7 +95,7 @@ def typed_lengths(text: str, drafter: Drafter, most: int) -> Accepted:
 
 
 def expected_lengths(
-    rows: Sequence[MeasuredLengths], model: str, drafter: Drafter, domain: str
+    rows: Sequence[MeasuredLengths], model: str, drafter: DrafterCosts, domain: str
 ) -> Accepted | None:
     """Of the model itself, else of one of its family, else the mean over models; None where nobody measured this
     drafter. A model that was not measured has the spread of those that were on top."""

@@ -18,7 +18,7 @@ _HEAD_DIM, _KV_HEADS, _INNER = 128, 8, 3.5
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DrafterCosts:
     """layers: its own, which every drafted token passes. routed: they are like the model's, with experts in the pool;
     else dense, on the attention side. vocabulary: of its own head, 0 for the model's. at_once: one pass for all tokens
     of a step."""
@@ -30,15 +30,15 @@ class Drafter:
     at_once: bool = False
 
 
-NOBODY = Drafter("off")
+NOBODY = DrafterCosts("off")
 DRAFTERS = {
     drafter.name: drafter
     for drafter in (
-        Drafter("mtp", layers=1, routed=True),
-        Drafter("eagle3", layers=1, vocabulary=32000),
-        Drafter("dspark", layers=5, at_once=True),
-        Drafter("ngram"),
-        Drafter("suffix"),
+        DrafterCosts("mtp", layers=1, routed=True),
+        DrafterCosts("eagle3", layers=1, vocabulary=32000),
+        DrafterCosts("dspark", layers=5, at_once=True),
+        DrafterCosts("ngram"),
+        DrafterCosts("suffix"),
     )
 }
 
@@ -48,7 +48,7 @@ class Drafts:
     """`tokens` of each sequence in a step; `length`: tokens that the step yields in the mean, 1 to tokens + 1. spread:
     one standard deviation of the log of the accepted drafts. source: where these are from, in words."""
 
-    drafter: Drafter = NOBODY
+    drafter: DrafterCosts = NOBODY
     tokens: int = 0
     length: float = 1.0
     spread: float = 0.0
@@ -89,7 +89,7 @@ NO_DRAFTS = Drafts()
 
 
 @lru_cache(maxsize=64)
-def with_drafter(shape: ModelShape, drafter: Drafter) -> ModelShape:
+def with_drafter(shape: ModelShape, drafter: DrafterCosts) -> ModelShape:
     """The model with the drafter's layers behind its own: what is held in memory, and what prompts pass."""
     if not drafter.layers:
         return shape
@@ -104,7 +104,7 @@ def with_drafter(shape: ModelShape, drafter: Drafter) -> ModelShape:
 
 
 @lru_cache(maxsize=64)
-def alone(shape: ModelShape, drafter: Drafter) -> ModelShape:
+def alone(shape: ModelShape, drafter: DrafterCosts) -> ModelShape:
     """The drafter's layers, and the head behind them, as a model of their own. Dense FFNs are among its projections."""
     return replace(
         shape,
@@ -116,7 +116,7 @@ def alone(shape: ModelShape, drafter: Drafter) -> ModelShape:
     )
 
 
-def _layers_of(shape: ModelShape, drafter: Drafter) -> AttentionLayers:
+def _layers_of(shape: ModelShape, drafter: DrafterCosts) -> AttentionLayers:
     """MTP: the model's own full attention behind a product of two hidden states (`eh_proj`). Else grouped attention
     whose query, key and value take two, with a dense FFN."""
     hidden = shape.hidden
