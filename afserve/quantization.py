@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["pack-quantized", "scaled", "gptq", "awq", "mxfp4"]
+Layout = Literal["pack-quantized", "scaled", "gptq", "awq", "mxfp4", "q4_0", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,8 @@ class Quantization:
     scaled: compressed-tensors' `weight` in int8 or e4m3, and `weight_scale`.
     gptq: `qweight` in int32 along the inputs, `scales`, `qzeros`, `g_idx`. awq: the same along the outputs.
     mxfp4: experts as `NAME_blocks` of e2m1 pairs and `NAME_scales` that are powers of two, in groups of 32.
+    q4_0, mixed, and mxfp4 too: of a `gguf` file, where every expert has tensors of its own, whatever the family's other
+    checkpoints have; mixed are experts that are de-quantised.
 
     `group` inputs share a scale; None: all inputs of an output, or with `per_tensor` the whole weight. `block`: outputs
     x inputs that share one. `ordered`: groups go by `g_idx` (act-order). `zero_shift` is added to stored zero points.
@@ -27,6 +29,7 @@ class Quantization:
     symmetric: bool = True
     ordered: bool = False
     zero_shift: int = 0
+    gguf: bool = False
 
     @property
     def e2m1(self) -> bool:
@@ -36,7 +39,7 @@ class Quantization:
     @property
     def regular(self) -> bool:
         """Whether a weight is a 4-bit code times the scale of its group, whose inputs lie side by side."""
-        if self.e2m1:
+        if self.e2m1 or self.layout == "q4_0":
             return True
         wide = self.group is None or self.group % 32 == 0
         return (

@@ -25,6 +25,7 @@ from afserve.kernels.ops import Ops, open_ops
 from afserve.models.attention import load_attention
 from afserve.models.decoder import AttentionModel, LoadHalf
 from afserve.models.experts import ExpertBank
+from afserve.models.gguf.checkpoint import GgufCheckpoint
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
 from afserve.models.tier.ahead import load_routers
@@ -63,8 +64,13 @@ def tensors_of(
     """Raises CheckpointError. `past_cache`: what is read is not kept by the system."""
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    made = Checkpoint(source.path, spec.fp8_block, device, spec.quantization, spec.coverage, past_cache)
-    check_no_more_layers(Path(source.path), made.names, spec.layers, naming_of(spec))
+    folder, naming = Path(source.path), naming_of(spec)
+    made: Checkpoint | GgufCheckpoint
+    if spec.quantization is not None and spec.quantization.gguf:
+        made = GgufCheckpoint(folder, spec, naming, device, past_cache)
+    else:
+        made = Checkpoint(folder, spec.fp8_block, device, spec.quantization, spec.coverage, past_cache)
+    check_no_more_layers(folder, made.names, spec.layers, naming)
     return made
 
 
@@ -135,7 +141,7 @@ def build_attention_node(
         groups=groups or groups_of(spec, len(model.keeps), config),
     )
     node.expert_error, node.dense_error = expert_error, model.rounding_error
-    if isinstance(tensors, Checkpoint):
+    if isinstance(tensors, Checkpoint | GgufCheckpoint):
         node.unread = told_unread(tensors, spec.layers, naming)
     return node
 
@@ -165,7 +171,7 @@ def build_expert_bank(
     spec = spec_of(source, draft)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device, past_cache=memory > 0)
-    if recheck is not None and isinstance(tensors, Checkpoint):
+    if recheck is not None and isinstance(tensors, Checkpoint | GgufCheckpoint):
         tensors.check_changes(recheck)
     if memory and ops.device.type != "cpu":
         raise ConfigError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 Names = tuple[str, str, str]
 _PARTS = ("gate_proj", "up_proj", "down_proj")
-ROUTED = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.")
+ROUTED = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.", "_exps.")
 """What names of routed experts' tensors have in them: expert nodes read those, attention nodes all others."""
 
 

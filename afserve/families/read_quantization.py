@@ -12,7 +12,7 @@ from afserve.coverage import ModuleNames, QuantCoverage
 from afserve.errors import UserError, shown
 from afserve.quantization import Quantization
 
-SUPPORTED = "fp8 with weight_block_size, compressed-tensors, gptq, awq, mxfp4"
+SUPPORTED = "fp8 with weight_block_size, compressed-tensors, gptq, awq, mxfp4, gguf"
 _BLOCK = Range(1, 1 << 16)
 _CODES = (4, 8)
 _SAVED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -37,7 +37,19 @@ def read_quantization(fields: ConfigFields) -> tuple[Block | None, Quantization 
         return None, _awq(quant)
     if method == "mxfp4":
         return None, Quantization("mxfp4", 4, 32)
+    if method == "gguf":
+        return None, _gguf(quant)
     raise quant.error(f"method {shown(method)} is not supported; supported: {SUPPORTED}", "quant_method")
+
+
+def _gguf(quant: ConfigFields) -> Quantization:
+    """`experts` is how all of them are stored, if that is one way whose codes can be multiplied."""
+    experts = quant.config.get("experts")
+    for layout in ("mxfp4", "q4_0"):
+        if experts == layout:
+            return Quantization(layout, 4, 32, gguf=True)
+    quant.known_only("experts", "mixed")
+    return Quantization("mixed", 16, gguf=True)
 
 
 def _fp8_block(fields: ConfigFields, quant: ConfigFields) -> Block:

@@ -133,8 +133,11 @@ def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 
 
 def naming_of(spec: ModelSpec) -> Naming:
-    """Also of its layer of multi-token prediction, where it is one that has it."""
+    """Also of its layer of multi-token prediction, where it is one that has it; in a GGUF file experts have tensors of
+    their own."""
     naming = FAMILIES[spec.family].naming
+    if spec.quantization is not None and spec.quantization.gguf:
+        naming = replace(naming, stacked=None)
     return replace(naming, layer_count=spec.layers) if spec.predictors else naming
 
 

@@ -1,7 +1,8 @@
 """Which file of a checkpoint folder holds which tensor, and where in it: indexes and headers, without torch.
 
-A safetensors file is 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes. Whatever a file
-says of itself is checked against its size before it is used. What the tensors are for is not known here.
+A safetensors file is 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes; GGUF files have
+the header of `afserve/gguf/header.py`. Whatever a file says of itself is checked against its size before it is used.
+What the tensors are for is not known here.
 """
 
 import os
@@ -15,9 +16,11 @@ from pathlib import Path
 
 from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError, shown
+from afserve.gguf.header import MAGIC, Header, read_header
 from afserve.json_file import LIST_BYTES, parse, read_object
 
 INDEX = "model.safetensors.index.json"
+GGUF_INDEX = "model.gguf.index.json"  # of a folder whose tensors lie in GGUF files
 SINGLE = "model.safetensors"
 MOST_HEADER = 100_000_000  # the safetensors library's own limit
 PAGE = 4096
@@ -47,14 +50,12 @@ class StoredTensor:
 
 def read_index(folder: Path) -> Mapping[str, str] | None:
     """Tensor name -> file name; None where the folder has no index. Raises CheckpointError."""
-    index = folder / INDEX
-    if not index.is_file():
+    index = next((found for name in (INDEX, GGUF_INDEX) if (found := folder / name).is_file()), None)
+    if index is None:
         return None
     weight_map = read_object(index, LIST_BYTES, once=True).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointError(
-            f"{index}: not a safetensors index: weight_map: {shown(weight_map)} is not an object"
-        )
+        raise CheckpointError(f"{index}: not an index: weight_map: {shown(weight_map)} is not an object")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not is_plain_name(file):
             raise CheckpointError(
@@ -127,9 +128,20 @@ class ShardFile:
         with self._told():
             return File(Path(f"/proc/self/fd/{self._descriptor}"), direct=True, writes=False)
 
+    def gguf_header(self) -> Header:
+        return read_header(self.read, self.found.st_size, str(self.path))
+
     def tensors(self) -> list[StoredTensor]:
         """All of the header, by name."""
         size = self.found.st_size
+        if size >= len(MAGIC) and self.read(len(MAGIC), 0) == MAGIC:
+            header = self.gguf_header()
+            return self._in_order(
+                [
+                    StoredTensor(row.name, row.kind.name, row.shape, row.begin, row.end)
+                    for row in header.tensors
+                ]
+            )
         length = int.from_bytes(self.read(_LENGTH, 0), "little")
         if length > min(MOST_HEADER, size - _LENGTH):
             raise self._broken(f"its header would have {length:,} bytes, the file has {size:,}")
@@ -137,12 +149,14 @@ class ShardFile:
             text = self.read(length, _LENGTH).decode()
         except UnicodeDecodeError as error:
             raise self._broken("its header is not UTF-8 text") from error
-        header = parse(text, f"{self.path}: the header", once=True)
-        if not isinstance(header, dict):
-            raise self._broken(f"its header is {shown(header)}")
-        rows = [
-            self._stored(n, entry, _LENGTH + length) for n, entry in header.items() if n != "__metadata__"
-        ]
+        entries = parse(text, f"{self.path}: the header", once=True)
+        if not isinstance(entries, dict):
+            raise self._broken(f"its header is {shown(entries)}")
+        return self._in_order(
+            [self._stored(n, entry, _LENGTH + length) for n, entry in entries.items() if n != "__metadata__"]
+        )
+
+    def _in_order(self, rows: Sequence[StoredTensor]) -> list[StoredTensor]:
         self._check_apart(rows)
         return sorted(rows, key=lambda row: row.name)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
+from afserve.gguf.kinds import PACKED
 from afserve.models.shards import PAGE, ShardFile, StoredTensor
 
 _PIECES = 16  # of tensors, that are read at once: what a disk's own rate takes
@@ -62,6 +63,10 @@ class TensorFiles:
 
     def shape(self, file: str, name: str) -> tuple[int, ...]:
         return self._shard(file).found(name).shape
+
+    def kind(self, file: str, name: str) -> str:
+        """Its dtype, as the file calls it; a tensor of blocks is read as their bytes, row by row."""
+        return self._shard(file).found(name).dtype
 
     def rows(self, file: str, name: str, first: int, count: int) -> Tensor:
         """A part of the first dimension; of the rest nothing is read."""
@@ -123,10 +128,14 @@ class _Shard:
         return stored
 
     def read(self, stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]) -> Tensor:
-        if stored.dtype not in _DTYPES:
+        packed = PACKED.get(stored.dtype)
+        if packed is not None:
+            shape = (*shape[:-1], packed.row_bytes(shape[-1]))
+        elif stored.dtype not in _DTYPES:
             raise CheckpointError(
                 f"{self.file.path}: {stored.name} has dtype {stored.dtype}, which afserve cannot serve"
             )
+        dtype = torch.uint8 if packed else _DTYPES[stored.dtype]
         room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
         first = -room_B.data_ptr() % PAGE
         try:
@@ -135,9 +144,9 @@ class _Shard:
         except CheckpointError as error:
             raise CheckpointError(f"{error.message} ({stored.name})") from error
         bytes_B = room_B[first + ahead : first + ahead + end - begin]
-        if bytes_B.storage_offset() % _DTYPES[stored.dtype].itemsize:
+        if bytes_B.storage_offset() % dtype.itemsize:
             bytes_B = bytes_B.clone()
-        return bytes_B.view(_DTYPES[stored.dtype]).view(shape)
+        return bytes_B.view(dtype).view(shape)
 
 
 def _state(path: Path) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from afserve.families.naming import Naming
 from afserve.models.identity import role_of
-from afserve.models.weights import Checkpoint
+from afserve.models.weights import StoredTensors
 
 _KNOWN = re.compile(r".*(inv_freq|[qkv]_scale|(input|output)_(scale|zero_point|global_scale)|\.masked_bias)")
 """Tables that are computed here, and scales of activations and KV caches, which stay in 16 bits."""
@@ -24,7 +24,7 @@ def unread(names: Collection[str], read: Collection[str], layers: int, naming: N
     )
 
 
-def told_unread(checkpoint: Checkpoint, layers: int, naming: Naming) -> str:
+def told_unread(checkpoint: StoredTensors, layers: int, naming: Naming) -> str:
     """What to tell the user after everything was read; nothing where there is nothing. Some writers store biases of
     zeros, or shared experts of no width."""
     found = [

@@ -72,6 +72,27 @@ class TensorSource(Protocol):
         """The same of one of the weights (E, O, I) that the tensor `name` has."""
 
 
+class StoredTensors(TensorSource, Protocol):
+    """Those of files, which may have more than anybody asks for."""
+
+    folder: Path
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors, those that nobody asks for included."""
+
+    @property
+    def read(self) -> Collection[str]:
+        """Names of those that were asked for."""
+
+    def says(self, name: str) -> bool:
+        """Whether any number of it is not zero."""
+
+    def check_changes(self, recheck: Callable[[], bool]) -> None:
+        """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
+        has what it had. Without this it is not."""
+
+
 class Checkpoint:
     """A folder with `model.safetensors`, or with shards and their index."""
 
@@ -97,18 +118,14 @@ class Checkpoint:
         self._quantised = QuantisedWeights(quantization, self._raw, self.has_tensor, self._where, self._part)
 
     def check_changes(self, recheck: Callable[[], bool]) -> None:
-        """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
-        has what it had. Without this it is not."""
         self._files.recheck = recheck
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors, those that nobody asks for included."""
         return self._file_of.keys()
 
     @property
     def read(self) -> Collection[str]:
-        """Names of those that were asked for."""
         return self._read
 
     @property
@@ -117,7 +134,6 @@ class Checkpoint:
         return self._files.bytes_read
 
     def says(self, name: str) -> bool:
-        """Whether any number of it is not zero."""
         bytes_B = self._files.tensor(self._file_of[name], name).flatten().view(torch.uint8)
         return bool(bytes_B.any())
 

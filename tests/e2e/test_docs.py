@@ -52,6 +52,7 @@ NOT_RUN = {
     "a-token-in-the-source",
     "add-a-family",
     "add-a-transport",
+    "serve-a-gguf-file",
     "architecture",
     "keep-kv-on-disk",
     "larger-than-memory",

@@ -1,4 +1,5 @@
-"""From what a user calls a model to a folder with a config.json: a bundled name, a folder, or a Hugging Face id.
+"""From what a user calls a model to a folder with a config.json: a bundled name, a folder, a GGUF file, or a Hugging
+Face id.
 
 An id is looked up in the local Hugging Face cache; `download` fetches it first, and without it nothing is downloaded.
 A name of configs/models is a shape without weights, which `--load-format dummy` can run.
@@ -19,6 +20,8 @@ from afserve.errors import ConfigError, shown
 from afserve.families.table import spec_from_config
 from afserve.json_file import LIST_BYTES, read_text
 from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
+from afserve.models.gguf.folder import model_name, unfold
+from afserve.models.shards import GGUF_INDEX, INDEX
 from afserve.tokens.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
@@ -61,7 +64,7 @@ class FoundModel:
 def find_model(
     model: str, scratch: Path, revision: str | None = None, download: Download | None = None
 ) -> FoundModel:
-    """Raises ConfigError that lists what there is. A shape's config.json is written below `scratch`.
+    """Raises ConfigError that lists what there is. What a shape or a GGUF file says is written below `scratch`.
 
     `revision` and `download` are for Hugging Face ids.
     """
@@ -73,6 +76,10 @@ def find_model(
     if model in BUNDLED:
         return _folder(CONFIGS / model, model)
     path = Path(os.path.expanduser(model))
+    if model.endswith(".gguf"):
+        if not os.path.isfile(path):
+            raise ConfigError(f"--model {_said(model)}: no such file")
+        return _folder(unfold(path, scratch / model_name(path)), model_name(path))
     if os.path.isfile(path / "config.json"):  # false for a name that no file can have
         return _folder(path.resolve(), path.resolve().name)
     if os.path.isdir(path):
@@ -85,8 +92,8 @@ def find_model(
     known = shapes()
     alike = ", ".join(get_close_matches(model.lower()[:_LONGEST_SAID], known, 3, 0.0))
     raise ConfigError(
-        f"--model {_said(model)}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor one of "
-        f"{len(known)} known shapes (the nearest are {alike}), nor a Hugging Face id (owner/name)"
+        f"--model {_said(model)}: neither a folder or GGUF file, nor a bundled model ({', '.join(BUNDLED)}), nor one "
+        f"of {len(known)} known shapes (the nearest are {alike}), nor a Hugging Face id (owner/name)"
     )
 
 
@@ -101,7 +108,8 @@ def shapes() -> list[str]:
 
 def _folder(folder: Path, name: str) -> FoundModel:
     listed_eos_ids(folder)  # a wrong one is refused here rather than by a node that has read its weights
-    weights = any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").is_file()
+    indexed = any((folder / name).is_file() for name in (INDEX, GGUF_INDEX))
+    weights = indexed or any(folder.glob("*.safetensors"))
     return FoundModel(name, folder, _tokenizer(folder), weights)
 
 

@@ -1,0 +1,177 @@
+"""Tensors by a family's names out of GGUF files: de-quantised, and put as the family's other checkpoints have them.
+
+Queries and keys get back the order of their rows, the two projections up from a latent become one, an expert's tensor
+is its part of the layer's. Of Q4_0 and MXFP4 experts the codes are given as they are stored.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from afserve.errors import CheckpointError
+from afserve.families.naming import Naming
+from afserve.gguf.architectures import architecture_named
+from afserve.gguf.kinds import PACKED
+from afserve.gguf.names import Piece, pieces_of
+from afserve.json_file import LIST_BYTES, read_object
+from afserve.kernels.grouped import Grouped
+from afserve.kernels.scaled import BlockScaled
+from afserve.models.gguf.blocks import groups, unblocked
+from afserve.models.shards import GGUF_INDEX, read_index
+from afserve.models.tensor_files import TensorFiles
+from afserve.models.weights import FLOATS
+from afserve.spec import ModelSpec
+
+_PART = 1 << 22  # numbers that are de-quantised at a time
+
+
+class GgufCheckpoint:
+    """A folder that `folder.py` made: a config.json and links to GGUF files."""
+
+    makes_int4 = False
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, naming: Naming, device: torch.device, past_cache: bool = False
+    ) -> None:
+        """`past_cache`: the system keeps nothing of what is read."""
+        self.folder, self._device, self._spec = folder, device, spec
+        self._files = TensorFiles(folder, past_cache=past_cache)
+        self._file_of = read_index(folder) or {}
+        known = architecture_named(
+            read_object(folder / GGUF_INDEX, LIST_BYTES).get("architecture"), str(folder)
+        )
+        self._pieces = pieces_of(self._file_of, naming, known, spec.experts, str(folder))
+        self._read: set[str] = set()
+        how = spec.quantization
+        self._kept = how.layout.upper() if how and how.regular else None
+
+    def check_changes(self, recheck: Callable[[], bool]) -> None:
+        self._files.recheck = recheck
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._pieces.keys()
+
+    @property
+    def read(self) -> Collection[str]:
+        return self._read
+
+    @property
+    def bytes_read(self) -> int:
+        return self._files.bytes_read
+
+    def says(self, name: str) -> bool:
+        """Of blocks any byte counts."""
+        stored = self._piece(name).stored
+        return bool(self._files.tensor(self._file_of[stored], stored).flatten().view(torch.uint8).any())
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._pieces
+
+    def stores(self, name: str) -> bool:
+        return self.has_tensor(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        piece = self._piece(name)
+        if piece.beside:
+            return self._joined(name, piece, shape, dtype)
+        found = self._values(piece, shape, dtype)
+        if piece.turned:
+            found = _halves_apart(found, self._spec.kinds[0].attention.head_dim)
+        return found.to(self._device)
+
+    def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        return self.tensor(name, shape, dtype)[first : first + count].clone()
+
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        return None
+
+    def has_int4(self, name: str) -> bool:
+        piece = self._pieces.get(name)
+        return piece is not None and self._kind(piece) == self._kept
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        piece = self._piece(name)
+        if self._kept is None or self._kind(piece) != self._kept:
+            raise CheckpointError(
+                f"{self._where(piece)}: {piece.stored} is {self._kind(piece)}, the other experts are {self._kept}"
+            )
+        return groups(self._raw(piece, shape).flatten(0, -2), self._kept)
+
+    def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
+        raise self._missing(name)  # by the family's names every expert has tensors of its own
+
+    def _joined(self, name: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Of each head, rows up to its keys, then rows up to its values; keys are stored the other way round."""
+        a = self._spec.kinds[0].attention
+        k_ACN = self._values(piece, (a.heads, a.kv_lora_rank, a.nope_dim), dtype)
+        v_AVC = self._values(Piece(piece.beside), (a.heads, a.value_dim, a.kv_lora_rank), dtype)
+        joined: Tensor = torch.cat((k_ACN.transpose(1, 2), v_AVC), 1).flatten(0, 1)
+        if tuple(joined.shape) != shape:
+            raise CheckpointError(f"{self._where(piece)}: {name} would have shape {tuple(joined.shape)}")
+        return joined.to(self._device)
+
+    def _values(self, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        raw, kind = self._raw(piece, shape), self._kind(piece)
+        if kind not in PACKED:
+            if raw.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{self._where(piece)}: {piece.stored} has dtype {kind}; floats are served"
+                )
+            return raw.to(dtype)
+        made = torch.empty(shape, dtype=dtype)
+        rows_RB, out_RV = raw.flatten(0, -2) if raw.dim() > 1 else raw[None], made.view(-1, shape[-1])
+        each = max(1, _PART // shape[-1])
+        for bytes_RB, values_RV in zip(rows_RB.split(each), out_RV.split(each), strict=True):
+            values_RV.copy_(unblocked(bytes_RB, kind))
+        return made
+
+    def _raw(self, piece: Piece, shape: tuple[int, ...]) -> Tensor:
+        """As it is stored: numbers, or the bytes of blocks, row by row."""
+        file = self._file(piece)
+        found = self._files.shape(file, piece.stored)
+        if piece.expert is not None:
+            self._check_shape(piece, found, (self._spec.experts, *shape))
+            return self._files.rows(file, piece.stored, piece.expert, 1)[0]
+        raw = self._files.tensor(file, piece.stored)
+        if found != shape and (1, *found) == shape:  # a gate of one output is stored as a row
+            return raw[None]
+        self._check_shape(piece, found, shape)
+        return raw
+
+    def _check_shape(self, piece: Piece, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise CheckpointError(
+                f"{self._where(piece)}: {piece.stored} has shape {found}, the metadata asks for {shape}"
+            )
+
+    def _kind(self, piece: Piece) -> str:
+        return self._files.kind(self._file(piece), piece.stored)
+
+    def _piece(self, name: str) -> Piece:
+        piece = self._pieces.get(name)
+        if piece is None:
+            raise self._missing(name)
+        self._read.add(name)
+        return piece
+
+    def _missing(self, name: str) -> CheckpointError:
+        return CheckpointError(f"{self.folder}: tensor {name} is missing from the GGUF file")
+
+    def _file(self, piece: Piece) -> str:
+        file = self._file_of.get(piece.stored)
+        if file is None:
+            raise CheckpointError(f"{self.folder}: tensor {piece.stored} is missing from the GGUF file")
+        return file
+
+    def _where(self, piece: Piece) -> str:
+        return str(self.folder / self._file(piece))
+
+
+def _halves_apart(x_R: Tensor, head_dim: int) -> Tensor:
+    """Rows of one head after the other: llama.cpp turns neighbours, Hugging Face the two halves of a head."""
+    pairs = x_R.unflatten(0, (-1, head_dim // 2, 2))
+    apart: Tensor = pairs.transpose(1, 2).flatten(0, 2)
+    return apart
