@@ -73,6 +73,8 @@ RANGES: dict[str, Range] = {
     "sliding_window_size": POSITIONS,
     "attention_chunk_size": POSITIONS,
     "index_topk": POSITIONS,
+    "index_topk_freq": LAYER_COUNT,
+    "index_skip_topk_offset": LAYER_COUNT,
     "intermediate_size": INNER,
     "moe_intermediate_size": INNER,
     "ffn_hidden_size": INNER,

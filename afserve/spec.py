@@ -134,11 +134,12 @@ class ModelSpec:
         return replace(self, pattern=self.pattern[:layers])
 
     def predicting(self) -> "ModelSpec":
-        """With one layer of multi-token prediction, which is as the last one that keeps keys and has experts."""
+        """With one layer of multi-token prediction, which is as the last one that keeps keys, chooses what it attends
+        itself and has experts."""
         alike = next(
             kind
             for kind in reversed(self.pattern)
-            if self.kinds[kind].moe is not None and self.kinds[kind].attention.kind != "linear"
+            if self.kinds[kind].moe is not None and self.kinds[kind].attention.keeps_for_itself
         )
         return replace(self, pattern=(*self.pattern, alike), predictors=1)
 
@@ -164,8 +165,9 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
     if a.kind != "mla":
         return h * ((3 if a.gated else 2) * a.heads * a.head_dim + 2 * a.kv_heads * a.head_dim)
-    q_in = a.q_lora_rank or h
-    return (
+    q_in, index = a.q_lora_rank or h, a.indexer
+    scored = index.dim * (h + q_in * index.heads) + h * index.heads if index and index.kept else 0
+    return scored + (
         (h * a.q_lora_rank if a.q_lora_rank else 0)
         + q_in * a.heads * a.head_dim
         + h * (a.kv_lora_rank + a.rope_dim)

@@ -39,11 +39,20 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
-    """DeepSeek's sparse attention: `heads` of `dim` score every cached token, the `top` best are attended."""
+    """DeepSeek's sparse attention: `heads` of `dim` score every cached token, the `top` best are attended. The rotary
+    embedding turns neighbours where it is `interleaved`. A layer that `reuses` has no indexer, and attends what the
+    last layer with one chose."""
 
     heads: int
     dim: int
     top: int
+    interleaved: bool = False
+    reuses: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Cached numbers per token and layer."""
+        return 0 if self.reuses else self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +105,13 @@ class AttentionSpec:
         if self.kind == "linear":
             return 0
         if self.kind == "mla":
-            return self.kv_lora_rank + self.rope_dim
+            return self.kv_lora_rank + self.rope_dim + (self.indexer.kept if self.indexer else 0)
         return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim))
+
+    @property
+    def keeps_for_itself(self) -> bool:
+        """Whether a layer alone could compute it: it keeps keys, and reuses nothing of a layer before."""
+        return self.kind != "linear" and not (self.indexer and self.indexer.reuses)
 
     @property
     def state_numbers(self) -> int:

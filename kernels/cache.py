@@ -1,9 +1,9 @@
 """A node's whole KV cache as paged tensors, and its blocks as bytes that mean the same on every backend.
 
 A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
-layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), or its state in
-float32, filled up to B rows; elements are the cache's dtype in the machine's (little-endian) order, with nothing
-between. `LAYOUT` is this order's version.
+layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), and the keys of
+its indexer behind them if it has one, or its state in float32, filled up to B rows; elements are the cache's dtype in
+the machine's (little-endian) order, with nothing between. `LAYOUT` is this order's version.
 
 It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
 """
@@ -57,6 +57,22 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexedShape:
+    """What a layer with an indexer keeps of a token: a row of `latent` elements, and a key of `index` by which it is
+    chosen."""
+
+    latent: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"a latent of {self.latent} with an index key of {self.index}"
+
+    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+        shapes = ((blocks, size, width) for width in (self.latent, self.index))
+        return tuple(backend.empty_cache(shape, dtype) for shape in shapes)
+
+
+@dataclass(frozen=True, slots=True)
 class StateShape:
     """What one layer keeps once in every block: `numbers` of float32, its state behind the block's last token."""
 
@@ -80,7 +96,8 @@ class StateShape:
 
 
 class PagedCache:
-    """`layers` holds each layer's tensors, (keys, values), (latent,) or (states,): ops take them, nobody else looks."""
+    """`layers` holds each layer's tensors, (keys, values), (latent,), (latent, index keys) or (states,): ops take them,
+    nobody else looks."""
 
     def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
         self.layers = layers

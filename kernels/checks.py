@@ -9,6 +9,7 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
+from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.packed import Biases, PackedExperts, PackedLinear
@@ -172,7 +173,35 @@ def expect_mla(layer: MlaLayer) -> None:
             raise ValueError(f"{name}: {found}, expected {sizes}")
     expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], layer.rope // 2))
     expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], layer.rope // 2))
+    if layer.indexer is not None:
+        expect_indexer(layer.indexer, layer)
     expect_router(layer, hidden)
+
+
+def expect_indexer(indexer: Indexer, layer: MlaLayer) -> None:
+    if layer.q_norm_R is None:
+        raise ValueError("indexer: its queries need those of attention to have a rank of their own")
+    hidden, (heads, dim) = layer.input_norm_H.shape[0], (indexer.heads, indexer.dim)
+    expect_sizes("indexer.queries", indexer.queries, heads * dim, layer.q_norm_R.shape[0])
+    expect_sizes("indexer.keys", indexer.keys, dim, hidden)
+    expect_sizes("indexer.weights", indexer.weights, heads, hidden)
+    expect_shape("indexer.norm_I", indexer.norm_I, (dim,))
+    expect_shape("indexer.bias_I", indexer.bias_I, (dim,))
+    if dim < layer.rope or indexer.top < 1:
+        raise ValueError(
+            f"indexer: keys of {dim} numbers, {layer.rope} of them turned, for the {indexer.top} best rows; expected "
+            "no more turned than there are, and 1 row or more"
+        )
+
+
+def expect_latents(layer: MlaLayer, cache_NBC: Tensor, index_NBI: Tensor | None) -> None:
+    """The latents of a layer, and the keys of its indexer if it has one."""
+    expect_rank("cache_NBC", cache_NBC, 3)
+    expect_last("cache_NBC", cache_NBC, layer.rank + layer.rope)
+    if (layer.indexer is None) != (index_NBI is None):
+        raise ValueError("index_NBI: a layer with an indexer needs a cache of its keys, any other has none")
+    if layer.indexer is not None and index_NBI is not None:
+        expect_shape("index_NBI", index_NBI, (*cache_NBC.shape[:2], layer.indexer.dim))
 
 
 def expect_marks(bad_T: Tensor | None, rows: int) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.half import join_half
+from afserve.kernels.indexer import INDEX_EPS, Indexer, as_rows, chosen_batch
 from afserve.kernels.latent import BoundMla
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
@@ -31,11 +32,37 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
         (layer.query, layer.rank, layer.rope), 1
     )
     if layer.q_up is not None and layer.q_norm_R is not None:
-        query = ops.linear(ops.rms_norm(query, layer.q_norm_R, layer.latent_eps), layer.q_up)
+        ranked_TR = ops.rms_norm(query, layer.q_norm_R, layer.latent_eps)
+        query = ops.linear(ranked_TR, layer.q_up)
+        if layer.indexer is not None:
+            batch.chosen.rows = _choose(ops, normed_TH, ranked_TR, layer.indexer, bound, batch)
     q_nope, q_rope = query.view(tokens, layer.heads, head).split((layer.nope, layer.rope), 2)
     latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
     k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
     ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T)
     q_TAC = torch.cat((ops.linear_heads(q_nope, layer.up_k), turned(q_rope)), 2)
+    if layer.indexer is not None or layer.reuses:
+        assert batch.chosen.rows is not None, "no layer before this one has an indexer"
+        cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
     seen_TAC = ops.attend_mla(q_TAC, cache_NBC, layer.rank, batch, layer.scale)
     return ops.linear_heads(seen_TAC, layer.up_v).reshape(tokens, -1)
+
+
+def _choose(
+    ops: Reference, normed_TH: Tensor, ranked_TR: Tensor, indexer: Indexer, bound: BoundMla, batch: PagedBatch
+) -> PagedBatch:
+    """What each token attends; the tokens' own index keys are written."""
+    layer, index_NBI = bound.layer, bound.index_NBI
+    assert index_NBI is not None, "checked when it was bound"
+
+    def turned(x_TJI: Tensor) -> Tensor:
+        rope = x_TJI[:, :, : layer.rope]
+        rope = ops.rope(rope, layer.cos_PD, layer.sin_PD, batch.position_T, indexer.interleaved)
+        return torch.cat((rope, x_TJI[:, :, layer.rope :]), 2)
+
+    key_TI = ops.layer_norm(ops.linear(normed_TH, indexer.keys), indexer.norm_I, indexer.bias_I, INDEX_EPS)
+    ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T)
+    q_TJI = turned(ops.linear(ranked_TR, indexer.queries).unflatten(1, (indexer.heads, indexer.dim)))
+    weight_TJ = ops.logits(normed_TH, indexer.weights) * indexer.scale
+    slot_TK = ops.choose_rows(q_TJI, weight_TJ, index_NBI, batch, indexer.top)
+    return chosen_batch(batch, slot_TK, indexer.top)

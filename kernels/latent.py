@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from afserve.kernels.indexer import Indexer
 from afserve.kernels.layer import NO_STEPS, Steps
 from afserve.kernels.packed import PackedHeads, PackedLinear
 from afserve.kernels.routing import RouterRule
@@ -19,6 +20,8 @@ class MlaLayer:
     """`down` stacks the query's first projection over the latent and its rotary key. With a rank of its own the query
     is normalised (`q_norm_R`) and goes through `q_up`; without one both are None. A head of it is `nope` elements that
     meet the latent by `up_k`, A x (C, nope), and `rope` that are turned; `up_v` is A x (value, C).
+
+    With an `indexer` a token attends the rows that it chooses; with `reuses` those that the last layer with one chose.
 
     Norms have the rows' dtype. Without a router `gate_EH` and `rule` are None; `gate_bias_E` is added to the router's
     logits, `bias_E` only to what experts are chosen by.
@@ -47,6 +50,8 @@ class MlaLayer:
     latent_eps: float
     scale: float
     steps: Steps = NO_STEPS
+    indexer: Indexer | None = None
+    reuses: bool = False
 
     @property
     def rank(self) -> int:
@@ -73,9 +78,10 @@ class PreparedMla:
 
 @dataclass(frozen=True, slots=True)
 class BoundMla:
-    """A layer and its part of a cache. Only the backend reads `handle`, which may hold addresses: what they point at is
-    held by this value too."""
+    """A layer and its part of a cache, that of its indexer's keys among it. Only the backend reads `handle`, which may
+    hold addresses: what they point at is held by this value too."""
 
     layer: MlaLayer
     cache_NBC: Tensor
     handle: object | None = None
+    index_NBI: Tensor | None = None

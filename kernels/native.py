@@ -21,7 +21,7 @@ from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference_router import choose
+from afserve.kernels.reference_routed import choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.stack import Stack, StackLayer
 
@@ -251,10 +251,10 @@ class Native(NativeProducts):
         rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
         return PreparedMla(layer, native_fused.fused_mla(layer, gate, rule))
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
         layer, fused = prepared.layer, prepared.handle
         if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
-            return BoundMla(layer, cache_NBC)
+            return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
         if cache_NBC.dtype is not layer.input_norm_H.dtype or not last_plain(cache_NBC):
             self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, cache_NBC))
             return BoundMla(layer, cache_NBC)

@@ -97,6 +97,8 @@ def why_not_mla(layer: MlaLayer, gate: _native.Linear | None) -> str:
         return f"latents of {layer.rank + layer.rope} elements"
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
+    if layer.indexer is not None or layer.reuses:
+        return "rows that an indexer chooses"
     return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
 
 

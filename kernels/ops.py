@@ -21,6 +21,7 @@ from afserve.kernels.checks import (
     expect_delta,
     expect_gqa,
     expect_last,
+    expect_latents,
     expect_marks,
     expect_mla,
     expect_rank,
@@ -57,6 +58,7 @@ class Ops:
         self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
+        self.choose_rows = backend.choose_rows  # indexer.py
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
@@ -143,8 +145,8 @@ class Ops:
         self, layers: Sequence[KeptShape], blocks: int, block_size: int, dtype: torch.dtype
     ) -> PagedCache:
         """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
-        opened = (shape.open_layer(self._backend, blocks, block_size, dtype) for shape in layers)
-        return PagedCache(tuple(opened), block_size, dtype)
+        opened = tuple(shape.open_layer(self._backend, blocks, block_size, dtype) for shape in layers)
+        return PagedCache(opened, block_size, dtype)
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -172,8 +174,7 @@ class Ops:
     ) -> Tensor:
         """Causal attention of each sequence's new tokens over its whole paged context -> (T, A, D_v).
 
-        `window`: a token sees itself and the `window - 1` before it. `sink_A`: a logit per head that takes weight and
-        gives no value.
+        `window` counts the token itself. `sink_A`: a logit per head that takes weight and gives no value.
         """
         expect_rank("q_TAD", q_TAD, 3)
         groups = cache_shapes(k_NGBD, v_NGBD)[0][1]
@@ -209,7 +210,7 @@ class Ops:
         return self._backend.prepare_gqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
-        """A layer and its part of a cache, checked against each other once. The tensors must keep their memory."""
+        """A layer and its part of a cache, checked against each other once. Tensors must keep their memory."""
         expect_cache(prepared.layer, k_NGBD, v_NGBD)
         return self._backend.bind_gqa(prepared, k_NGBD, v_NGBD)
 
@@ -244,11 +245,10 @@ class Ops:
         expect_mla(layer)
         return self._backend.prepare_mla(layer)
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
-        """A layer and its part of a cache, checked against each other once. The tensor must keep its memory."""
-        expect_rank("cache_NBC", cache_NBC, 3)
-        expect_last("cache_NBC", cache_NBC, prepared.layer.rank + prepared.layer.rope)
-        return self._backend.bind_mla(prepared, cache_NBC)
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
+        """A layer and its part of a cache, checked against each other once. Tensors must keep their memory."""
+        expect_latents(prepared.layer, cache_NBC, index_NBI)
+        return self._backend.bind_mla(prepared, cache_NBC, index_NBI)
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
         """`gqa_half` for a layer with a latent: x_TH becomes, in place, the residual stream after attention."""

@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 
+class ChosenRows:
+    """What the last layer with an indexer chose (`indexer.chosen_batch`); None before the first one of a step."""
+
+    def __init__(self) -> None:
+        self.rows: PagedBatch | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
     """Tokens of one step. Sequence s owns tokens query_start_S1[s] : query_start_S1[s + 1].
@@ -27,6 +34,8 @@ class PagedBatch:
     Of the sequences that are `held` states stay in the cache as they are (`HeldStates`). `singly`: every token has the
     bits that it has as the only one of its sequence, also where a backend computes several in another way.
 
+    `chosen` goes from a layer with an indexer to those behind it that attend the same rows; it is of one step.
+
     `handle` is what a backend made of the tensors (`Ops.bind_batch`); None: every op looks them up. `replace` drops it.
     """
 
@@ -41,6 +50,7 @@ class PagedBatch:
     contexts: tuple[int, ...] = ()
     held: "HeldStates | None" = None
     singly: bool = False
+    chosen: ChosenRows = field(default_factory=ChosenRows, init=False, repr=False, compare=False)
     handle: object | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_handle(self, handle: object) -> "PagedBatch":
@@ -59,6 +69,7 @@ class PagedBatch:
             self.singly,
         )
         object.__setattr__(bound, "handle", handle)
+        object.__setattr__(bound, "chosen", self.chosen)
         return bound
 
     @property
@@ -68,6 +79,26 @@ class PagedBatch:
     @property
     def sequences(self) -> int:
         return self.context_S.shape[0]
+
+
+def sequences(batch: PagedBatch, block_size: int) -> list[tuple[int, int, int, Tensor]]:
+    """(first token, past-the-last token, context, block ids) of every sequence."""
+    starts = batch.starts or batch.query_start_S1.tolist()
+    contexts = batch.contexts if batch.starts else batch.context_S.tolist()
+    return [
+        (starts[s], starts[s + 1], context, batch.block_table_SB[s, : -(-context // block_size)].long())
+        for s, context in enumerate(contexts)
+    ]
+
+
+def visible(queries: int, context: int, window: int | None, device: torch.device) -> Tensor:
+    """Causal mask of the last `queries` of `context` positions; `window` counts the token itself."""
+    query = torch.arange(context - queries, context, device=device)[:, None]
+    key = torch.arange(context, device=device)[None, :]
+    mask = key <= query
+    if window is not None:
+        mask &= key > query - window
+    return mask
 
 
 @dataclass(frozen=True, slots=True)

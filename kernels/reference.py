@@ -19,12 +19,12 @@ from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
+from afserve.kernels.indexer import choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
-from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference_experts import sums_by_choice, sums_by_slot
-from afserve.kernels.reference_router import choose
+from afserve.kernels.paged import PagedBatch, sequences, visible
+from afserve.kernels.reference_routed import choose, sums_by_choice, sums_by_slot
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled, dequantised
 from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
@@ -246,6 +246,11 @@ class Reference:
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
 
+    def choose_rows(
+        self, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
+    ) -> Tensor:
+        return choose_rows(q_TJI, weight_TJ, index_NBI, batch, top)
+
     def delta(
         self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
     ) -> Tensor:
@@ -270,8 +275,8 @@ class Reference:
         """`prepare_gqa` for a layer with a latent."""
         return PreparedMla(layer)
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
-        return BoundMla(prepared.layer, cache_NBC)
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
+        return BoundMla(prepared.layer, cache_NBC, index_NBI=index_NBI)
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
         """`gqa_half` for a layer with a latent (half_latent.py)."""
@@ -328,23 +333,3 @@ def _rounded(weight_OI: Tensor, int8: bool, int4: Groups | None) -> Tensor:
     if int4 is not None:
         return int4_rounded(weight_OI, int4.size).to(weight_OI.dtype)
     return int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
-
-
-def sequences(batch: PagedBatch, block_size: int) -> list[tuple[int, int, int, Tensor]]:
-    """(first token, past-the-last token, context, block ids) of every sequence."""
-    starts = batch.starts or batch.query_start_S1.tolist()
-    contexts = batch.contexts if batch.starts else batch.context_S.tolist()
-    return [
-        (starts[s], starts[s + 1], context, batch.block_table_SB[s, : -(-context // block_size)].long())
-        for s, context in enumerate(contexts)
-    ]
-
-
-def visible(queries: int, context: int, window: int | None, device: torch.device) -> Tensor:
-    """Causal mask of the last `queries` of `context` positions; `window` counts the token itself."""
-    query = torch.arange(context - queries, context, device=device)[:, None]
-    key = torch.arange(context, device=device)[None, :]
-    mask = key <= query
-    if window is not None:
-        mask &= key > query - window
-    return mask

@@ -58,6 +58,11 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEEPSEEK, "q_lora_rank": 28, "n_group": 3, "topk_group": 2, "n_shared_experts": 1,
          "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0, "first_k_dense_replace": 0},
     ),
+    "dsa": (
+        "GlmMoeDsa",
+        {**DEEPSEEK, "q_lora_rank": 28, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_hidden_layers": 4,
+         "index_n_heads": 24, "index_head_dim": 12, "index_topk": 9, "index_topk_freq": 2},
+    ),
     "qwen3": (
         "Qwen3Moe",
         {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 2, "head_dim": 16,

@@ -1,10 +1,11 @@
-"""DeepSeek-V3 and V3.1 (`DeepseekV3ForCausalLM`): MLA, sigmoid router with a selection bias, shared expert; and
-GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise."""
+"""DeepSeek-V3 and V3.1 (`DeepseekV3ForCausalLM`): MLA, sigmoid router with a selection bias, shared expert;
+GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise; and both with sparse attention, V3.2
+(`DeepseekV32ForCausalLM`) and GLM-5 (`GlmMoeDsaForCausalLM`), some of whose layers attend what an earlier one chose."""
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, PredictorNames
-from afserve.families.read_attention import mla
+from afserve.families.read_attention import indexed, mla
 from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
 from afserve.spec_parts import LayerSpec
 
@@ -21,7 +22,26 @@ def _lite_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, sparse_layers(fields, 1), fields.integer("intermediate_size"))
 
 
+def _sparse(fields: ConfigFields, *, interleaved: bool) -> tuple[LayerSpec, ...]:
+    moe, attention = sigmoid_groups(fields), indexed(fields, interleaved=interleaved)
+    return stack(fields, attention, moe, sparse_layers(fields, 3), fields.integer("intermediate_size"))
+
+
+def _v32_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    return _sparse(fields, interleaved=False)
+
+
+def _glm5_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    return _sparse(fields, interleaved=True)
+
+
 FAMILY = Family(_layers, Naming(predictor=PredictorNames()))
+V32 = Family(_v32_layers, Naming(predictor=PredictorNames()), defaults={"n_shared_experts": 1})
+GLM5 = Family(
+    _glm5_layers,
+    Naming(predictor=PredictorNames()),
+    defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1},
+)
 GLM4_LITE = Family(
     _lite_layers,
     Naming(predictor=PredictorNames()),

@@ -26,6 +26,11 @@ def check(spec: ModelSpec, where: str) -> None:
         found = next(_not_run(layer), None)
         if found:
             raise CheckpointError(f"{where}: {found} (layer {spec.pattern.index(kind)})")
+    indexers = ((n, spec.layer(n).attention.indexer) for n in range(len(spec.pattern)))
+    first = next(((n, indexer) for n, indexer in indexers if indexer), None)
+    if first and first[1].reuses:
+        shared = _unsupported("indexer_types: shared without an earlier full one", "full, then shared")
+        raise CheckpointError(f"{where}: {shared} (layer {first[0]})")
     sizes = {(m.experts, m.top_k, m.inner) for m in (layer.moe for layer in spec.kinds) if m}
     if len(sizes) > 1:
         raise CheckpointError(
@@ -69,8 +74,9 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"linear_conv_kernel_dim: {a.taps} before {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
-    if a.indexer:
-        yield _unsupported(f"index_topk: {a.indexer.top}", "attention without an indexer")
+    if a.indexer and (a.kind != "mla" or a.q_lora_rank is None or a.indexer.dim < a.rope_dim):
+        latent = "latent attention with a q_lora_rank, and an index_head_dim of qk_rope_head_dim or more"
+        yield _unsupported(f"index_topk: {a.indexer.top}", latent)
     yield from _latent(a) if a.kind == "mla" else _grouped(a)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import MOST_LAYERS, ROPE_DIVISOR, Range
 from afserve.errors import shown
-from afserve.spec_parts import AttentionSpec, RopeSpec
+from afserve.spec_parts import AttentionSpec, IndexerSpec, RopeSpec
 
 QkNorm = Literal["", "head", "width", "late", "unit"]
 
@@ -96,6 +96,45 @@ def mla(fields: ConfigFields, *, interleaved: bool) -> AttentionSpec:
         nope_dim=nope,
         rope_dim=rotary,
     )
+
+
+def indexed(fields: ConfigFields, *, interleaved: bool) -> tuple[AttentionSpec, ...]:
+    """DeepSeek's sparse attention, layer by layer: latent attention to the rows that an indexer chooses, the layer's
+    own or that of an earlier one. `interleaved` is for a config.json that does not say how index keys are turned."""
+    attention = mla(fields, interleaved=fields.flag("rope_interleave", True))
+    layer_types(fields, "indexed_attention")
+    if attention.q_lora_rank is None:
+        raise fields.error(
+            "q_lora_rank: missing; an indexer's queries are made of what it makes", "q_lora_rank"
+        )
+    dim = fields.integer("index_head_dim")
+    if dim < attention.rope_dim:
+        raise fields.refuse("index_head_dim", f"is less than the {attention.rope_dim} of qk_rope_head_dim")
+    own = IndexerSpec(
+        fields.integer("index_n_heads"),
+        dim,
+        fields.integer("index_topk"),
+        fields.flag("indexer_rope_interleave", interleaved),
+    )
+    return tuple(replace(attention, indexer=replace(own, reuses=one)) for one in _reusing(fields))
+
+
+_CHOICES = {"full": False, "F": False, "shared": True, "S": True}
+
+
+def _reusing(fields: ConfigFields) -> tuple[bool, ...]:
+    """Whether a layer attends what an earlier one chose: by a name or a letter for each, or all but every n-th one."""
+    layers = fields.integer("num_hidden_layers")
+    name = "indexer_types" if fields.has("indexer_types") else "index_topk_pattern"
+    given = fields.config.get(name)
+    if given is None:
+        every = max(1, fields.integer("index_topk_freq", default=1))
+        first = fields.integer("index_skip_topk_offset", default=2) - 1
+        return tuple(max(layer - first, 0) % every != 0 for layer in range(layers))
+    found = list(given) if isinstance(given, str | list) else []
+    if len(found) != layers or not all(isinstance(one, str) and one in _CHOICES for one in found):
+        raise fields.refuse(name, f"is not full or shared for each of {layers} layers")
+    return tuple(_CHOICES[one] for one in found)
 
 
 def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> RopeSpec:

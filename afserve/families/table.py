@@ -46,6 +46,8 @@ from afserve.spec_parts import LayerSpec
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.FAMILY,
+    "deepseek_v32": deepseek_v3.V32,
+    "glm_moe_dsa": deepseek_v3.GLM5,
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.cache import IndexedShape, LayerCache, LayerShape
+from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
@@ -192,8 +193,10 @@ class LatentHalf:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         dense, share = tensors.dense, tensors.share
         assert a.rope is not None, "refused by families/limits.py"
-        self._ops = ops
-        self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
+        self._ops, latent = ops, a.kv_lora_rank + a.rope_dim
+        chooses = a.indexer is not None and not a.indexer.reuses
+        indexer = _indexer(a, h, tensors) if chooses else None
+        self.keeps = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
         input_norm, post_norm = tensors.norms(h)
         q_norm = q_up = None
         if a.q_lora_rank is not None:
@@ -227,12 +230,13 @@ class LatentHalf:
                 eps=spec.eps,
                 latent_eps=LATENT_EPS,
                 scale=mla_scale(a.rope, a.head_dim),
+                indexer=indexer,
+                reuses=a.indexer is not None and a.indexer.reuses,
             )
         )
 
     def bind(self, cache: LayerCache) -> "_BoundLatent":
-        (cache_NBC,) = cache
-        return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, cache_NBC))
+        return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
 
 
 def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
@@ -253,6 +257,21 @@ def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedL
     )
     return tensors.dense.linear(
         weight, torch.cat((q_bias, tensors.attention("kv_a_proj_with_mqa.bias", latent)))
+    )
+
+
+def _indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> Indexer:
+    """Whole on each of several devices: all of them have to choose the same rows."""
+    of, linear, read = a.indexer, tensors.dense.linear, tensors.attention
+    assert of is not None and a.q_lora_rank is not None, "refused by families/limits.py"
+    return Indexer(
+        queries=linear(read("indexer.wq_b.weight", of.heads * of.dim, a.q_lora_rank)),
+        keys=linear(read("indexer.wk.weight", of.dim, h)),
+        weights=linear(read("indexer.weights_proj.weight", of.heads, h)),
+        norm_I=read("indexer.k_norm.weight", of.dim),
+        bias_I=read("indexer.k_norm.bias", of.dim),
+        top=of.top,
+        interleaved=of.interleaved,
     )
 
 

@@ -38,8 +38,8 @@ CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are mu
 
 
 class TritonBackend(Reference):
-    """Dense products, LayerNorm, gated delta nets, argmax and the caches' memory are PyTorch's by choice, which is no
-    fallback.
+    """Dense products, LayerNorm, gated delta nets, argmax, an indexer's choice of rows and the caches' memory are
+    PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip.

@@ -7,7 +7,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 
 NEW = 64
 LENGTHS = (5, 17, 33)
-FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next")
+FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next", "dsa")
 GREEDY = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 
 

@@ -17,7 +17,7 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.kv.groups import KvGroup
 from afserve.errors import ConfigError
-from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.cache import IndexedShape, LayerCache, LayerShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
@@ -80,10 +80,12 @@ class KeptApart:
     """What a layer keeps, in memory of every device: all keys, then all values. The bytes of a block are those of one
     device, but that they have a head as often as devices keep it."""
 
-    each: LayerShape
+    each: LayerShape | IndexedShape
     devices: tuple[Ops, ...] = field(compare=False)
 
     def __str__(self) -> str:
+        if isinstance(self.each, IndexedShape):
+            return f"{len(self.devices)} times {self.each}"
         return str(replace(self.each, heads=len(self.devices) * self.each.heads))
 
     def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:

@@ -42,6 +42,10 @@ GLM = {
 MLA = {
     **GLM, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20,
 }  # fmt: skip
+INDEXED = {  # with few heads many scores are 0, and transformers chooses any of equal ones
+    **MLA, "num_key_value_heads": 4, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8, "n_shared_experts": 1,
+    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+}  # fmt: skip
 EXAONE = {
     **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -90,6 +94,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**MLA, "mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": None, "n_group": 2, "topk_group": 1,
          "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "num_attention_heads": 3,
          "num_key_value_heads": 3},
+    ),
+    "deepseek32": ("DeepseekV32", INDEXED),
+    "deepseek32-odd": (
+        "DeepseekV32",
+        {**INDEXED, "mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 4, "topk_group": 2, "index_topk": 5,
+         "attention_bias": True, "num_attention_heads": 3, "num_key_value_heads": 3, "index_n_heads": 19,
+         "index_head_dim": 10, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "glm5": (
+        "GlmMoeDsa",
+        {**INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
+    ),
+    "glm5-odd": (
+        "GlmMoeDsa",
+        {**INDEXED, "num_hidden_layers": 5, "index_topk_freq": 2, "index_topk": 11, "num_attention_heads": 5,
+         "num_key_value_heads": 5, "index_n_heads": 21, "index_head_dim": 8, "first_k_dense_replace": 2,
+         "norm_topk_prob": False},
     ),
     "solar": (
         "SolarOpen",

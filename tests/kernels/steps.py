@@ -151,6 +151,8 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.delta(DeltaRows(zeros(tokens, net.channels), per_head, per_head), conv, states, batch)
     ops.attend_gqa(q, *caches, batch, 0.25, window=32)
     ops.attend_mla(zeros(tokens, 4, 24), latent, 16, batch, 0.2)
+    weight, index = zeros(tokens, 2, dtype=torch.float32), ops.empty_cache((40, 16, 12), dtype)
+    ops.choose_rows(zeros(tokens, 2, 12), weight, index, batch, 9)
     latent_layer = ops.prepare_mla(
         MlaLayer(
             norm, ops.pack_linear(zeros(104, hidden)), None, None, zeros(16), ops.pack_heads(zeros(4, 16, 12)),

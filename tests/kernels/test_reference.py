@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from afserve.kernels import reference_experts
+from afserve.kernels import reference_routed
 from afserve.kernels.packed import ExpertShape
-from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference import Reference, sequences
-from afserve.kernels.reference_experts import sums_by_choice, sums_by_slot
+from afserve.kernels.paged import PagedBatch, sequences
+from afserve.kernels.reference import Reference
+from afserve.kernels.reference_routed import sums_by_choice, sums_by_slot
 from tests.kernels.steps import AT_LOAD, META, Called, Decode, NoReadBack, empty, every_op, meta_batch
 
 
@@ -53,7 +53,7 @@ def test_host_integers_and_tensors_describe_the_same_sequences() -> None:
 def test_experts_by_choice_are_experts_by_slot(
     monkeypatch: pytest.MonkeyPatch, rows: int, gathered: int
 ) -> None:
-    monkeypatch.setattr(reference_experts, "GATHERED", gathered)
+    monkeypatch.setattr(reference_routed, "GATHERED", gathered)
     torch.manual_seed(rows)
     backend, (slots, hidden, inner) = Reference(), (4, 20, 12)
     experts = backend.empty_experts(ExpertShape(slots, hidden, inner, torch.float64))

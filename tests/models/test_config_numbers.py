@@ -114,6 +114,8 @@ CONFIGS = {
 CONFIGS["solar_open"] = CONFIGS["glm4_moe"] | {"first_k_dense_replace": 0}
 CONFIGS["glm4_moe_lite"] = CONFIGS["deepseek_v3"]
 CONFIGS["granitemoe_swa"] = CONFIGS["granitemoe"] | {"sliding_window": 20, "layer_rope_theta": [0, 1e4, 1e5]}
+CONFIGS["deepseek_v32"] = LATENT | {"index_n_heads": 6, "index_head_dim": 16, "index_topk": 8}
+CONFIGS["glm_moe_dsa"] = CONFIGS["deepseek_v32"] | {"index_topk_freq": 2, "index_skip_topk_offset": 1}
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
 CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]

@@ -26,6 +26,7 @@ GQA = AttentionSpec("gqa", 4, 2, 16, 16, ROPE)
 MLA = AttentionSpec(
     "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
 )  # fmt: skip
+INDEXED = replace(MLA, indexer=IndexerSpec(4, 24, 4))
 DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
 LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
 LONGROPE = replace(
@@ -116,8 +117,9 @@ OF_MLA = {
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5), REFUSED),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
-    "indexer": (IndexerSpec(2, 8, 4), REFUSED), "taps": (4, REFUSED),
+    "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
 }  # fmt: skip
+OF_INDEXER = {"heads": 3, "dim": 20, "top": 5, "interleaved": True, "reuses": (True, REFUSED)}
 OF_DELTA = {
     "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
@@ -141,6 +143,11 @@ CASES = [
     (GQA, "", "value_dim", (32, REFUSED)),
     *((MLA, "rope", "interleaved", value) for value in (False,)),
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
+    *((INDEXED, "indexer", name, value) for name, value in OF_INDEXER.items()),
+    *(
+        (INDEXED, "", name, value)
+        for name, value in (("q_lora_rank", (None, REFUSED)), ("rope_dim", (26, REFUSED)))
+    ),
     *((DELTA, "", name, value) for name, value in OF_DELTA.items()),
     *((DELTA, "", "kv_heads", value) for value in ((3, REFUSED),)),
     *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
@@ -156,7 +163,13 @@ CASES = [
 
 def test_every_field_has_its_case():
     ropes, experts = OF_ROPE | OF_LLAMA3 | OF_LONGROPE | OF_SHORT, OF_MOE | OF_CLAMPED | OF_MIXED
-    parts = (RopeSpec, ropes), (AttentionSpec, OF_GQA), (AttentionSpec, OF_MLA), (MoeSpec, experts)
+    parts = (
+        (RopeSpec, ropes),
+        (IndexerSpec, OF_INDEXER),
+        (AttentionSpec, OF_GQA),
+        (AttentionSpec, OF_MLA),
+        (MoeSpec, experts),
+    )
     for part, cases in (*parts, (AttentionSpec, OF_DELTA), (DenseSpec, OF_DENSE)):
         assert {field.name for field in fields(part)} == {*cases}
 
@@ -170,7 +183,9 @@ def unchanged(attention, moe):
 def test_no_field_is_passed_over(base, part, name, value):
     """Another value asks for other tensors, gives other logits or another rule of routing, or is refused."""
     value, refused = value if isinstance(value, tuple) else (value, "")
-    changed = replace(base, **({part: replace(base.rope, **{name: value})} if part else {name: value}))
+    changed = replace(
+        base, **({part: replace(getattr(base, part), **{name: value})} if part else {name: value})
+    )
     layers = {type(base): base, AttentionSpec: GQA, MoeSpec: MOE, DenseSpec: DENSE} | {type(base): changed}
     first = LayerSpec(layers[AttentionSpec], layers[DenseSpec])
     second = LayerSpec(layers[AttentionSpec], layers[MoeSpec])

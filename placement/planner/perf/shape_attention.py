@@ -27,16 +27,15 @@ def _mla(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     q_rank = a.q_lora_rank or 0
     query = hidden * q_rank + q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
     weights = query + hidden * (rank + rope) + heads * rank * (nope + value) + heads * value * hidden
-    index_heads, index_dim, reach = (
-        (a.indexer.heads, a.indexer.dim, a.indexer.top) if a.indexer else (0, 0, 0)
-    )
-    if reach:
+    reach = a.indexer.top if a.indexer else 0
+    index_heads, index_dim = (a.indexer.heads, a.indexer.kept) if a.indexer else (0, 0)
+    if index_dim:
         weights += hidden * index_dim + q_rank * index_heads * index_dim + hidden * index_heads
     return AttentionLayers(
         kind="sparse" if reach else "mla",
         layers=layers,
         weight_elems=weights,
-        kv_elems=a.kv_width + index_dim,
+        kv_elems=a.kv_width,
         pair_flops=2.0 * heads * (2 * rank + rope),
         prefill_pair_flops=2.0 * heads * (nope + rope + value),
         heads=heads,

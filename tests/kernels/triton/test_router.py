@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afserve.kernels.reference_router import choose as reference_choose
+from afserve.kernels.reference_routed import choose as reference_choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.config import RouterTile
 from afserve.kernels.triton.router import choose, route, scores
