@@ -160,7 +160,8 @@ def _latent(metadata: Metadata, tensors: Tensors, config: Config) -> None:
     if isinstance(rope, dict) and metadata.has(log := metadata.own("rope.scaling.yarn_log_multiplier")):
         rope.pop("attention_factor", None)
         rope["mscale"] = rope["mscale_all_dim"] = round(10 * metadata.number(log), 6)
-    if metadata.integer(metadata.own("expert_gating_func"), 1) == _SIGMOID:
+    biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    if biased or metadata.integer(metadata.own("expert_gating_func"), 1) == _SIGMOID:
         config["model_type"] = "deepseek_v3"
         return
     grouped = metadata.integer(metadata.own("expert_group_used_count"), 1) > 1

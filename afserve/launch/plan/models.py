@@ -20,6 +20,7 @@ from afserve.errors import ConfigError, shown
 from afserve.families.table import spec_from_config
 from afserve.json_file import LIST_BYTES, read_text
 from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
+from afserve.launch.hub.stores import is_stored_name, stored_file
 from afserve.models.gguf.folder import model_name, unfold
 from afserve.models.shards import GGUF_INDEX, INDEX
 from afserve.tokens.tokenizer import listed_eos_ids
@@ -68,18 +69,21 @@ def find_model(
 
     `revision` and `download` are for Hugging Face ids.
     """
-    if is_hub_id(model) and not os.path.isdir(os.path.expanduser(model)):
+    stored = stored_file(model) if is_stored_name(model) else None
+    if stored is None and is_hub_id(model) and not os.path.isdir(os.path.expanduser(model)):
         return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
     for name, given in (("revision", revision), ("download", download)):
         if given is not None:
             raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it")
+    if stored is not None:
+        return _of_file(stored, model.partition(":")[2], scratch)
     if model in BUNDLED:
         return _folder(CONFIGS / model, model)
     path = Path(os.path.expanduser(model))
     if model.endswith(".gguf"):
         if not os.path.isfile(path):
             raise ConfigError(f"--model {_said(model)}: no such file")
-        return _folder(unfold(path, scratch / model_name(path)), model_name(path))
+        return _of_file(path, model_name(path), scratch)
     if os.path.isfile(path / "config.json"):  # false for a name that no file can have
         return _folder(path.resolve(), path.resolve().name)
     if os.path.isdir(path):
@@ -111,6 +115,11 @@ def _folder(folder: Path, name: str) -> FoundModel:
     indexed = any((folder / name).is_file() for name in (INDEX, GGUF_INDEX))
     weights = indexed or any(folder.glob("*.safetensors"))
     return FoundModel(name, folder, _tokenizer(folder), weights)
+
+
+def _of_file(path: Path, name: str, scratch: Path) -> FoundModel:
+    """A GGUF file, or all of its parts."""
+    return _folder(unfold(path, scratch / model_name(path)), name)
 
 
 def _tokenizer(folder: Path) -> Path:

@@ -75,13 +75,13 @@ def checkpoint(tmp_path_factory):
 
     def folder(name: str) -> Path:
         if name not in made:
-            made[name] = _build(name, tmp_path_factory.mktemp(name))
+            made[name] = build(name, tmp_path_factory.mktemp(name))
         return made[name]
 
     return folder
 
 
-def _build(name: str, folder: Path) -> Path:
+def build(name: str, folder: Path, **more: Any) -> Path:
     """Norms and biases are random too: transformers starts them at one and zero, where a wrong one would not be
     seen."""
     import transformers
@@ -89,7 +89,9 @@ def _build(name: str, folder: Path) -> Path:
     transformers.utils.logging.disable_progress_bar()
     family, fields = TINY[name]
     torch.manual_seed(len(name))
-    model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, family + "Config")(**fields))
+    model = getattr(transformers, family + "ForCausalLM")(
+        getattr(transformers, family + "Config")(**{**fields, **more})
+    )
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):
             if key.endswith(("bias", "sinks")) or (tensor.dim() == 1 and not tensor.any()):

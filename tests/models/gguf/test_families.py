@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import load_file
 
 from afserve.config import ModelSource
-from afserve.engine.build import colocated, naming_of, spec_of, tensors_of
+from afserve.engine.build import build_expert_bank, colocated, naming_of, spec_of, tensors_of
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.models.gguf.folder import unfold
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.models.gguf.conftest import TINY
-from tests.models.gguf.writing import convert
+from tests.models.gguf.writing import convert, mxfp4, q4_0, q8_0, stored
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -69,3 +69,55 @@ def test_the_tokens_of_the_folder(name, checkpoint, unfolded):
         both[1], config(micro_batches=2, max_batch_tokens=12), attention=2, experts=3
     )
     assert collect(cluster.run(asked())) == wanted
+
+
+QUANTISED = {"Q8_0": q8_0, "Q4_0": q4_0, "MXFP4": mxfp4}
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint, tmp_path_factory):
+    """A file whose matrices are in blocks, or its experts alone, and one with the numbers that the blocks stand for."""
+
+    def made(name, kind, experts_only):
+        path = tmp_path_factory.mktemp("both")
+
+        def chosen(key, x):
+            wanted = key.endswith("_exps.weight") if experts_only else "ffn_gate_inp" not in key
+            return wanted and x.dim() > 1 and x.shape[-1] % 32 == 0
+
+        def pair(key, x):
+            return QUANTISED[kind](x) if chosen(key, x) else (stored(x), x)
+
+        packed = convert(checkpoint(name), path / "packed.gguf", lambda key, x: pair(key, x)[0])
+        plain = convert(checkpoint(name), path / "plain.gguf", lambda key, x: stored(pair(key, x)[1]))
+        return [
+            ModelSource(str(unfold(file, path / file.stem)), name, dtype="float32")
+            for file in (packed, plain)
+        ]
+
+    return made
+
+
+def logprobs(source):
+    (prompt,) = prompts((33,))
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    (event,) = drive(colocated(source, config()), requests([prompt], params))
+    return torch.tensor([entry.logprob for entry in event.prompt_logprobs[1:]])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_blocks_are_the_numbers_that_they_stand_for(name, both):
+    packed, plain = (logprobs(source) for source in both(name, "Q8_0", experts_only=False))
+    torch.testing.assert_close(packed, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["qwen3", "mixtral", "gptoss"])
+def test_experts_stay_as_they_are_stored(name, kind, both):
+    """Codes times scales are summed in another order than plain numbers are."""
+    packed, plain = both(name, kind, experts_only=True)
+    spec = spec_of(packed)
+    assert spec.quantization.layout == kind.lower() and spec_of(plain).quantization.layout == "mixed"
+    bits = {"Q4_0": 5.0, "MXFP4": 4.5}[kind]  # a scale of 32 or 16 bits for 32 codes
+    assert build_expert_bank(packed, [(0, 0, 0)], 1).expert_bytes == int(spec.expert_parameters() * bits / 8)
+    torch.testing.assert_close(logprobs(packed), logprobs(plain), rtol=0, atol=1e-4)

@@ -225,6 +225,37 @@ def convert(
     return write(path, metadata, {name: store(name, x) for name, x in renamed(folder).items()})
 
 
-def as_bytes(number: int, x: torch.Tensor, raw: np.ndarray) -> Stored:
-    """Blocks that a quantiser made."""
-    return number, tuple(x.shape), raw.tobytes()
+def q8_0(x: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Blocks of 32 codes of 8 bits behind a float16 scale, and the numbers that they stand for."""
+    block = x.float().numpy().reshape(-1, 32)
+    scale = (np.abs(block).max(1, keepdims=True) / 127).astype(np.float16)
+    code = np.round(block / np.where(scale == 0, 1, scale).astype(np.float32)).clip(-127, 127).astype(np.int8)
+    raw = np.concatenate((scale.view(np.uint8), code.view(np.uint8)), 1)
+    return (8, tuple(x.shape), raw.tobytes()), _values(x, code, scale)
+
+
+def q4_0(x: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """The same of 4 bits: code j and code j + 16 share a byte."""
+    block = x.float().numpy().reshape(-1, 32)
+    scale = (np.abs(block).max(1, keepdims=True) / 7).astype(np.float16)
+    code = np.round(block / np.where(scale == 0, 1, scale).astype(np.float32)).clip(-8, 7).astype(np.int8)
+    nibble = (code + 8).astype(np.uint8)
+    raw = np.concatenate((scale.view(np.uint8), nibble[:, :16] | nibble[:, 16:] << 4), 1)
+    return (2, tuple(x.shape), raw.tobytes()), _values(x, code, scale)
+
+
+def _values(x: torch.Tensor, code: np.ndarray, scale: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(code * scale.astype(np.float32)).view(x.shape)
+
+
+def mxfp4(x: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Blocks of 32 four-bit floats behind an exponent."""
+    magnitude = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    block = x.float().numpy().reshape(-1, 32)
+    power = np.floor(np.log2(np.abs(block).max(1, keepdims=True).clip(1e-30))) - 2
+    part = np.abs(block) / np.exp2(power)
+    near = np.abs(part[..., None] - magnitude).argmin(-1)
+    values = np.sign(block) * magnitude[near] * np.exp2(power)
+    code = (near | (block < 0) * 8).astype(np.uint8)
+    raw = np.concatenate(((power + 127).astype(np.uint8), code[:, :16] | code[:, 16:] << 4), 1)
+    return (39, tuple(x.shape), raw.tobytes()), torch.from_numpy(values.astype(np.float32)).view(x.shape)
