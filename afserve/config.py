@@ -24,6 +24,7 @@ SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/
 LM_HEADS = ("auto", "checkpoint", "embedding")
 EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
+KV_DTYPES = ("auto", "int8", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 AUTO = "auto"
@@ -71,7 +72,8 @@ class EngineSettings:
 
     `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 or int4
     where the kernels multiply it; `dense_dtype` is that of all other linear maps, where auto is the model's dtype;
-    `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
+    `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype. `kv_dtype` is what the KV cache
+    keeps a number in, wherever its blocks go.
     """
 
     TOPIC: ClassVar[str] = "nodes"
@@ -128,6 +130,14 @@ class EngineSettings:
         "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.",
         WIRE_DTYPES,
         topic="model",
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "int8, fp8: a byte per number of keys, values and latents, with a scale per token and head. auto: the model's "
+        "dtype.",
+        KV_DTYPES,
+        topic="kv",
+        common=True,
     )
     block_size: int | None = _count(
         None,
@@ -235,6 +245,12 @@ class EngineSettings:
             raise ConfigError(
                 f"--isa: {self.isa} is of the kernels of CPUs, and --device {self.device} has others; leave out one",
                 param="isa",
+            )
+        if self.kv_dtype != AUTO and self.device != "cpu":
+            raise ConfigError(
+                f"--kv-dtype {self.kv_dtype}: the kernels of CPUs read it, those of --device {self.device} do not; "
+                "leave it out",
+                param="kv_dtype",
             )
         if self.kv_copies and not self.prefix_caching:
             raise ConfigError(

@@ -94,12 +94,12 @@ class ModelSpec:
 
     def windowed_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """The part of `kv_bytes_per_token` that these have."""
-        return dtype_bytes * sum(self.layer(n).attention.kv_width for n in self.windowed_layers)
+        return sum(self.layer(n).attention.kv_bytes(dtype_bytes) for n in self.windowed_layers)
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2, block_size: int | None = None) -> int:
         """Of a KV cache with blocks of so many tokens, its part of the states in a block included, rounded up; without
         a block size that of keys and values alone."""
-        kept = dtype_bytes * sum(kind.attention.kv_width * layers for kind, layers in self._counted())
+        kept = sum(kind.attention.kv_bytes(dtype_bytes) * layers for kind, layers in self._counted())
         return kept if block_size is None else kept - (-self.state_bytes() // block_size)
 
     def state_bytes(self) -> int:

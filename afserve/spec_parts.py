@@ -108,6 +108,12 @@ class AttentionSpec:
             return self.kv_lora_rank + self.rope_dim + (self.indexer.kept if self.indexer else 0)
         return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim))
 
+    def kv_bytes(self, element: int) -> int:
+        """Per token and layer, of numbers of so many bytes. Those of one byte have two scales in float32 for each head
+        of keys and values, for a latent and its rotary key, or for an index key."""
+        rows = self.kv_heads + (self.indexer is not None and self.indexer.kept > 0)
+        return element * self.kv_width + (8 * rows if element == 1 and self.kv_width else 0)
+
     @property
     def keeps_for_itself(self) -> bool:
         """Whether a layer alone could compute it: it keeps keys, and reuses nothing of a layer before."""

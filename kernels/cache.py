@@ -3,7 +3,8 @@
 A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
 layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), and the keys of
 its indexer behind them if it has one, or its state in float32, filled up to B rows; elements are the cache's dtype in
-the machine's (little-endian) order, with nothing between. `LAYOUT` is this order's version.
+the machine's (little-endian) order, with nothing between. In 8 bits rows of keys and latents end with scales
+(formats/eight_bits.py). `LAYOUT` is this order's version.
 
 It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
 """
@@ -17,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.kernels.formats.eight_bits import key_width
 from afserve.kernels.memory_part import MemoryPart
 from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_of
@@ -52,8 +54,8 @@ class LayerShape:
 
     def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
         if self.value is None:
-            return (backend.empty_cache((blocks, size, self.key), dtype),)
-        return backend.empty_kv((blocks, self.heads, size), (self.key, self.value), dtype)
+            return (backend.empty_cache((blocks, size, key_width(self.key, dtype)), dtype),)
+        return backend.empty_kv((blocks, self.heads, size), (key_width(self.key, dtype), self.value), dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class IndexedShape:
         return f"a latent of {self.latent} with an index key of {self.index}"
 
     def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
-        shapes = ((blocks, size, width) for width in (self.latent, self.index))
+        widths = (key_width(numbers, dtype) for numbers in (self.latent, self.index))
+        shapes = ((blocks, size, width) for width in widths)
         return tuple(backend.empty_cache(shape, dtype) for shape in shapes)
 
 
@@ -86,9 +89,10 @@ class StateShape:
 
     def width(self, block_size: int, dtype: torch.dtype) -> int:
         """Elements of the cache's dtype for each token of a block, so that all of them hold the state; what is left is
-        not used. It is even, so that blocks begin at whole float32 numbers."""
-        elements = self.numbers * torch.float32.itemsize // dtype.itemsize
-        return -(-elements // (block_size * 2)) * 2
+        not used. It is a multiple of 2, or of 4 in 8 bits, so that blocks begin at whole float32 numbers."""
+        word = torch.float32.itemsize // dtype.itemsize
+        even = max(2, word)
+        return -(-self.numbers * word // (block_size * even)) * even
 
     def of_blocks(self, cache_NBE: Tensor) -> Tensor:
         """(N, numbers) float32: a view of a cache of that width."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows
+from afserve.kernels.formats.eight_bits import key_numbers, key_width
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
 from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import MlaLayer
@@ -31,13 +32,14 @@ def expect_shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
 def cache_shapes(
     k_NGBD: Tensor, v_NGBD: Tensor
 ) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Both shapes as rows have them, (N, G, B, D)."""
+    """Both shapes as rows of numbers have them, (N, G, B, D)."""
     if (k_NGBD.dim(), v_NGBD.dim()) not in ((ROWS, ROWS), (KEYS, VALUES)):
         raise ValueError(
             f"k_NGBD, v_NGBD: {k_NGBD.dim()} and {v_NGBD.dim()} dimensions, "
             f"a cache has {ROWS} and {ROWS}, or {KEYS} and {VALUES} in tiles"
         )
-    return shape_of(k_NGBD), shape_of(v_NGBD)
+    *outer, width = shape_of(k_NGBD)
+    return (outer[0], outer[1], outer[2], key_numbers(width, k_NGBD.dtype)), shape_of(v_NGBD)
 
 
 def expect_blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> None:
@@ -194,14 +196,23 @@ def expect_indexer(indexer: Indexer, layer: MlaLayer) -> None:
         )
 
 
-def expect_latents(layer: MlaLayer, cache_NBC: Tensor, index_NBI: Tensor | None) -> None:
+def expect_latent_cache(layer: MlaLayer, cache_NBC: Tensor, index_NBI: Tensor | None) -> None:
     """The latents of a layer, and the keys of its indexer if it has one."""
     expect_rank("cache_NBC", cache_NBC, 3)
-    expect_last("cache_NBC", cache_NBC, layer.rank + layer.rope)
+    expect_last("cache_NBC", cache_NBC, key_width(layer.rank + layer.rope, cache_NBC.dtype))
     if (layer.indexer is None) != (index_NBI is None):
         raise ValueError("index_NBI: a layer with an indexer needs a cache of its keys, any other has none")
     if layer.indexer is not None and index_NBI is not None:
-        expect_shape("index_NBI", index_NBI, (*cache_NBC.shape[:2], layer.indexer.dim))
+        width = key_width(layer.indexer.dim, index_NBI.dtype)
+        expect_shape("index_NBI", index_NBI, (*cache_NBC.shape[:2], width))
+
+
+def expect_latents(name: str, x: Tensor, cache_NBC: Tensor, tokens: int) -> None:
+    """A row for each token, or one for each of its heads, as a cache of latents has them."""
+    expect_rank("cache_NBC", cache_NBC, 3)
+    expect_last(name, x, key_numbers(cache_NBC.shape[2], cache_NBC.dtype))
+    if x.shape[0] != tokens:
+        raise ValueError(f"{name}: {x.shape[0]} tokens, expected {tokens}")
 
 
 def expect_marks(bad_T: Tensor | None, rows: int) -> None:

@@ -39,7 +39,7 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     q_nope, q_rope = query.view(tokens, layer.heads, head).split((layer.nope, layer.rope), 2)
     latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
     k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
-    ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T)
+    ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
     q_TAC = torch.cat((ops.linear_heads(q_nope, layer.up_k), turned(q_rope)), 2)
     if layer.indexer is not None or layer.reuses:
         assert batch.chosen.rows is not None, "no layer before this one has an indexer"
@@ -61,7 +61,7 @@ def _choose(
         return torch.cat((rope, x_TJI[:, :, layer.rope :]), 2)
 
     key_TI = ops.layer_norm(ops.linear(normed_TH, indexer.keys), indexer.norm_I, indexer.bias_I, INDEX_EPS)
-    ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T)
+    ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, indexer.dim)
     q_TJI = turned(ops.linear(ranked_TR, indexer.queries).unflatten(1, (indexer.heads, indexer.dim)))
     weight_TJ = ops.logits(normed_TH, indexer.weights) * indexer.scale
     slot_TK = ops.choose_rows(q_TJI, weight_TJ, index_NBI, batch, indexer.top)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.kernels.formats.eight_bits import latents_at
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch, sequences
 
@@ -55,7 +56,7 @@ def choose_rows(q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: Page
     offset_B = torch.arange(size, device=q_TJI.device)
     for start, stop, context, blocks in sequences(batch, size):
         slot_C = (blocks[:, None] * size + offset_B).flatten()[:context]
-        key_IC = index_NBI[blocks].flatten(0, 1)[:context].float().t()
+        key_IC = latents_at(index_NBI, blocks, q_TJI.shape[2]).flatten(0, 1)[:context].t()
         position_C = torch.arange(context, device=q_TJI.device)
         step = max(1, _SCORED // (context * q_TJI.shape[1]))
         for first in range(start, stop, step):

@@ -143,11 +143,11 @@ class Native(NativeProducts):
         write_cache(k_TGD, k_NGBD, slot)
         write_cache(v_TGD, v_NGBD, slot)
 
-    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
         fits = latent_TC.dtype is cache_NBC.dtype and latent_TC.dtype in CODES
         if not fits or not last_plain(cache_NBC):
             fallback = self._fall_back("write_latent", odd(latent_TC, cache_NBC))
-            fallback.write_latent(latent_TC, cache_NBC, kv_slot_T)
+            fallback.write_latent(latent_TC, cache_NBC, kv_slot_T, rank)
             return
         write_cache(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
 

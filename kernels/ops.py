@@ -21,6 +21,7 @@ from afserve.kernels.checks import (
     expect_delta,
     expect_gqa,
     expect_last,
+    expect_latent_cache,
     expect_latents,
     expect_marks,
     expect_mla,
@@ -157,10 +158,10 @@ class Ops:
         expect_shape("v_TGD", v_TGD, (kv_slot_T.shape[0], values[1], values[3]))
         self._backend.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
 
-    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
-        """Store the MLA latent (compressed KV, then the rotated rope key) of T tokens."""
-        expect_shape("latent_TC", latent_TC, (kv_slot_T.shape[0], cache_NBC.shape[2]))
-        self._backend.write_latent(latent_TC, cache_NBC, kv_slot_T)
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int = 0) -> None:
+        """Store the MLA latent (compressed KV of `rank` numbers, then the rotated rope key) of T tokens."""
+        expect_latents("latent_TC", latent_TC, cache_NBC, len(kv_slot_T))
+        self._backend.write_latent(latent_TC, cache_NBC, kv_slot_T, rank)
 
     def attend_gqa(
         self,
@@ -191,8 +192,7 @@ class Ops:
         """Absorbed MLA: queries already in latent space, (T, A, rank + rope) -> (T, A, rank). Keys are whole latent
         rows, values their first `rank` columns (DeepSeek-V2, arXiv 2405.04434, 2.1)."""
         expect_rank("q_TAC", q_TAC, 3)
-        expect_last("q_TAC", q_TAC, cache_NBC.shape[2])
-        expect_tokens("q_TAC", q_TAC, batch)
+        expect_latents("q_TAC", q_TAC, cache_NBC, batch.tokens)
         return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
 
     def delta(self, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
@@ -247,7 +247,7 @@ class Ops:
 
     def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
         """A layer and its part of a cache, checked against each other once. Tensors must keep their memory."""
-        expect_latents(prepared.layer, cache_NBC, index_NBI)
+        expect_latent_cache(prepared.layer, cache_NBC, index_NBI)
         return self._backend.bind_mla(prepared, cache_NBC, index_NBI)
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:

@@ -18,6 +18,7 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.formats.eight_bits import is_eight, key_value_rows, latent_rows, latents_at, pair_at
 from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
 from afserve.kernels.indexer import choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
@@ -199,10 +200,15 @@ class Reference:
     ) -> None:
         size = k_NGBD.shape[2]
         block, offset = kv_slot_T // size, kv_slot_T % size
+        if is_eight(k_NGBD.dtype):
+            k_TGD, v_TGD = key_value_rows(k_TGD, v_TGD, k_NGBD.dtype)
+            k_NGBD, v_NGBD = k_NGBD.view(torch.int8), v_NGBD.view(torch.int8)
         k_NGBD[block, :, offset] = k_TGD
         v_NGBD[block, :, offset] = v_TGD
 
-    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
+        if is_eight(cache_NBC.dtype):
+            latent_TC, cache_NBC = latent_rows(latent_TC, rank, cache_NBC.dtype), cache_NBC.view(torch.int8)
         cache_NBC.view(-1, cache_NBC.shape[-1])[kv_slot_T] = latent_TC
 
     def attend_gqa(
@@ -220,8 +226,8 @@ class Reference:
         out = torch.empty((q_TAD.shape[0], heads, v_NGBD.shape[3]), dtype=q_TAD.dtype, device=q_TAD.device)
         for start, stop, context, blocks in sequences(batch, k_NGBD.shape[2]):
             first = 0 if window is None else max(0, context - (stop - start) + 1 - window)
-            k_GCD = k_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, first:context].float()
-            v_GCD = v_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, first:context].float()
+            pair = pair_at(k_NGBD, v_NGBD, blocks)
+            k_GCD, v_GCD = (x.transpose(0, 1).flatten(1, 2)[:, first:context] for x in pair)
             q_AQD = q_TAD[start:stop].transpose(0, 1).float()
             repeat = heads // groups
             scores = q_AQD @ k_GCD.repeat_interleave(repeat, 0).transpose(1, 2) * scale
@@ -240,7 +246,7 @@ class Reference:
     ) -> Tensor:
         out = torch.empty((*q_TAC.shape[:2], rank), dtype=q_TAC.dtype, device=q_TAC.device)
         for start, stop, context, blocks in sequences(batch, cache_NBC.shape[1]):
-            latent = cache_NBC[blocks].flatten(0, 1)[:context].float()
+            latent = latents_at(cache_NBC, blocks, rank).flatten(0, 1)[:context]
             scores = q_TAC[start:stop].transpose(0, 1).float() @ latent.t() * scale
             scores = scores.masked_fill(~visible(stop - start, context, None, q_TAC.device), float("-inf"))
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)

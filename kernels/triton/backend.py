@@ -224,7 +224,7 @@ class TritonBackend(Reference):
     ) -> None:
         triton_kv.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
 
-    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
         triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
 
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:

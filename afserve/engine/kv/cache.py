@@ -22,6 +22,7 @@ from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup, check_groups, one_group
 from afserve.errors import ProtocolError, RendezvousError
 from afserve.kernels.cache import LAYOUT, KeptShape, PagedCache
+from afserve.kernels.formats.eight_bits import KV_DTYPES
 from afserve.models.decoder import AttentionModel
 
 
@@ -30,7 +31,7 @@ class Fingerprint:
     """What two caches must share for a block's bytes of one to be a block of the other.
 
     model       the shape and the weights that keys and values were computed with
-    dtype       of every element
+    dtype       of every element, and of what it was rounded from where that is another
     layout      what a token has in each layer, and the version of the order of bytes
     block_size  tokens
     """
@@ -84,7 +85,7 @@ class KvCache:
         self, model: AttentionModel, config: EngineConfig, weights: str = "", groups: Sequence[KvGroup] = ()
     ) -> None:
         """Without `groups` all layers are one. Raises ValueError where these do not fit the model."""
-        keeps = model.keeps
+        keeps, dtype = model.keeps, KV_DTYPES.get(config.kv_dtype, model.dtype)
         groups = groups or one_group(keeps, config.kv_blocks, config.block_size)
         first = groups[0]
         assert (first.blocks, first.block_size) == (config.kv_blocks, config.block_size), "the first has both"
@@ -94,7 +95,7 @@ class KvCache:
             named += f", a head {model.head.identity}"
         self.fingerprint = Fingerprint(
             model=f"{model.spec.fingerprint()}, {named}",
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=_named(dtype, model.dtype),
             layout=layout_of(keeps) if len(groups) == 1 else grouped_layout(groups, keeps),
             block_size=first.block_size,
         )
@@ -108,13 +109,13 @@ class KvCache:
         self._memory: PagedCache | GroupedMemory
         if len(groups) == 1:
             self.pool = BlockPool(first.blocks, first.block_size, caching=caching, root=root, **told)
-            self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, model.dtype)
+            self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, dtype)
             self.group_of = [0] * len(keeps)
         else:
             self.pool = pool = GroupedPool(
                 groups, caching=caching, root=root, **told, on_part=self._loses_part
             )
-            self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, model.dtype)
+            self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, dtype)
             self.group_of = memory.group_of
         caches, own = self._memory.layers, len(model.layers)
         bound = model.bind(caches[: own + len(model.predicting)])
@@ -210,6 +211,12 @@ class KvCache:
     def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_idle is not None:
             self.on_idle(blocks)
+
+
+def _named(kept: torch.dtype, computed: torch.dtype) -> str:
+    """E.g. "bfloat16", or "int8 of bfloat16"."""
+    names = [str(dtype).removeprefix("torch.") for dtype in (kept, computed)]
+    return names[0] if kept is computed else " of ".join(names)
 
 
 def layout_of(layers: Iterable[KeptShape]) -> str:

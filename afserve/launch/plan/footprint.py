@@ -3,7 +3,7 @@
 It decides nothing; `topology.py` does.
 """
 
-from afserve.config import ModelSource
+from afserve.config import AUTO, ModelSource
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
@@ -21,16 +21,22 @@ def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
     return max(2, BYTES[computed_dtype(spec, source)])
 
 
+def kv_element_bytes(source: ModelSource, spec: ModelSpec, kv_dtype: str) -> int:
+    """Bytes of one number of a key or a value in the KV cache; scales are apart (`AttentionSpec.kv_bytes`)."""
+    return element_bytes(source, spec) if kv_dtype == AUTO else 1
+
+
 def needs(
     spec: ModelSpec,
     source: ModelSource,
     machine: Machine,
     expert_dtype: str = "auto",
     dense_dtype: str = "auto",
+    kv_dtype: str = AUTO,
 ) -> str:
     """What a model needs by role, and what there is."""
     own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
-    element = element_bytes(source, spec)
+    element = kv_element_bytes(source, spec, kv_dtype)
     kv = spec.kv_bytes_per_token(element, block_size(spec, element, None)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""

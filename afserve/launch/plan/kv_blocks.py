@@ -15,8 +15,8 @@ _FEWEST = 8  # blocks of a cache whose size is given, so that several requests f
 
 
 def block_size(spec: ModelSpec, element: int, asked: int | None, kv_tokens: int | None = None) -> int:
-    """Tokens, `asked` if that is a number. `element`: bytes of a key's or a value's number. `kv_tokens`: of a node's
-    whole cache, where they are given."""
+    """Tokens, `asked` if that is a number. `element`: bytes of a key's or a value's number, 1 in 8 bits. `kv_tokens`:
+    of a node's whole cache, where they are given."""
     if asked is not None:
         return asked
     states, token = spec.state_bytes(), spec.kv_bytes_per_token(element)
@@ -70,8 +70,8 @@ def kv_room(
     spec: ModelSpec, element: int, block: int, sequences: int = 0, step_tokens: int = 0, beside: int = 0
 ) -> KvRoom:
     """Of a node that runs so many sequences at most, in steps of so many tokens. What is not the model's keeps `beside`
-    numbers of each token."""
+    bytes of each token."""
     windowed = spec.windowed_bytes_per_token(element) * block
-    whole = (spec.kv_bytes_per_token(element, block) + beside * element) * block - windowed
+    whole = (spec.kv_bytes_per_token(element, block) + beside) * block - windowed
     seen = sequences * (-(-spec.widest_window // block) + 1) + -(-step_tokens // block) + 2
     return KvRoom(block, whole, windowed, seen)

@@ -25,9 +25,9 @@ from afserve.launch.plan.footprint import (
     GIB,
     NODE_OVERHEAD,
     computed_dtype,
-    element_bytes,
     gib,
     kept_dtype,
+    kv_element_bytes,
     needs,
     role_bytes,
 )
@@ -242,15 +242,17 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
 
 def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     """What KV takes on an attention node."""
-    element, sequences = element_bytes(source, spec), wishes.batch or _SEQUENCES
+    element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
+    sequences = wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
     head = head_of(wishes.engine.drafts(), spec)
-    width = 0 if head is None else head.attention.kv_width
-    return kv_room(spec, element, _block(spec, source, wishes), sequences, step, width)
+    beside = 0 if head is None else head.attention.kv_bytes(element)
+    return kv_room(spec, element, _block(spec, source, wishes), sequences, step, beside)
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
-    return block_size(spec, element_bytes(source, spec), wishes.engine.block_size, wishes.kv_tokens)
+    element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
+    return block_size(spec, element, wishes.engine.block_size, wishes.kv_tokens)
 
 
 def _slots(
@@ -326,7 +328,8 @@ def _kv(
         )
     if tokens < block or full:
         check_processes(machine, shares)
-        needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
+        kept = kept_dtype(spec, source, wishes)
+        needed = needs(spec, source, machine, kept, kv_dtype=wishes.engine.kv_dtype)
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}", param="model")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens

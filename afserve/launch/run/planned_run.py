@@ -67,7 +67,14 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     try:
         if source.load_format == "safetensors" and not found.weights:
-            needed = needs(spec, source, machine, wishes.engine.expert_dtype, wishes.engine.dense_dtype)
+            needed = needs(
+                spec,
+                source,
+                machine,
+                wishes.engine.expert_dtype,
+                wishes.engine.dense_dtype,
+                wishes.engine.kv_dtype,
+            )
             raise DoesNotFitError(
                 f"{found.name} is known by its shape only; there are no weights here.\n{needed}",
                 param="model",

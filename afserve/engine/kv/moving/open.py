@@ -16,7 +16,7 @@ from afserve.comm.kv.carriers.carried import CarriedWires, Wake, memory_for
 from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.socket_wires import PROTOCOL, SocketWires
-from afserve.config import SOCKETS, EngineConfig, ModelSource
+from afserve.config import AUTO, SOCKETS, EngineConfig, ModelSource
 from afserve.config_sizes import bytes_of
 from afserve.credentials import Credentials
 from afserve.digest_cache import DigestCache, user_folder
@@ -147,7 +147,9 @@ def _what(attention: str, place: KvPlace) -> str:
     weights and how these and the rows are rounded belong to it; files outlive the run that wrote them."""
     engine = place.engine
     experts = identify(place.source, ("expert",), DigestCache(user_folder()))[weights_of("expert")]
-    # Files that are older than this setting say nothing of it.
-    dense = () if engine.dense_dtype == "auto" else (engine.dense_dtype,)
-    said = "\0".join((attention, experts, engine.expert_dtype, engine.wire_dtype, *dense))
+    # Files that are older than these settings say nothing of them.
+    later = [engine.dense_dtype] * (engine.dense_dtype != AUTO) + [f"kv {engine.kv_dtype}"] * (
+        engine.kv_dtype != AUTO
+    )
+    said = "\0".join((attention, experts, engine.expert_dtype, engine.wire_dtype, *later))
     return blake2b(said.encode(), digest_size=32).hexdigest()
