@@ -173,10 +173,28 @@ class _Cursor:
         if kind == _STRING:
             if self.at + 8 * count > self._most:
                 self._beyond(8 * count)
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         items = array(self._code(key, kind))
         items.frombytes(self.bytes(count * items.itemsize))
         return items
+
+    def _strings(self, count: int) -> list[str]:
+        """As `string`, of which a vocabulary has hundreds of thousands."""
+        found = []
+        piece, at = self._piece, self.at - self._first
+        for _ in range(count):
+            begin = at + 8
+            at = begin + int.from_bytes(piece[at:begin], "little")
+            if at > len(piece) or begin > len(piece):
+                found.append(self.string())
+                piece, at = self._piece, self.at - self._first
+                continue
+            try:
+                found.append(piece[begin:at].decode())
+            except UnicodeDecodeError:
+                self.broken(f"the text before byte {self._first + at:,} is not UTF-8")
+            self.at = self._first + at
+        return found
 
     def declared(self) -> _Declared:
         name, dimensions = self.string(_MOST_KEY), self.number("I")

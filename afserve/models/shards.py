@@ -16,7 +16,7 @@ from pathlib import Path
 
 from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError, shown
-from afserve.gguf.header import MAGIC, Header, read_header
+from afserve.gguf.header import MAGIC, Header, TensorRow, read_header
 from afserve.json_file import LIST_BYTES, parse, read_object
 
 INDEX = "model.safetensors.index.json"
@@ -129,19 +129,17 @@ class ShardFile:
             return File(Path(f"/proc/self/fd/{self._descriptor}"), direct=True, writes=False)
 
     def gguf_header(self) -> Header:
-        return read_header(self.read, self.found.st_size, str(self.path))
+        header = read_header(self.read, self.found.st_size, str(self.path))
+        self._check_apart(header.tensors)
+        return header
 
     def tensors(self) -> list[StoredTensor]:
         """All of the header, by name."""
         size = self.found.st_size
         if size >= len(MAGIC) and self.read(len(MAGIC), 0) == MAGIC:
-            header = self.gguf_header()
-            return self._in_order(
-                [
-                    StoredTensor(row.name, row.kind.name, row.shape, row.begin, row.end)
-                    for row in header.tensors
-                ]
-            )
+            found = self.gguf_header().tensors
+            made = (StoredTensor(row.name, row.kind.name, row.shape, row.begin, row.end) for row in found)
+            return sorted(made, key=lambda row: row.name)
         length = int.from_bytes(self.read(_LENGTH, 0), "little")
         if length > min(MOST_HEADER, size - _LENGTH):
             raise self._broken(f"its header would have {length:,} bytes, the file has {size:,}")
@@ -152,11 +150,9 @@ class ShardFile:
         entries = parse(text, f"{self.path}: the header", once=True)
         if not isinstance(entries, dict):
             raise self._broken(f"its header is {shown(entries)}")
-        return self._in_order(
-            [self._stored(n, entry, _LENGTH + length) for n, entry in entries.items() if n != "__metadata__"]
-        )
-
-    def _in_order(self, rows: Sequence[StoredTensor]) -> list[StoredTensor]:
+        rows = [
+            self._stored(n, entry, _LENGTH + length) for n, entry in entries.items() if n != "__metadata__"
+        ]
         self._check_apart(rows)
         return sorted(rows, key=lambda row: row.name)
 
@@ -244,7 +240,7 @@ class ShardFile:
             )
         return StoredTensor(name, dtype, shape, first + begin, first + end)
 
-    def _check_apart(self, rows: Sequence[StoredTensor]) -> None:
+    def _check_apart(self, rows: Sequence[StoredTensor | TensorRow]) -> None:
         """No two tensors in the same bytes."""
         placed = sorted((row for row in rows if row.begin < row.end), key=lambda row: row.begin)
         for one, next_one in pairwise(placed):

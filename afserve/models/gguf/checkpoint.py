@@ -158,16 +158,20 @@ class GgufCheckpoint:
         return piece
 
     def _missing(self, name: str) -> CheckpointError:
-        return CheckpointError(f"{self.folder}: tensor {name} is missing from the GGUF file")
+        return CheckpointError(f"{self._whole()}: there is no tensor for {name}")
 
     def _file(self, piece: Piece) -> str:
         file = self._file_of.get(piece.stored)
         if file is None:
-            raise CheckpointError(f"{self.folder}: tensor {piece.stored} is missing from the GGUF file")
+            raise CheckpointError(f"{self._whole()}: tensor {piece.stored} is missing")
         return file
 
     def _where(self, piece: Piece) -> str:
-        return str(self.folder / self._file(piece))
+        return str((self.folder / self._file(piece)).resolve())
+
+    def _whole(self) -> str:
+        """The file, or the first of its parts."""
+        return str((self.folder / min(self._file_of.values(), default="")).resolve())
 
 
 def _halves_apart(x_R: Tensor, head_dim: int) -> Tensor:

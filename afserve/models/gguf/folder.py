@@ -21,6 +21,7 @@ from afserve.gguf.metadata import Metadata
 from afserve.gguf.names import pieces_of
 from afserve.gguf.vocabulary import Vocabulary, vocabulary_of
 from afserve.models.shards import GGUF_INDEX, ShardFile
+from afserve.spec import ModelSpec
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_PARTS = 1 << 12
@@ -78,7 +79,6 @@ def read_model(path: Path) -> GgufModel:
     for part in parts:
         with ShardFile(part) as file:
             header = file.gguf_header()
-            file.tensors()
         if metadata is None:
             metadata = Metadata(header.metadata, str(part))
             if metadata.integer("split.count", 1) not in (len(parts), 0):
@@ -96,7 +96,26 @@ def read_model(path: Path) -> GgufModel:
     spec = spec_from_config(config, where=metadata.where)
     known = architecture_named(metadata.architecture, metadata.where)
     pieces_of(rows, naming_of(spec), known, spec.experts, metadata.where)
+    _check_sizes(spec, rows, metadata.where)
     return GgufModel(metadata, rows, files, config, vocabulary_of(metadata, spec.vocab_size))
+
+
+def _check_sizes(spec: ModelSpec, rows: Mapping[str, TensorRow], where: str) -> None:
+    """What sizes memory has to be what the tensors are; of others nodes look at the shape before they read them."""
+    hidden, inner, experts = spec.hidden, spec.moe.inner, spec.experts
+    wanted: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.layers):
+        wanted[f"blk.{layer}.attn_norm.weight"] = (hidden,)
+    for layer in spec.moe_layer_ids:
+        stem = f"blk.{layer}.ffn_"
+        wanted |= {f"{stem}{part}_exps.weight": (experts, inner, hidden) for part in ("gate", "up")}
+        wanted[f"{stem}down_exps.weight"] = (experts, hidden, inner)
+    for name, shape in wanted.items():
+        row = rows.get(name)
+        if row is None:
+            raise CheckpointError(f"{where}: tensor {name} is missing, by the metadata it has shape {shape}")
+        if row.shape != shape:
+            raise CheckpointError(f"{where}: tensor {name} has shape {row.shape}, by the metadata {shape}")
 
 
 def _parts(path: Path) -> list[Path]:

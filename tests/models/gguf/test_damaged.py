@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.config import ModelSource
+from afserve.engine.build import colocated
 from afserve.errors import CheckpointError, ConfigError
 from afserve.launch.plan.models import find_model
 from afserve.models.gguf.folder import read_model, unfold
+from tests.engine.driving import config
 from tests.models.gguf.writing import convert, described, letters, renamed, stored, write
 
 MOST_MEMORY = 8 << 20  # bytes; the file has 0.3 MB
@@ -119,6 +122,11 @@ def replaced(number, shape, size):
         (lambda m, t: m.update({"tokenizer.ggml.token_type": [1]}), "has 1 items"),
         (lambda m, t: m.update({"tokenizer.ggml.eos_token_id": 4000}), "eos_token_id: 4000 is no id"),
         (lambda m, t: t.pop("token_embd.weight"), "token_embd.weight is missing"),
+        (lambda m, t: t.pop("blk.2.ffn_up_exps.weight"), "blk.2.ffn_up_exps.weight is missing, by the metadata"),
+        (lambda m, t: m.update({"qwen3moe.block_count": 4000}), "blk.3.attn_norm.weight is missing"),
+        (lambda m, t: m.update({"qwen3moe.embedding_length": 4096}), "by the metadata (211, 4096)"),
+        (lambda m, t: m.update({"qwen3moe.expert_feed_forward_length": 1 << 20}), "by the metadata (7, 1048576, 64)"),
+        (lambda m, t: m.update({"qwen3moe.expert_count": 8}), "has shape (7, 32, 64), by the metadata (8, 32, 64)"),
         (lambda m, t: t.update({"blk.0.ffn_gate.2.weight": t["output_norm.weight"]}), "is none that afserve knows"),
         (replaced(16, (96, 64), 10), "ggml's type 16"),
         (replaced(0, (1 << 20, 1 << 20, 1 << 20), 10), "does not fit"),
@@ -153,6 +161,17 @@ def _said(path):
     with pytest.raises(CheckpointError) as caught:
         read_model(path)
     return caught.value.message
+
+
+def test_a_tensor_of_another_shape_is_named_by_who_reads_it(checkpoint, tmp_path):
+    """With the file's own path, not that of the link to it."""
+    path = changed(checkpoint, tmp_path / "other.gguf", replaced(0, (90, 64), 4 * 90 * 64))
+    source = ModelSource(str(unfold(path, tmp_path / "folder")), "other")
+    with pytest.raises(CheckpointError) as caught:
+        colocated(source, config())
+    assert caught.value.message == (
+        f"{path}: blk.0.attn_q.weight has shape (90, 64), the metadata asks for (96, 64)"
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path):
