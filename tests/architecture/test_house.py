@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 0
 LONE_PROTOCOLS = 9
 MANY_NAMES = 6.2
-LINES = 104_073
+LINES = 104_124
 
 
 @pytest.fixture(scope="module")

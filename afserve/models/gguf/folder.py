@@ -63,7 +63,7 @@ def unfold(path: Path, folder: Path) -> Path:
     _write(folder / GGUF_INDEX, index)
     _write(folder / "config.json", model.config)
     _write(folder / "generation_config.json", {"eos_token_id": list(model.vocabulary.ends) or None})
-    _write(folder / "tokenizer_config.json", {**model.vocabulary.special, **_templates(model.metadata)})
+    _write(folder / "tokenizer_config.json", {**model.vocabulary.special, **templates_of(model.metadata)})
     model.vocabulary.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     if said := _dequantised(model):
         log.warning("%s: %s", path.name, said)
@@ -159,7 +159,7 @@ def _dequantised(model: GgufModel) -> str:
     )
 
 
-def _templates(metadata: Metadata) -> Config:
+def templates_of(metadata: Metadata) -> Config:
     """As tokenizer_config.json has them: one text, or several by name."""
     named = {key: key.removeprefix(f"{_TEMPLATE}.") for key in metadata.keys_below(f"{_TEMPLATE}.")}
     if not metadata.has(_TEMPLATE):
