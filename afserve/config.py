@@ -14,6 +14,7 @@ from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
 from afserve.drafts import DEFAULT_DRAFT, DraftChoice
 from afserve.errors import ConfigError
+from afserve.kv_events_config import kv_events_of
 from afserve.member import AttentionPhase
 from afserve.settings import check, flag_of, in_range, setting
 from afserve.speculative_config import choice_of
@@ -208,6 +209,13 @@ class EngineSettings:
     kv_ssd_size: str = setting(
         "10GiB", "With --kv-ssd: what each attention node keeps there at most.", metavar="SIZE", topic="kv"
     )
+    kv_events: str = setting(
+        "",
+        "Tell receivers over ZeroMQ which blocks caches keep and drop, as vLLM: tcp://127.0.0.1:5557 for the first "
+        "attention node, the ports above for others; or vLLM's JSON. Needs afserve[kv-events].",
+        metavar="ENDPOINT|JSON",
+        topic="kv",
+    )
     max_waiting: int = _count(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",
@@ -252,16 +260,13 @@ class EngineSettings:
                 "leave it out",
                 param="kv_dtype",
             )
-        if self.kv_copies and not self.prefix_caching:
-            raise ConfigError(
-                "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one"
-            )
-        for name in ("kv_host", "kv_ssd"):
+        for name in ("kv_copies", "kv_host", "kv_ssd", "kv_events"):
             if getattr(self, name) and not self.prefix_caching:
                 raise ConfigError(
                     f"{flag_of(name)}: blocks are found as prefixes are, and --no-prefix-caching turns that off; "
                     "leave out one"
                 )
+        kv_events_of(self.kv_events)
         if self.kv_ssd:
             bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)
         for name in ("kv_host", "expert_memory"):

@@ -22,8 +22,8 @@ from afserve.engine.draft.layer_loop import layer_drafter, open_loops
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
-from afserve.engine.kv.prefix_keys import HeldPrefixes
 from afserve.engine.kv.store import PooledBlocks
+from afserve.engine.kv.told import ToldCache
 from afserve.engine.micro_batch import MicroBatch, Step
 from afserve.engine.node_counts import counted
 from afserve.engine.pace import Pace
@@ -64,9 +64,9 @@ class AttentionNode(Generic[T]):
         spec = model.spec
         self._link, self._config, self.isa = link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
-        self.blocks, self.prefixes = PooledBlocks(self.kv), HeldPrefixes()
-        self.kv.on_forgotten = self.prefixes.gone
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
+        self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
+        self.kv.on_forgotten = self.told.gone
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told)
         self._load = ExpertLoad(
             spec.moe_layers, spec.experts, config.micro_batches, model.ops.device, spec.predictors
         )

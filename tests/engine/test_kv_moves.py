@@ -201,7 +201,7 @@ def test_status_says_what_moved_once_something_has():
 
 
 def test_copies_need_the_prefix_cache():
-    with pytest.raises(ConfigError, match="--kv-copies: copies are found as prefixes are"):
+    with pytest.raises(ConfigError, match="--kv-copies: blocks are found as prefixes are"):
         EngineSettings(kv_copies=1, prefix_caching=False)
 
 

@@ -55,7 +55,7 @@ def test_what_is_told_adds_up_to_what_is_held(events, most):
 
 def held_in(node):
     pool = node.kv.pool
-    return all(name in pool._block_of for name in node.prefixes._key_of)
+    return all(name in pool._block_of for name in node.told.prefixes._key_of)
 
 
 def test_a_node_holds_what_it_computed_until_that_is_evicted(tiny_checkpoint):
@@ -67,17 +67,17 @@ def test_a_node_holds_what_it_computed_until_that_is_evicted(tiny_checkpoint):
     texts = [[*request.prompt_ids, *tokens] for request, tokens in zip(asked, said, strict=True)]
     for text in texts:
         keys = [key for key, end in keys_of(text, SIZE) if end <= len(text) - 1]
-        assert set(keys) <= set(node.prefixes.all()) and len(keys) > 4
-    node.prefixes.take()
+        assert set(keys) <= set(node.told.prefixes.all()) and len(keys) > 4
+    node.told.prefixes.take()
     salted = GenerationRequest(7, tuple(texts[0]), short, cache_salt="own")
     drive(node, [salted])
-    came, _ = node.prefixes.take()
+    came, _ = node.told.prefixes.take()
     assert {key for key, _ in keys_of(texts[0], SIZE, "own")} <= set(came)
     fresh = requests(prompts((150, 160, 170, 140))[1:], short)
     for number, request in enumerate(fresh):
         drive(node, [GenerationRequest(20 + number, request.prompt_ids[::-1], short)])
         assert held_in(node)
-    _, went = node.prefixes.take()
+    _, went = node.told.prefixes.take()
     assert set(went) & {key for key, _ in keys_of(texts[0], SIZE)}
 
 
@@ -86,7 +86,7 @@ def test_after_a_preemption_it_is_known_what_came_back(tiny_checkpoint):
     asked = requests(prompts((40, 41, 42)), SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True))
     drive(node, asked)
     assert node.stats().preemptions and held_in(node)
-    kept = set(node.prefixes.all())
+    kept = set(node.told.prefixes.all())
     for request in asked:
         names = node.usable_names(request)
         found = node.known(names)

@@ -31,6 +31,7 @@ SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in
 
 # Texts that are read at once.
 WRITTEN = {
+    "kv_events": "tcp://127.0.0.1:5557",
     "kv_host": "7GiB",
     "expert_memory": "7GiB",
     "draft": "ngram:7",

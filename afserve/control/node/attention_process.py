@@ -12,9 +12,9 @@ from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.peers import ExpertPeers
-from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.report import Reporter
 from afserve.control.node.stream import ControlStream
+from afserve.control.node.telling import CacheTeller, open_publisher
 from afserve.control.node.tracing import sent
 from afserve.control.wire import values
 from afserve.control.wire.request_values import Attend
@@ -52,6 +52,7 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
     def attend(gateway: int) -> Attend:
         return Attend(assigned.life, kept.held(gateway))
 
+    publisher = open_publisher(node.told, assigned)
     gateways = GatewayStreams(
         attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
     )
@@ -62,7 +63,6 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         node.in_phase(assigned.deployment.phase(assigned.node.index))
-        tell_prefixes = PrefixTeller(node.prefixes, gateways).look
         loop = AttentionLoop(
             node,
             stream,
@@ -72,7 +72,7 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
             kv,
             report,
             index=assigned.node.index,
-            look=tell_prefixes,
+            look=CacheTeller(node.told, gateways, publisher).tell_changes,
             copies=assigned.deployment.engine.kv_copies,
         )
         with node.stepping(), sent(node.trace, stream.send, assigned.deployment):
@@ -80,6 +80,8 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
     finally:
         gateways.close()
         kv.close()
+        if publisher is not None:
+            publisher.stop_publishing()
         close()
         if spans is not None:
             spans.close()

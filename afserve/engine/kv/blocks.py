@@ -126,6 +126,10 @@ class BlockPool:
                 found.append(block)
         return found
 
+    def knows(self, name: Hash) -> bool:
+        """Whether a block of this name can be found."""
+        return name in self._block_of
+
     def hold(self, blocks: Iterable[int], computed: int | None = None) -> None:
         for block in blocks:
             self._cached.pop(block, None)

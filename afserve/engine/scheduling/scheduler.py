@@ -12,7 +12,7 @@ from types import MappingProxyType
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import BlockPool, Hash
-from afserve.engine.kv.prefix_keys import HeldPrefixes
+from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.endings import extend, failed
 from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
 from afserve.engine.scheduling.giving_way import gives_way, steps_back
@@ -39,12 +39,12 @@ class Scheduler:
         vocab_size: int,
         eos_ids: frozenset[int],
         pool: BlockPool | None = None,
-        prefixes: HeldPrefixes | None = None,
+        told: ToldCache | None = None,
     ) -> None:
         self._config = config
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
-        self.blocks = SequenceBlocks(self.pool, HeldPrefixes() if prefixes is None else prefixes)
+        self.blocks = SequenceBlocks(self.pool, told or ToldCache(self.pool))
         self._limits = RequestLimits(
             config.max_model_len, self.pool.blocks * self.pool.block_size, vocab_size
         )

@@ -4,17 +4,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from afserve.engine.kv.blocks import BlockPool, Hash
-from afserve.engine.kv.prefix_keys import HeldPrefixes
-from afserve.engine.kv.prefix_keys import extend as extend_keys
+from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.sequence import Sequence
 
 
 class SequenceBlocks:
-    """`prefixes` learns which beginnings can be found."""
+    """`told` learns what can be found."""
 
-    def __init__(self, pool: BlockPool, prefixes: HeldPrefixes) -> None:
-        self.pool, self.prefixes = pool, prefixes
+    def __init__(self, pool: BlockPool, told: ToldCache) -> None:
+        self.pool, self._told = pool, told
         self._size = pool.block_size
         self._spared = 0  # blocks that drafts leave to others
 
@@ -35,7 +34,7 @@ class SequenceBlocks:
         sequence.computed = sequence.entered = len(found) * self._size
         self.pool.hold(found, sequence.computed)
         sequence.blocks = list(found)
-        self._mark(sequence, len(found))
+        self._tell(sequence, 0, len(found))
 
     def release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks, computed=sequence.computed)
@@ -78,7 +77,7 @@ class SequenceBlocks:
             hashes = sequence.full_hashes(self._size)
             for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], hashes[index])
-            self._mark(sequence, full)
+            self._tell(sequence, first, full)
         if self.pool.slides:
             self.pool.slide(sequence.blocks, before, sequence.computed)
         used = -(-sequence.computed // self._size)
@@ -86,11 +85,10 @@ class SequenceBlocks:
             self.pool.release(sequence.blocks[used:], computed=0)
             del sequence.blocks[used:]
 
-    def _mark(self, sequence: Sequence, blocks: int) -> None:
-        """Its beginning of so many blocks can be found by others."""
-        hashes, salt = sequence.hashes, sequence.request.cache_salt
-        for end, key in extend_keys(sequence.keys, sequence.tokens, blocks, self._size, salt):
-            self.prefixes.filled(hashes[end - 1], key)
+    def _tell(self, sequence: Sequence, first: int, last: int) -> None:
+        """Its blocks in [first, last) can be found by others from now on."""
+        salt = sequence.request.cache_salt
+        self._told.filled(sequence.hashes, sequence.keys, sequence.tokens, first, last, salt)
 
     def unwritten(self, sequence: Sequence) -> tuple[int, ...]:
         """What a step that failed may have spoiled: those before were full, and written by steps that did not fail."""
