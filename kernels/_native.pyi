@@ -350,6 +350,16 @@ def attend(
     out: int,
     batch: Batch,
 ) -> None: ...
+def choose_rows(
+    engine: Engine,
+    dtype: int,
+    addresses: tuple[int, int, int, int],
+    strides: tuple[int, int],
+    place: tuple[int, int, int, int],
+    sizes: tuple[int, int, int, int, int, int],
+    most: int,
+    batch: Batch,
+) -> None: ...
 def argmax(engine: Engine, row: int, rows: int, size: int, index: int) -> None: ...
 def route(
     engine: Engine,

@@ -41,8 +41,7 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
     ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
     q_TAC = torch.cat((ops.linear_heads(q_nope, layer.up_k), turned(q_rope)), 2)
-    if layer.indexer is not None or layer.reuses:
-        assert batch.chosen.rows is not None, "no layer before this one has an indexer"
+    if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
     seen_TAC = ops.attend_mla(q_TAC, cache_NBC, layer.rank, batch, layer.scale)
     return ops.linear_heads(seen_TAC, layer.up_v).reshape(tokens, -1)
@@ -50,8 +49,9 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
 
 def _choose(
     ops: Reference, normed_TH: Tensor, ranked_TR: Tensor, indexer: Indexer, bound: BoundMla, batch: PagedBatch
-) -> PagedBatch:
-    """What each token attends; the tokens' own index keys are written."""
+) -> PagedBatch | None:
+    """What each token attends, None for all that it sees: the native library's bits are those of all being chosen. The
+    tokens' own index keys are written."""
     layer, index_NBI = bound.layer, bound.index_NBI
     assert index_NBI is not None, "checked when it was bound"
 
@@ -62,6 +62,8 @@ def _choose(
 
     key_TI = ops.layer_norm(ops.linear(normed_TH, indexer.keys), indexer.norm_I, indexer.bias_I, INDEX_EPS)
     ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, indexer.dim)
+    if batch.max_context <= indexer.top:
+        return None
     q_TJI = turned(ops.linear(ranked_TR, indexer.queries).unflatten(1, (indexer.heads, indexer.dim)))
     weight_TJ = ops.logits(normed_TH, indexer.weights) * indexer.scale
     slot_TK = ops.choose_rows(q_TJI, weight_TJ, index_NBI, batch, indexer.top)

@@ -16,7 +16,7 @@ from afserve.kernels import _native, native_fused, native_half, native_stack, ti
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.native_caches import attend, last_plain, odd, pair_of, write_cache
+from afserve.kernels.native_caches import attend, choose_rows, last_plain, odd, pair_of, write_cache
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
@@ -178,6 +178,14 @@ class Native(NativeProducts):
         cache = cache_NBC.unsqueeze(1)
         return attend(self._engine, q_TAC, pair_of(cache, cache, rank), batch, scale)
 
+    def choose_rows(
+        self, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
+    ) -> Tensor:
+        if q_TJI.dtype not in CODES or q_TJI.dtype is not index_NBI.dtype or not last_plain(index_NBI):
+            fallback = self._fall_back("choose_rows", odd(q_TJI, index_NBI))
+            return fallback.choose_rows(q_TJI, weight_TJ, index_NBI, batch, top)
+        return choose_rows(self._engine, q_TJI, weight_TJ, index_NBI, batch, top)
+
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch.with_handle(batch_handle(batch))
 
@@ -316,17 +324,11 @@ class Native(NativeProducts):
     def _rule(self, rule: RouterRule) -> _native.Rule:
         made = self._rules.get(rule)
         if made is None:
-            made = self._rules[rule] = _native.Rule(
-                rule.top_k,
-                SCORINGS.index(rule.scoring),
-                SELECTIONS.index(rule.selection),
-                rule.groups,
-                rule.top_groups,
-                rule.renormalise,
-                rule.epsilon,
-                rule.scale,
-                rule.closed_value,
-            )
+            kinds = SCORINGS.index(rule.scoring), SELECTIONS.index(rule.selection)
+            groups = rule.groups, rule.top_groups
+            weights = rule.epsilon, rule.scale, rule.closed_value
+            made = _native.Rule(rule.top_k, *kinds, *groups, rule.renormalise, *weights)
+            self._rules[rule] = made
         return made
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from afserve.kernels import _native, tiled
 from afserve.kernels.native_half import batch_handle
-from afserve.kernels.native_products import CODES, address
+from afserve.kernels.native_products import CODES, address, plain
 from afserve.kernels.paged import PagedBatch
 
 
@@ -32,6 +32,24 @@ def attend(
         out.data_ptr(), batch_handle(batch),
     )  # fmt: skip
     return out
+
+
+def choose_rows(
+    engine: _native.Engine, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
+) -> Tensor:
+    """`Ops.choose_rows` of tensors that it can take."""
+    (tokens, heads, size), (per_token, per_head, last) = q_TJI.shape, q_TJI.stride()
+    if last != 1:
+        return choose_rows(engine, q_TJI.contiguous(), weight_TJ, index_NBI, batch, top)
+    weight, most = plain(weight_TJ, torch.float32), min(top, batch.max_context)
+    slot_TK = torch.zeros((tokens, most), dtype=torch.int32)
+    blocks, block_size, _ = index_NBI.shape
+    addresses = q_TJI.data_ptr(), weight.data_ptr(), index_NBI.data_ptr(), slot_TK.data_ptr()
+    _native.choose_rows(
+        engine, CODES[q_TJI.dtype], addresses, (per_token, per_head), tiled.place(index_NBI.unsqueeze(1)),
+        (heads, size, top, blocks, block_size, tokens), most, batch_handle(batch),
+    )  # fmt: skip
+    return slot_TK
 
 
 def odd(*tensors: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class ChosenRows:
-    """What the last layer with an indexer chose (`indexer.chosen_batch`); None before the first one of a step."""
+    """What the last layer with an indexer chose (`indexer.chosen_batch`); None: all that tokens see."""
 
     def __init__(self) -> None:
         self.rows: PagedBatch | None = None

@@ -38,6 +38,7 @@ struct CachePair {
 
 void bind_weights(py::module_& m);  // bind_weights.cpp
 void bind_ops(py::module_& m);      // bind_ops.cpp
+void bind_indexer(py::module_& m);  // bind_indexer.cpp
 void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_mla(py::module_& m);      // bind_mla.cpp
 void bind_stack(py::module_& m);    // bind_stack.cpp

@@ -32,6 +32,7 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });
   bind_weights(m);
   bind_ops(m);
+  bind_indexer(m);
   bind_stack(m);  // before the layers, which give halves
   bind_layer(m);
   bind_mla(m);

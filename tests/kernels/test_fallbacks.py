@@ -18,13 +18,13 @@ def test_every_op_of_the_native_library_is_its_own(monkeypatch: pytest.MonkeyPat
     """Memory comes from the reference, which is no computation, and LayerNorm."""
     seen, ops = Seen(monkeypatch, Reference), native("", 1)
     every_op(ops, host_batch(3, 2, 40), fp8=False)
-    assert ops.fallbacks() == () and seen.names <= {"empty_cache", "layer_norm", "choose_rows"}
+    assert ops.fallbacks() == () and seen.names <= {"empty_cache", "layer_norm"}
 
 
 def test_what_the_library_leaves_to_pytorch_is_a_choice() -> None:
     """A backend that lost a method of its own would compare the truth with itself in every test."""
     kind = type(native("", 1)._backend)
-    assert inherited(kind) == {"layer_norm", "choose_rows", "empty_experts_fp8", "set_expert_fp8"}
+    assert inherited(kind) == {"layer_norm", "empty_experts_fp8", "set_expert_fp8"}
 
 
 def test_float16_falls_back_op_by_op(falling: Ops, truth: Ops, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,5 +53,5 @@ def test_every_op_in_float16_is_told(falling: Ops) -> None:
     every_op(falling, host_batch(3, 2, 40), fp8=False, dtype=HALF)
     assert {fallback.op for fallback in falling.fallbacks()} == {
         "rms_norm", "add_sums", "add_rms_norm", "linear", "linear_heads", "mlp", "rope", "write_kv", "write_latent",
-        "attend_gqa", "attend_mla", "gqa_half", "mla_half", "route", "expert_ffn",
+        "attend_gqa", "attend_mla", "choose_rows", "gqa_half", "mla_half", "route", "expert_ffn",
     }  # fmt: skip
