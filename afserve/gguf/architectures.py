@@ -215,6 +215,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         more=_partial,
         post_norm="post_attention_norm",
     ),
+    "dots1": Architecture(
+        "dots1",
+        {**_GROUPED, **_DENSE, **_ROUTED, "leading_dense_block_count": "first_k_dense_replace"},
+        {**_GROUPS, "attention.key_length": "head_dim"},
+        more=lambda metadata, tensors, config: _router(metadata, config),
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        {
+            **_GROUPED,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.key_length": "head_dim",
+            "rope.dimension_count": "rotary_dim",
+        },
+    ),
     "deepseek2": Architecture(
         "deepseek_v2",
         {

@@ -60,6 +60,11 @@ def check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundMode
     if not assignment.elsewhere:
         return
     check_exposed("nodes on other hosts", assignment.listen, flags.run.certs, flags.run.insecure_nodes)
+    if found.folder.is_relative_to(scratch) and found.weights:
+        raise ConfigError(
+            f"{found.name}: a GGUF file is served on one host; give a Hugging Face folder that every host has",
+            param="model",
+        )
     if found.folder.is_relative_to(scratch):
         raise ConfigError(
             f"{found.name}: only its shape is known, and the other hosts have no folder of it; write model.path of "

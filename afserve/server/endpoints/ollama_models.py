@@ -25,6 +25,7 @@ from afserve.server.surfaces.ollama import served_name
 from afserve.server.text.prepare import BodyKind
 from afserve.spec import ModelSpec
 
+_ENDS = ("safetensors", "gguf")
 _ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -50,8 +51,8 @@ class ModelCard:
         """As Ollama calls it: what most weights are stored in."""
         if self.spec is None:
             return ""
-        if self.spec.quantization is not None:
-            return "INT4"
+        if (how := self.spec.quantization) is not None and how.layout != "mixed":
+            return how.layout.upper() if how.gguf else "INT4"
         short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
         return "F8_E4M3" if self.spec.fp8_block is not None else short.get(self.spec.dtype, "")
 
@@ -73,7 +74,7 @@ def card_of(folder: str) -> ModelCard:
         spec = None
     sizes: list[tuple[str, int]] = []
     with suppress(OSError):
-        files = sorted(Path(folder).glob("*.safetensors"))
+        files = sorted(path for end in _ENDS for path in Path(folder).glob(f"*.{end}"))
         sizes = [(path.name, path.stat().st_size) for path in files if path.is_file()]
     parameters = 0 if spec is None else spec.attention_parameters() + spec.routed_parameters()
     size = sum(size for _, size in sizes) or parameters * _ELEMENT.get("" if spec is None else spec.dtype, 2)
@@ -171,9 +172,10 @@ def _info(served: ServedModel, card: ModelCard) -> Mapping[str, object]:
 
 
 def _details(card: ModelCard) -> Mapping[str, object]:
+    how = None if card.spec is None else card.spec.quantization
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": "gguf" if how is not None and how.gguf else "safetensors",
         "family": card.family,
         "families": [card.family],
         "parameter_size": card.parameter_size,

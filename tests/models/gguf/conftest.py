@@ -49,6 +49,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4Moe",
         {**GLM, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 0, "norm_topk_prob": False},
     ),
+    "dots1": (
+        "Dots1",
+        {**GLM, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1,
+         "topk_group": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "minimax": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),
     "v2": (
         "DeepseekV2",
         {**MLA, "q_lora_rank": None, "n_group": None, "topk_group": None, "topk_method": "greedy"},

@@ -33,7 +33,7 @@ _RENAMED = (
     (r"\.self_attn\.(q|kv)_a_layernorm\.", r".attn_\1_a_norm."),
     (r"\.self_attn\.kv_a_proj_with_mqa\.", ".attn_kv_a_mqa."),
     (r"\.(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias)$", r".ffn_gate_inp.\3"),
-    (r"\.mlp\.gate\.e_score_correction_bias$", ".exp_probs_b.bias"),
+    (r"\.(mlp\.gate|block_sparse_moe)\.e_score_correction_bias$", ".exp_probs_b.bias"),
     (r"\.mlp\.shared_experts?\.(gate|up|down)_proj\.", r".ffn_\1_shexp."),
     (r"\.mlp\.shared_expert_gate\.", ".ffn_gate_inp_shexp."),
     (r"\.mlp\.(gate|up|down)_proj\.", r".ffn_\1."),
@@ -139,7 +139,8 @@ def described(folder: Path) -> dict[str, Any]:
     c = json.loads((folder / "config.json").read_text())
     name = {
         "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "olmoe": "olmoe", "mixtral": "llama", "gpt_oss": "gpt-oss",
-        "glm4_moe": "glm4moe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+        "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
+        "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     }[c["model_type"]]  # fmt: skip
     rope = c.get("rope_parameters") or {}
     latent = c.get("kv_lora_rank")
@@ -188,6 +189,8 @@ def described(folder: Path) -> dict[str, Any]:
         }
         if c.get("n_group"):
             own |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
+    if name == "minimax-m2":
+        own |= {"rope.dimension_count": c["rotary_dim"], "expert_gating_func": 2}
     if name == "glm4moe":
         own["rope.dimension_count"] = int(head * rope["partial_rotary_factor"])
     if name == "qwen2moe":
