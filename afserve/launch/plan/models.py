@@ -87,8 +87,10 @@ def find_model(
     if os.path.isfile(path / "config.json"):  # false for a name that no file can have
         return _folder(path.resolve(), path.resolve().name)
     if os.path.isdir(path):
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; it has {len(files)} GGUF file(s): give one, such as {files[0]}" if files else ""
         raise ConfigError(
-            f"--model {_said(model)}: the folder has no config.json; a model is a Hugging Face checkpoint folder"
+            f"--model {_said(model)}: the folder has no config.json; a model is a Hugging Face checkpoint folder{hint}"
         )
     shape = _shape_file(model)
     if shape is not None:

@@ -14,7 +14,7 @@ from afserve.errors import CheckpointError, ConfigError
 from afserve.launch.plan.models import find_model
 from afserve.models.gguf.folder import read_model, unfold
 from tests.engine.driving import config
-from tests.models.gguf.writing import convert, described, letters, renamed, stored, write
+from tests.models.gguf.writing import convert, described, letters, q4_0, q8_0, renamed, stored, write
 
 MOST_MEMORY = 8 << 20  # bytes; the file has 0.3 MB
 NOT_UTF8 = b"\xff\xfe"
@@ -172,6 +172,27 @@ def test_a_tensor_of_another_shape_is_named_by_who_reads_it(checkpoint, tmp_path
     assert caught.value.message == (
         f"{path}: blk.0.attn_q.weight has shape (90, 64), the metadata asks for (96, 64)"
     )
+
+
+def test_a_folder_with_files_alone(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"it has 1 GGUF file\(s\): give one, such as m.gguf"):
+        find_model(str(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(("kinds", "said"), [((8,), "Q8_0 (0"), ((8, 2), "Q8_0 (")])
+def test_what_is_dequantised_is_said(checkpoint, tmp_path, caplog, kinds, said):
+    """Experts in Q4_0 stay as they are, and so the line says."""
+
+    def store(name, x):
+        if x.dim() < 2 or "ffn_gate_inp" in name:
+            return stored(x)
+        return q4_0(x)[0] if 2 in kinds and "_exps" in name else q8_0(x)[0]
+
+    unfold(convert(checkpoint("qwen3"), tmp_path / "q.gguf", store), tmp_path / "folder")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"q.gguf: {said}") and "is de-quantised to bfloat16 while it is loaded" in line
+    assert line.endswith("; its experts stay as they are stored") == (2 in kinds)
 
 
 def test_a_file_that_is_not_there(tmp_path):

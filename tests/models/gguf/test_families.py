@@ -1,9 +1,12 @@
 """Models out of GGUF files against the folders that they were made of: the same numbers and the same tokens."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import afserve
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, colocated, naming_of, spec_of, tensors_of
 from afserve.engine.scheduling.request import SamplingParams
@@ -11,7 +14,7 @@ from afserve.models.gguf.folder import unfold
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.models.gguf.conftest import TINY
-from tests.models.gguf.writing import convert, mxfp4, q4_0, q8_0, stored
+from tests.models.gguf.writing import convert, described, letters, mxfp4, q4_0, q8_0, renamed, stored, write
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -121,3 +124,15 @@ def test_experts_stay_as_they_are_stored(name, kind, both):
     bits = {"Q4_0": 5.0, "MXFP4": 4.5}[kind]  # a scale of 32 or 16 bits for 32 codes
     assert build_expert_bank(packed, [(0, 0, 0)], 1).expert_bytes == int(spec.expert_parameters() * bits / 8)
     torch.testing.assert_close(logprobs(packed), logprobs(plain), rtol=0, atol=1e-4)
+
+
+def test_drafts_of_its_layer_of_multi_token_prediction(tmp_path):
+    """The bundled model as a file; its layer has copies of embedding and head beside it, which nothing reads."""
+    nano = Path(afserve.__file__).parent / "configs" / "nano"
+    tensors = {name: stored(x) for name, x in renamed(nano).items()}
+    write(tmp_path / "nano.gguf", {**described(nano, predictors=True), **letters(2048)}, tensors)
+    made = unfold(tmp_path / "nano.gguf", tmp_path / "folder")
+    wanted = collect(drive(colocated(ModelSource(str(nano), "nano"), config()), asked()))
+    node = colocated(ModelSource(str(made), "nano"), config(draft="mtp:1"))
+    assert collect(drive(node, asked())) == wanted
+    assert node.stats().drafts.accepted > 0

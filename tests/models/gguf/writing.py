@@ -37,6 +37,8 @@ _RENAMED = (
     (r"\.mlp\.shared_experts?\.(gate|up|down)_proj\.", r".ffn_\1_shexp."),
     (r"\.mlp\.shared_expert_gate\.", ".ffn_gate_inp_shexp."),
     (r"\.mlp\.(gate|up|down)_proj\.", r".ffn_\1."),
+    (r"\.(eh_proj|enorm|hnorm|embed_tokens)\.weight$", r".nextn.\1.weight"),
+    (r"\.shared_head\.(norm|head)\.", r".nextn.shared_head_\1."),
 )
 _EXPERT = re.compile(r"(.+\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
 _EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up", **{f"{p}_proj": p for p in ("gate", "up", "down")}}
@@ -134,19 +136,21 @@ def _latent(stem: str, x: torch.Tensor, config: Mapping[str, Any]) -> dict[str, 
     return {f"{stem}attn_k_b.weight": k_b.transpose(1, 2), f"{stem}attn_v_b.weight": v_b}
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """The metadata of a folder's config.json, without a tokenizer."""
+def described(folder: Path, *, predictors: bool = False) -> dict[str, Any]:
+    """The metadata of a folder's config.json, without a tokenizer. `predictors`: its layers of multi-token prediction
+    are in the file too."""
     c = json.loads((folder / "config.json").read_text())
     name = {
         "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "olmoe": "olmoe", "mixtral": "llama", "gpt_oss": "gpt-oss",
         "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
         "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     }[c["model_type"]]  # fmt: skip
-    rope = c.get("rope_parameters") or {}
+    rope = c.get("rope_parameters") or {"rope_theta": c["rope_theta"], "rope_type": "default"}
+    predicting = c.get("num_nextn_predict_layers", 0) if predictors else 0
     latent = c.get("kv_lora_rank")
     head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     own: dict[str, Any] = {
-        "block_count": c["num_hidden_layers"],
+        "block_count": c["num_hidden_layers"] + predicting,
         "context_length": c["max_position_embeddings"],
         "embedding_length": c["hidden_size"],
         "feed_forward_length": c["intermediate_size"],
@@ -189,6 +193,8 @@ def described(folder: Path) -> dict[str, Any]:
         }
         if c.get("n_group"):
             own |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
+    if predicting:
+        own["nextn_predict_layers"] = predicting
     if name == "minimax-m2":
         own |= {"rope.dimension_count": c["rotary_dim"], "expert_gating_func": 2}
     if name == "glm4moe":
