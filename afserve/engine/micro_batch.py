@@ -6,6 +6,7 @@ when several take turns. How layers are computed is its runner's (`step/`). Shap
 """
 
 from collections.abc import Generator
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Generic, NamedTuple
 
@@ -16,7 +17,7 @@ from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
 from afserve.engine.draft.layer_loop import LayerLoop
 from afserve.engine.draft.prediction import PREDICTION
-from afserve.engine.draft.price import RanStep
+from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
@@ -78,7 +79,7 @@ class MicroBatch(Generic[T]):
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
-        self.ran: RanStep | None = None  # the last step, if it only decoded
+        self.ran: RanStep | None = None  # the last step, where its drafts are to be priced
         self.plan: StepPlan | None = None
 
     def run(self) -> Step[T]:
@@ -89,6 +90,7 @@ class MicroBatch(Generic[T]):
             if self._drafting is not None and asked:
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
                 self._drafting.propose(decoding, room, self._meter.now)
+                since = self._meter.now()
             self.plan = self._scheduler.plan(self.index)
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)
@@ -115,22 +117,22 @@ class MicroBatch(Generic[T]):
             rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
             outcome = self._finish(self.plan, step.ends, rows_RH, step)
             drafted = sum(chunk.supposed for chunk in self.plan.chunks)
-            verified = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
-            self._meter.did(self.index, "sample", since, verified)
+            told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
+            self._meter.did(self.index, "sample", since, told)
             runs = _drawn(self.plan, outcome.accepted)
-            fixed, since = 0.0, self._meter.now()
+            passes, since = 0.0, self._meter.now()
             if self._mtp is not None and every_row:
                 yield from self._mtp.follow(self.plan, step, x_RH, runs)
-                fixed = (self._meter.now() - since) / self._mtp.passes
-            self._book(self.plan, outcome)
-            self.decode_only = step.decodes == step.tokens
-            self.ran = None
-            if self.decode_only and (asked or self._mtp is not None):
-                seconds = self._meter.now() - began
-                if asked:  # what no draft makes longer has no price
-                    self.ran = RanStep(step.tokens, drafted, seconds - fixed)
-                if self._mtp is not None:
-                    self._mtp.note_step(len(runs), sum(map(len, runs.values())), seconds)
+                passes = (self._meter.now() - since) / self._mtp.passes
+            verified = self._book(self.plan, outcome)
+            self.decode_only, self.ran = step.decodes == step.tokens, None
+            if self._drafting is not None:
+                seconds = self._meter.now() - began - passes
+                if asked or passes:
+                    ran = RanStep(step.tokens, drafted, seconds, mixed=not self.decode_only)
+                    self.ran = ran._replace(passes=passes, verified=verified)
+                else:
+                    self._drafting.rest_step(seconds)
             if 2 * step.decodes <= step.tokens and step.shared is None:
                 self._meter.prefilled(step.tokens, began)
             self.plan = None
@@ -166,9 +168,10 @@ class MicroBatch(Generic[T]):
         failures = {} if plan.draws else self._runner.take_failures()
         chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
         sequences = [plan.chunks[index].sequence for index in drawn]
-        outcomes = sample(chosen_RV, sequences, self._model.ops) if sequences else []
         drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
         best = self._model.ops.argmax(logits_RV).tolist() if drafted else []
+        known = [best[row] for row in chosen] if drafted else ()  # drafts have logits of all rows
+        outcomes = sample(chosen_RV, sequences, self._model.ops, known) if sequences else []
         accepted: Accepted = {index: ((_UNREAD,), ()) for index in last if index not in failures}
         for at, (index, outcome) in enumerate(zip(drawn, outcomes, strict=True)):
             if isinstance(outcome, Failure):
@@ -203,11 +206,11 @@ class MicroBatch(Generic[T]):
                 found[index] = tuple(b"" if one is None else one.tobytes() for one in (pooled, row))
         return found
 
-    def _book(self, plan: StepPlan, outcome: _Outcome) -> None:
-        """Ends the step and turns it into events."""
+    def _book(self, plan: StepPlan, outcome: _Outcome) -> Many[Verified]:
+        """Ends the step and turns it into events. Gives what was verified of drafts."""
         accepted, failures, vectors = outcome
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
-        predicted = self._settle(plan, accepted)
+        verified = self._settle(plan, accepted)
         done = {
             id(f.sequence): f
             for f in self._scheduler.commit(plan, [run for run, _ in accepted.values()], failures)
@@ -219,9 +222,9 @@ class MicroBatch(Generic[T]):
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
-            if index in predicted:
-                right, wrong = predicted[index]
-                event.predicted = Predicted(min(right, kept), wrong)
+            one = verified.get(index)
+            if one is not None and one.drafter == PREDICTION:
+                event.predicted = Predicted(min(one.right, kept), one.rows - one.right)
             if index in vectors:
                 pooled, row = vectors[index]
                 event = replace(event, pooled=pooled, row=row)
@@ -230,17 +233,18 @@ class MicroBatch(Generic[T]):
             handle, purpose = ended.sequence.request.handle, ended.sequence.request.purpose
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error, purpose=purpose))
             self._kv.clear(ended.spoiled)
+        return tuple(verified.values())
 
-    def _settle(self, plan: StepPlan, accepted: Accepted) -> dict[int, Predicted]:
-        """Before those that end are forgotten. Gives what became of expected answers, by a chunk's index."""
-        found: dict[int, Predicted] = {}
+    def _settle(self, plan: StepPlan, accepted: Accepted) -> dict[int, Verified]:
+        """Before those that end are forgotten. Gives what was verified, by a chunk's index."""
+        found: dict[int, Verified] = {}
         if self._drafting is None:
             return found
         for index, (run, _) in accepted.items():
             chunk = plan.chunks[index]
-            drafter = self._drafting.settle(chunk.sequence, chunk.supposed, run, self._meter.now())
-            if drafter == PREDICTION and chunk.supposed:
-                found[index] = Predicted(len(run) - 1, chunk.supposed - len(run) + 1)
+            one = self._drafting.settle(chunk.sequence, chunk.supposed, run, self._meter.now())
+            if one is not None:
+                found[index] = one
         return found
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:

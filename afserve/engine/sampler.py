@@ -49,16 +49,18 @@ class Failure:
     message: str
 
 
-def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int | Failure]:
+def sample(
+    logits_RV: Tensor, sequences: Many[Sequence], ops: Ops, best_R: Many[int] = ()
+) -> list[int | Failure]:
     """One token or failure per row; logits are not changed. All-greedy batches take the short way.
 
     A row with a logit that is not finite has no token: nothing drawn from it would mean anything. Rows that are not
     plainly greedy are drawn from on the host, all of them brought there at once. Plainly greedy rows whose grammar does
-    not take the best token are masked together, where they lie.
+    not take the best token are masked together, where they lie. `best_R`: what `ops.argmax` gives, where it is known.
     """
     found: list[int | Failure] = [
         Failure(NOT_FINITE.format(where="the final norm or the LM head")) if token < 0 else token
-        for token in ops.argmax(logits_RV).tolist()
+        for token in best_R or ops.argmax(logits_RV).tolist()
     ]
     drawn, masked = [], []
     for row, (token, sequence) in enumerate(zip(found, sequences, strict=True)):

@@ -7,8 +7,8 @@ import pytest
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.allotment import NOBODY, Others, RowPrices, allot
-from afserve.engine.draft.guess_budget import GuessBudget
 from afserve.engine.draft.price import Candidate, RanStep
+from afserve.engine.draft.search_turns import SearchTurns
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
 
@@ -245,25 +245,41 @@ def test_512_sequences_and_one():
     assert dear.lengths(1, 4096, [Candidate(0, "ngram", [0.0] * 16)]) == [0]
 
 
-def test_whoever_guesses_in_vain_is_asked_seldom_and_in_turn():
-    asking, asked = GuessBudget(), dict.fromkeys(range(8), 0)
-    for step in range(4000):
-        chosen = asking.choose(range(8), 1e-3)
-        if step > 10:
-            assert len(chosen) <= 1, "a hundredth of a step is a fifth of a guess"
-        for order in chosen:
-            asked[order] += 1
-        asking.guesses_took(len(chosen), len(chosen) * 5e-5)
-    assert 4000 * 1e-5 / 5e-5 * 0.8 < sum(asked.values()) < 4000 * 1e-5 / 5e-5 + 100
-    assert max(asked.values()) - min(asked.values()) <= 2
-    asking.paid(3)
-    assert all(3 in asking.choose(range(8), 1e-3) for _ in range(6))
-    asking.drop_order(3)
-    assert not {3} & {*asking._vain, *asking._last}
+def searched(steps, seconds, won=0.0):
+    """How often each of 8 is searched in steps of a millisecond; the third pays."""
+    turns, found = SearchTurns(), dict.fromkeys(range(8), 0)
+    for _ in range(steps):
+        for order in turns.choose(range(8)):
+            found[order] += 1
+            turns.took(order, seconds)
+            if order == 3 and won:
+                turns.paid(3)
+        turns.pass_time(1e-3, 1e-3, won)
+    return found, turns
 
 
-def test_guesses_that_cost_nothing_to_speak_of_are_asked_for_at_each_step():
-    asking = GuessBudget()
-    for _ in range(200):
-        assert asking.choose(range(4), 1e-2) == {0, 1, 2, 3}
-        asking.guesses_took(4, 4 * 1e-6)
+def test_whoever_is_searched_in_vain_is_searched_seldom_and_in_turn():
+    found, turns = searched(8000, 5e-5)
+    assert 0.8 * 8000 * 5e-6 < sum(found.values()) * 5e-5 < 8000 * 5e-6 + 5e-3
+    assert max(found.values()) - min(found.values()) <= 2
+    turns.drop_order(3)
+    assert not {3} & {*turns._hope, *turns._last}
+
+
+def test_whom_it_pays_of_is_searched_in_each_step():
+    found, _ = searched(1000, 5e-5, won=1e-4)
+    assert found[3] > 990
+
+
+def test_what_was_taken_to_pay_and_does_not_is_left():
+    found, _ = searched(8000, 5e-5, won=-1e-4)
+    assert found[3] < 500
+
+
+def test_searches_that_take_nothing_to_speak_of_are_made_in_each_step():
+    turns = SearchTurns()
+    for step in range(200):
+        assert turns.choose(range(4)) == ({0, 1, 2, 3} if step > 1 else {0}) or step == 1
+        for order in range(4):
+            turns.took(order, 1e-6)
+        turns.pass_time(1e-2, 1e-2, 0.0)

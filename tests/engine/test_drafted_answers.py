@@ -110,7 +110,7 @@ def know(nodes: Many[AttentionNode[Any]], right: Drafter, answers: Mapping[int, 
         for node in nodes:
             assert node._drafting is not None
             known = KnownAnswers(lambda s: answers[s.request.handle].tokens, right)
-            node._drafting._drafters = [known]
+            node._drafting._told, node._drafting._searching = [known], []
 
 
 def answered(

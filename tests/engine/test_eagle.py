@@ -91,7 +91,7 @@ def head_in(folder, form, **fields):
 
 def guesses_of(node):
     """What it drafts from now on: request, tokens so far, draft, confidence."""
-    told, drafter = [], node._drafting._drafters[-1]
+    told, drafter = [], node._drafting._told[-1]
     guess = drafter.guess
 
     def noted(sequence, most):

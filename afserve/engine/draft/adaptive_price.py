@@ -1,8 +1,8 @@
 """`--draft METHOD` without a number: as many tokens as pay, by what acceptance and steps were measured to be.
 
-Where nothing pays, nobody is asked for up to 15 steps, and of those that are asked one token is still tried now and
-then, so that a price that was measured in a bad moment is measured again: in one of 16 steps at most, and in one part
-of 100 of their time. Of whom nothing is verified is not asked all the time either (`guess_budget.py`).
+What does not pay is still tried now and then, each within an allowance: a search of a text (`search_turns.py`), a layer
+that guesses behind steps (`layer_trials.py`), and one token, so that a price that was measured in a bad moment is
+measured again. All of them take less than 2 parts of 100 of the time.
 """
 
 import math
@@ -10,41 +10,51 @@ from collections.abc import Sequence as Many
 
 from afserve.engine.draft.acceptance import Acceptance
 from afserve.engine.draft.allotment import Others, allot
-from afserve.engine.draft.guess_budget import GuessBudget
+from afserve.engine.draft.allowance import Allowance, Usual
+from afserve.engine.draft.drafter import LAYERS, SEARCHERS
+from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.draft.price import Candidate, RanStep
+from afserve.engine.draft.search_turns import SearchTurns
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
-from afserve.engine.stats import smoothed
 
-_TRIED_STEPS = 16  # asked ones, between two in which something is tried that does not pay
-_TRIED_SHARE = 0.01  # of the time
+_TRIED_STEPS = 16  # asked ones, between two in which a token is tried that does not pay
+_TRIED_SHARE = 0.0025  # of the time
+_REST = 6  # steps; even, so that each of two micro-batches has its turn
 _LATELY = 0.1  # weight of the newest step
+_CHEAPER = 1.1  # times as good: a guess that needs no pass of a layer
 
 
 class AdaptivePrice:
     """Of a model whose MoE layers have `experts`, of which a row chooses `top_k`. Times come with the steps; it has no
     clock, and no chance: told the same it says the same."""
 
-    longest_rest = 15  # steps: a text that begins to repeat is noticed so late
-
-    def __init__(self, experts: int, top_k: int) -> None:
+    def __init__(self, experts: int, top_k: int, layer: LayerTrials | None = None) -> None:
+        """`layer`: whether one that guesses behind steps runs, where there is one."""
         self.acceptance = Acceptance()
         self.costs = StepCosts(ExpertSpread(experts, top_k))
-        self._budget, self._step_seconds = GuessBudget(), 0.0
+        self._searches, self._layer = SearchTurns(), layer
+        self._tries = Allowance(_TRIED_SHARE)
         self._resting: dict[int, int] = {}  # by order: steps since it was last verified
         self._since = 0  # steps since something was tried
-        self._saved = 0.0  # seconds that may go into trying
-        self._plain = self._yield = (
-            1.0  # of this node's rows those that are no draft's, and tokens for each; lately
-        )
+        self._usual: dict[int, Usual] = {}  # by about how many sequences: a step without drafts
+        self._token_seconds = 0.0  # of the last step that only decoded
+        # Of this node's rows those that are no draft's, and tokens for each; lately.
+        self._plain = self._yield = 1.0
 
-    def whom_to_ask(self, orders: Many[int]) -> set[int]:
-        return self._budget.choose(orders, self._step_seconds)
+    @property
+    def rest(self) -> int:
+        awake = self._layer is not None and self._layer.awake
+        return _REST if self._searches.rests and not awake else 0
 
-    def guesses_took(self, count: int, seconds: float) -> None:
-        self._budget.guesses_took(count, seconds)
+    def whom_to_search(self, orders: Many[int]) -> set[int]:
+        return self._searches.choose(orders)
+
+    def search_took(self, order: int, seconds: float) -> None:
+        self._searches.took(order, seconds)
 
     def expected(self, candidate: Candidate) -> float:
-        return sum(self.acceptance.survival(candidate))
+        expected = sum(self.acceptance.survival(candidate))
+        return expected if candidate.drafter in LAYERS else _CHEAPER * expected
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         survivals = [self.acceptance.survival(candidate) for candidate in candidates]
@@ -53,31 +63,58 @@ class AdaptivePrice:
         prices = self.costs.prices(rows)
         found = allot(survivals, rows, self._others(), room, prices)
         self._note_tokens(rows, survivals, found)
-        for candidate, length in zip(candidates, found, strict=True):
-            if length:
-                self._budget.paid(candidate.order)
         self._since += 1
-        allowed = _TRIED_SHARE * prices.seconds
-        self._saved = min(self._saved + allowed, prices.seconds)
         if candidates and not any(found) and room > rows:
             cost = prices.added(1)
-            if self._since >= _TRIED_STEPS and self._saved >= cost:
-                self._since, self._saved = 0, self._saved - cost
+            due = self._since >= _TRIED_STEPS or not self.costs.measured(rows + 1)
+            if due and self._tries.saved >= min(cost, self._tries.most):
+                self._since = 0
+                self._tries.spend(cost)
                 found[self._longest_rested(candidates)] = 1
         self._note_rest(candidates, found)
         return found
 
     def confirmed(self, candidate: Candidate, tried: int, right: int) -> None:
         self.acceptance.learn_outcome(candidate, tried, right)
+        if right and candidate.drafter in SEARCHERS:
+            self._searches.paid(candidate.order)
 
     def step_measured(self, step: RanStep) -> None:
-        self.costs.note_step(step)
-        if 0.0 < step.seconds < math.inf:
-            self._step_seconds = smoothed(self._step_seconds, step.seconds, _LATELY)
+        if not (step.rows > 0 and 0.0 < step.seconds < math.inf):
+            return
+        if not step.mixed:
+            self.costs.note_step(step)
+        self._book(step)
+
+    def _book(self, step: RanStep) -> None:
+        """What drafts brought in this step, and what they took, by who made them."""
+        tokens, drafted = step.rows - step.drafted, step.drafted
+        share = self.costs.drafts_share(step.rows, drafted) if drafted else 0.0
+        usual = self._usual.setdefault(tokens.bit_length(), Usual())
+        plain = step.seconds if step.mixed else usual.note(step.seconds * (1.0 - share))
+        if not step.mixed:
+            self._token_seconds = plain / max(tokens, 1)
+        elif not self._token_seconds:
+            self._token_seconds = plain / step.rows
+        row = plain * share / (1.0 - share) / max(drafted, 1)
+        won = {False: 0.0, True: 0.0}  # by whether a layer made them
+        for one in step.verified:
+            if one.drafter in SEARCHERS or one.drafter in LAYERS:
+                rows = one.rows - one.instead
+                won[one.drafter in LAYERS] += (one.right - one.instead) * self._token_seconds - rows * row
+        passed = plain + step.rested_seconds
+        self._searches.pass_time(passed, usual.seconds, won[False])
+        self._tries.pass_time(passed, usual.seconds)
+        if self._layer is None:
+            return
+        if step.mixed:
+            self._layer.note_prompts(step.passes, won[True])
+        else:
+            self._layer.note_steps(tokens, passed, usual.seconds, step.passes, won[True])
 
     def sequence_ended(self, order: int) -> None:
         self.acceptance.drop_trend(order)
-        self._budget.drop_order(order)
+        self._searches.drop_order(order)
         self._resting.pop(order, None)
 
     def _others(self) -> Others:

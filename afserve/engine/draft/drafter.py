@@ -16,6 +16,10 @@ class Draft(NamedTuple):
 
 
 NO_DRAFT = Draft((), ())
+SEARCHERS = frozenset({"ngram", "suffix"})
+"""Who reads a sequence's text to guess."""
+LAYERS = frozenset({"mtp", "eagle3"})
+"""Who guesses behind each step."""
 
 
 def expected_right(confidence: Many[float]) -> float:

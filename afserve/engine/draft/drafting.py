@@ -10,17 +10,20 @@ from afserve.adviser import Adviser
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.counts import DraftCounts
-from afserve.engine.draft.drafter import Drafter
+from afserve.engine.draft.drafter import LAYERS, SEARCHERS, Drafter
 from afserve.engine.draft.forced import ForcedDrafter
 from afserve.engine.draft.layer_loop import LayerDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.prediction import PredictionDrafter
-from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
+from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep, Verified
 from afserve.engine.draft.spoiled import SpoiledDrafter
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats.drafts import DraftStats
 from afserve.spec import ModelSpec
+
+Ideas = list[tuple[Many[int], Candidate]]
+"""What was guessed for one sequence; the one of which a part is verified stands first."""
 
 
 class Drafting:
@@ -28,10 +31,13 @@ class Drafting:
     which the most tokens are expected to be right. Where nothing was worth a row, nobody is asked for some steps."""
 
     def __init__(self, drafters: Many[Drafter], price: DraftPrice, most: int) -> None:
-        self._drafters, self._price, self._most = drafters, price, most
-        self._left = self._rest = 0  # steps until somebody is asked again, and how many these were
+        self._told = [drafter for drafter in drafters if drafter.name not in SEARCHERS]
+        self._searching = [drafter for drafter in drafters if drafter.name in SEARCHERS]
+        self._price, self._most = price, most
+        self._left = 0  # steps until somebody is asked again
+        self._rested, self._rested_seconds = 0, 0.0  # steps since a step was measured
         # By order, what was guessed for the step that runs.
-        self._asked: dict[int, tuple[Candidate, Many[int]]] = {}
+        self._asked: dict[int, Ideas] = {}
         self._counts = DraftCounts()
         self._adviser = Adviser("drafting")
 
@@ -47,58 +53,65 @@ class Drafting:
                 sequence.draft.clear()
 
     def _propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> bool:
-        began, found = clock(), list[tuple[Sequence, Many[int], Candidate]]()
-        chosen = self._price.whom_to_ask([sequence.order for sequence in sequences])
+        found = list[tuple[Sequence, Ideas]]()
+        searched = self._price.whom_to_search([sequence.order for sequence in sequences])
         for sequence in sequences:
-            if sequence.order not in chosen:
-                sequence.draft.clear()
-                continue
             left = sequence.prompt_length + sequence.request.params.max_tokens - len(sequence.tokens) - 1
             wanted = sequence.request.params.draft
             most = min(self._most, left) if wanted is None else min(self._most, left, wanted)
-            if most > 0 and (ideas := self._ideas(sequence, most)):
-                best = ideas[0]
+            ideas = self._ideas(self._told, sequence, most) if most > 0 else []
+            if most > 0 and sequence.order in searched:
+                began = clock()
+                ideas += self._ideas(self._searching, sequence, most)
+                self._price.search_took(sequence.order, clock() - began)
+            if ideas:
                 if len(ideas) > 1:
-                    best = max(ideas, key=lambda idea: self._price.expected(idea[1]))
-                found.append((sequence, *best))
-        self._price.guesses_took(len(chosen), clock() - began)
-        candidates = [candidate for *_, candidate in found]
+                    ideas.sort(key=lambda idea: -self._price.expected(idea[1]))
+                found.append((sequence, ideas))
+        candidates = [ideas[0][1] for _, ideas in found]
         lengths = self._price.lengths(len(sequences), room, candidates) if found else []
-        for (sequence, tokens, candidate), length in zip(found, lengths, strict=True):
-            sequence.draft[:] = tokens[:length]
-            self._asked[sequence.order] = candidate, tokens
+        for (sequence, ideas), length in zip(found, lengths, strict=True):
+            sequence.draft[:] = ideas[0][0][:length]
+            self._asked[sequence.order] = ideas
         if sequences:
-            self._rest = 0 if any(lengths) else min(2 * self._rest + 1, self._price.longest_rest)
-            self._left = self._rest
+            self._left = 0 if any(lengths) else self._price.rest
         return True
 
-    def _ideas(self, sequence: Sequence, most: int) -> list[tuple[Many[int], Candidate]]:
-        found: list[tuple[Many[int], Candidate]] = []
-        for drafter in self._drafters:
+    def _ideas(self, drafters: Many[Drafter], sequence: Sequence, most: int) -> Ideas:
+        found: Ideas = []
+        for drafter in drafters:
             tokens, confidence = drafter.guess(sequence, most)
             if tokens:
                 found.append((tokens, Candidate(sequence.order, drafter.name, confidence)))
         return found
 
-    def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> str:
+    def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> Verified | None:
         """Its step verified `supposed` tokens of the draft and gave this run. What was guessed beyond them is compared
-        as well: that costs nothing, and tells what is worth a row next time. Gives the drafter's name, empty for
-        none."""
-        asked = self._asked.pop(sequence.order, None)
-        if asked is None:
-            return ""
-        candidate, tokens = asked
-        if supposed:
-            self._counts.verified(candidate.drafter, supposed, len(run) - 1)
-        same = [guess == token for guess, token in zip(tokens, run, strict=False)]
-        right = same.index(False) if False in same else len(same)
-        tried = min(right + 1, len(same))
-        with self._adviser.guarded(now):
-            self._price.confirmed(candidate, tried, right)
-        return candidate.drafter
+        as well, of other drafters too: that costs nothing, and tells what is worth a row next time. None where nothing
+        was verified."""
+        asked, instead = self._asked.pop(sequence.order, ()), 0
+        for tokens, candidate in asked:
+            same = [guess == token for guess, token in zip(tokens, run, strict=False)]
+            right = same.index(False) if False in same else len(same)
+            with self._adviser.guarded(now):
+                self._price.confirmed(candidate, min(right + 1, len(same)), right)
+            if candidate.drafter not in LAYERS:
+                instead = max(instead, min(right, supposed))
+        if not supposed or not asked:
+            return None
+        drafter, right = asked[0][1].drafter, len(run) - 1
+        self._counts.verified(drafter, supposed, right)
+        return Verified(drafter, supposed, right, instead if drafter in LAYERS else 0)
+
+    def rest_step(self, seconds: float) -> None:
+        """A step is over before which nobody was asked."""
+        self._rested += 1
+        self._rested_seconds += seconds
 
     def note_step(self, step: RanStep, now: float) -> None:
-        """A step that only decoded is over."""
+        """Any other one."""
+        step = step._replace(rested=self._rested, rested_seconds=self._rested_seconds)
+        self._rested, self._rested_seconds = 0, 0.0
         with self._adviser.guarded(now):
             self._price.step_measured(step)
 
@@ -106,7 +119,7 @@ class Drafting:
         """It has ended."""
         self._asked.pop(sequence.order, None)
         self._price.sequence_ended(sequence.order)
-        for drafter in self._drafters:
+        for drafter in (*self._told, *self._searching):
             drafter.forget(sequence)
 
     def stats(self) -> DraftStats:
@@ -117,7 +130,11 @@ def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: LayerDrafter | None
     """None where nobody drafts. `mtp` is told what it says."""
     if choice.method is DraftMethod.OFF:
         return None
-    price: DraftPrice = FixedPrice() if choice.tokens else AdaptivePrice(spec.experts, spec.top_k)
+    price: DraftPrice = (
+        FixedPrice()
+        if choice.tokens
+        else AdaptivePrice(spec.experts, spec.top_k, None if mtp is None else mtp.trials)
+    )
     drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter()]
     if choice.method is DraftMethod.NGRAM:
         drafters.append(NgramDrafter(choice.ngram))

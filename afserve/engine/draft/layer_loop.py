@@ -18,7 +18,7 @@ from torch import Tensor
 from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.draft.layer import DraftLayer, draft_layers
-from afserve.engine.draft.resting import Resting
+from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.step_plan import Chunk, StepPlan
@@ -35,9 +35,9 @@ from afserve.models.eagle import BoundEagle
 class LayerDrafter:
     """What was drafted for each sequence behind its last step, by order."""
 
-    def __init__(self, name: str = "mtp", resting: Resting | None = None) -> None:
-        """`resting` says when nothing is drafted; without it always something is."""
-        self.name, self.resting = name, resting
+    def __init__(self, name: str = "mtp", trials: LayerTrials | None = None) -> None:
+        """`trials` say when nothing is drafted; without them always something is."""
+        self.name, self.trials = name, trials
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
         self._asked: set[int] = set()  # those whose draft was told since their last step
 
@@ -109,13 +109,8 @@ class LayerLoop(Generic[T]):
     @property
     def awake(self) -> bool:
         """Whether it has to `follow` the next step. A sequence that went on without is drafted for a little worse."""
-        resting = self._drafter.resting
-        return resting is None or resting.awake
-
-    def note_step(self, sequences: int, tokens: int, seconds: float) -> None:
-        """A step that only decoded is over; `sequences` got so many tokens."""
-        if self._drafter.resting is not None:
-            self._drafter.resting.note_step(sequences, tokens, seconds)
+        trials = self._drafter.trials
+        return trials is None or trials.awake
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
@@ -230,7 +225,7 @@ class LayerLoop(Generic[T]):
 
 def layer_drafter(choice: DraftChoice) -> LayerDrafter | None:
     """None where no layer guesses behind steps."""
-    return LayerDrafter(choice.method, None if choice.tokens else Resting()) if choice.follows else None
+    return LayerDrafter(choice.method, None if choice.tokens else LayerTrials()) if choice.follows else None
 
 
 def open_loops(

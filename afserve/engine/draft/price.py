@@ -15,31 +15,48 @@ class Candidate(NamedTuple):
     confidence: Many[float]
 
 
+class Verified(NamedTuple):
+    """Of one draft: so many rows, and how many of these tokens were right. `instead`: so many would have been right of
+    what somebody else guessed, who costs nothing."""
+
+    drafter: str
+    rows: int
+    right: int
+    instead: int = 0
+
+
 class RanStep(NamedTuple):
-    """A step of decoding sequences as it was measured: its rows, `drafted` of them drafts', and from its plan to its
-    tokens the seconds.
+    """A step as it was measured: its rows, `drafted` of them drafts', and from its plan to its tokens the seconds.
 
     `pool`: rows of others that were in the experts' calls beside its own, in the mean over layers. `touched`: distinct
-    experts of one layer that its rows chose; None where nobody counted."""
+    experts of one layer that its rows chose; None where nobody counted. `mixed`: some rows were prompts'. `passes`:
+    seconds of a layer that guessed behind it, which are not in `seconds`. `rested` steps before it, which nobody
+    looked at, took `rested_seconds` in all."""
 
     rows: int
     drafted: int
     seconds: float
     pool: float = 0.0
     touched: int | None = None
+    mixed: bool = False
+    passes: float = 0.0
+    verified: Many[Verified] = ()
+    rested: int = 0
+    rested_seconds: float = 0.0
 
 
 class DraftPrice(Protocol):
     """Decides before each step of a micro-batch and is told afterwards what came of it."""
 
-    longest_rest: int
-    """Steps that nobody is asked before, at most, where nothing paid."""
+    @property
+    def rest(self) -> int:
+        """Steps that nobody is asked before, where nothing paid."""
 
-    def whom_to_ask(self, orders: Many[int]) -> set[int]:
-        """Of the sequences of the next step those that a guess may be worth its time of."""
+    def whom_to_search(self, orders: Many[int]) -> set[int]:
+        """Of the sequences of the next step those whose texts are worth a search."""
 
-    def guesses_took(self, count: int, seconds: float) -> None:
-        """So many were asked."""
+    def search_took(self, order: int, seconds: float) -> None:
+        """One of them was searched."""
 
     def expected(self, candidate: Candidate) -> float:
         """How many of its tokens are right, to compare candidates of one sequence by."""
@@ -51,7 +68,7 @@ class DraftPrice(Protocol):
         """Of its first `tried` tokens, verified or not, the first `right` came; at most one that did not is known."""
 
     def step_measured(self, step: RanStep) -> None:
-        """A step that only decoded is over."""
+        """A step is over."""
 
     def sequence_ended(self, order: int) -> None:
         """A sequence has ended; one that was never a candidate's is no error."""
@@ -60,15 +77,15 @@ class DraftPrice(Protocol):
 class FixedPrice:
     """`--draft METHOD:N`: all that was guessed. It learns nothing."""
 
-    longest_rest = 0
+    rest = 0
 
     def expected(self, candidate: Candidate) -> float:
         return expected_right(candidate.confidence)
 
-    def whom_to_ask(self, orders: Many[int]) -> set[int]:
+    def whom_to_search(self, orders: Many[int]) -> set[int]:
         return {*orders}
 
-    def guesses_took(self, count: int, seconds: float) -> None:
+    def search_took(self, order: int, seconds: float) -> None:
         """Nothing to learn."""
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:

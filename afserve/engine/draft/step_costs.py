@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from afserve.engine.draft.allotment import RowPrices
 from afserve.engine.draft.price import RanStep
 
+_FEW = 4  # steps of a kind say something
 _KEPT = 48  # kinds of steps that are remembered
-_EVERY = 8  # steps between two fits
+_EVERY, _SELDOM = 8, 64  # steps between two fits, at first and later
 _NEWEST = 0.1  # least weight of the newest step among those of its kind
 _STALE = 2000.0  # steps after which a kind that was not seen again counts half
 _PRIOR = (0.45, 0.1, 0.1, 0.35)  # shares of a step's seconds, where nothing else is known
@@ -95,11 +96,24 @@ class StepCosts:
         self.pool = 0.0  # rows of others, lately
         self._kinds: dict[tuple[int, int], _Kind] = {}
         self._numbers = 0
-        self._costs: Features | None = None
+        self._costs: Features = (0.0, 0.0, 0.0, 0.0)
+        self._fit_at = 0
 
     @property
     def known(self) -> bool:
-        return self._costs is not None
+        return bool(self._kinds)
+
+    def measured(self, rows: int) -> bool:
+        """Whether steps of about so many were, by themselves."""
+        return any(size == _size(rows) and kind.count >= _FEW for (size, _), kind in self._kinds.items())
+
+    def drafts_share(self, rows: int, drafted: int) -> float:
+        """Of what a step of `rows` takes, so much is that `drafted` of them were drafts'."""
+        if not self.known:
+            return 0.0
+        prices = self.prices(rows - drafted)
+        added = prices.added(drafted)
+        return added / (prices.seconds + added)
 
     def note_step(self, step: RanStep) -> None:
         if not (step.rows > 0 and math.isfinite(step.seconds) and step.seconds > _SHORTEST):
@@ -113,18 +127,21 @@ class StepCosts:
             if len(self._kinds) >= _KEPT:
                 del self._kinds[min(self._kinds, key=lambda one: self._kinds[one].seen)]
             seconds = step.seconds
-            if self._costs is not None:
+            if any(self._costs):
                 usual = self._seconds(self._features(step.rows, step.drafted, step.pool))
                 seconds = min(seconds, 3.0 * usual)
             self._kinds[key] = _Kind(step.rows, step.drafted, step.pool, seconds, 1.0, self._numbers)
         else:
             kind.blend_step(step, self._numbers)
-        if self._numbers % _EVERY == 0 or self._costs is None or kind is None:
-            self._costs = self._fit()
+        if kind is None:
+            self._fit_at = 0
 
     def prices(self, rows: int) -> RowPrices:
         """Of a step that has `rows` tokens without drafts. Only where `known`."""
-        assert self._costs is not None, "no step was measured yet"
+        assert self._kinds, "no step was measured yet"
+        if self._numbers >= self._fit_at:
+            self._costs = self._fit()
+            self._fit_at = self._numbers + max(_EVERY, min(self._numbers // 16, _SELDOM))
         _, own, shared, expert = self._costs
         spread, apart = self.spread, 1.0 - self.spread.overlap
         features = self._features(rows, 0, self.pool)
@@ -136,7 +153,6 @@ class StepCosts:
         return 1.0, rows, rows + pool, self.spread.touched(alone)
 
     def _seconds(self, features: Features) -> float:
-        assert self._costs is not None
         return sum(cost * feature for cost, feature in zip(self._costs, features, strict=True))
 
     def _fit(self) -> Features:
