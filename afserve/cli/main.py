@@ -21,6 +21,7 @@ COMMANDS = {
     "pull": ("afserve.cli.pull:pull", "Fetch a checkpoint from the Hugging Face hub."),
     "chat": ("afserve.cli.chat.command:chat", "Talk to a running server."),
     "complete": ("afserve.cli.chat.complete:complete", "Continue a text on a running server."),
+    "warm": ("afserve.cli.warm:warm", "Compute a prompt that will come, and keep it in the cache."),
     "run-batch": ("afserve.cli.run_batch:run_batch", "Answer a file of requests in OpenAI's batch form."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
     "top": ("afserve.cli.top:top", "The same, live."),

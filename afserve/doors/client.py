@@ -82,6 +82,10 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return str(self._post("/detokenize", {**self._named, "tokens": list(token_ids)})["prompt"])
 
+    def warm(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        """Compute a `prompt`, or `messages` and `tools`, that will come, and keep it for `retain` seconds."""
+        return self._post("/v1/cache/warm", {**self._named, **body})
+
     def ready(self) -> bool:
         """Whether a server answers there and takes traffic."""
         try:
@@ -177,6 +181,9 @@ class AsyncClient(
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return str((await self._post("/detokenize", {**self._named, "tokens": list(token_ids)}))["prompt"])
+
+    async def warm(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        return await self._post("/v1/cache/warm", {**self._named, **body})
 
     async def ready(self) -> bool:
         try:

@@ -25,6 +25,7 @@ from afserve.server.endpoints.info import Info
 from afserve.server.endpoints.ollama_models import OllamaModels
 from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.surfaces import Responses, Spoken, message, ollama_chat, ollama_generate
+from afserve.server.endpoints.warm import WarmEndpoint
 from afserve.server.gate import LOCAL_ORIGIN, Gate
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
@@ -215,6 +216,12 @@ def _add_gateway(table: RouteTable, service: Service) -> None:
     delete("/v1/requests/{id}", requests.end_request, "End a request that runs or is kept.")
     get("/v1/requests/{id}/events", events, "Go on with its stream.", gives="Stream", media=EVENTS)
     get("/v1/requests/{id}/answer", answer, "Its whole answer.")
+    post(
+        "/v1/cache/warm",
+        WarmEndpoint(service),
+        "Compute a prompt that will come, and keep it.",
+        "WarmRequest",
+    )
     get("/v1/models", info.models, "The models.", gives="Models")
     get("/v1/models/{name:path}", info.model, "About a model.", gives="Model")
     post("/tokenize", info.tokenize, "Tokens of a text or chat.", "TokenizeRequest", "Tokens")

@@ -250,7 +250,7 @@ def test_a_billing_header_is_one_line_in_front(header, space, rest, blocks, name
 def test_a_stream_of_messages_counts_its_cache_from_the_start(http):
     began, *_, delta, _ = events(http.post("/v1/messages", json=claude_code()))
     first, last = began["message"]["usage"], delta["usage"]
-    assert first["cache_read_input_tokens"] == 2 and first["cache_creation_input_tokens"] == 0
+    assert first["cache_read_input_tokens"] == 2 and first["input_tokens"] == 0  # it marks its prompt
     kinds = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     counted = http.post("/v1/messages/count_tokens", json=claude_code()).json()["input_tokens"]
     assert sum(first[kind] for kind in kinds) == sum(last[kind] for kind in kinds) == counted

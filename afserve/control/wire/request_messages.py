@@ -117,7 +117,7 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.generated.extend(request.generated)
     proto.prediction.extend(request.prediction)
     proto.priority = request.priority
-    proto.cache_salt = request.cache_salt
+    proto.cache_salt, proto.retain = request.cache_salt, request.retain
     put_fields(value, proto, leave=("request",))
     if request.tenant != NO_TENANT:
         put_fields(request.tenant, proto.tenant)
@@ -151,6 +151,7 @@ def _take_submit(proto: Proto) -> Submit:
         origin,
         tenant=tenant,
         prediction=tuple(proto.prediction),
+        retain=proto.retain,
     )
     return take_fields(Submit, proto, request=request)
 

@@ -2,7 +2,8 @@
 
 A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is evicted for
 reuse, least recently released first. A cached copy that is kept for another node stays for longer: as if it had been
-released as many releases later as there are blocks. It knows no tensors and no requests.
+released as many releases later as there are blocks. Blocks that were asked to be kept (`retained`) go last. It knows no
+tensors and no requests.
 """
 
 import hashlib
@@ -11,7 +12,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from afserve.clock import Clock
 from afserve.engine.kv.free_blocks import FreeBlocks
+from afserve.engine.kv.retained import RetainedBlocks, Retention
 
 
 class GroupTable(Protocol):
@@ -77,6 +80,7 @@ class BlockPool:
         root: Hash = ROOT,
         on_evict: OnEvict = lambda blocks: None,
         on_idle: OnIdle = lambda blocks: None,
+        clock: Clock | None = None,
     ) -> None:
         self.block_size = block_size
         self.caching = caching
@@ -89,6 +93,7 @@ class BlockPool:
         # Both in the order of release; the value is its number.
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._copies: OrderedDict[int, int] = OrderedDict()
+        self.retained = RetainedBlocks(blocks, clock)
         self._releases = 0
         self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
         self.copy_hits = 0
@@ -100,7 +105,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        return len(self._free) + len(self._cached) + len(self._copies)
+        return len(self._free) + len(self._cached) + len(self._copies) + len(self.retained)
 
     @property
     def copies(self) -> int:
@@ -133,6 +138,7 @@ class BlockPool:
     def hold(self, blocks: Iterable[int], computed: int | None = None) -> None:
         for block in blocks:
             self._cached.pop(block, None)
+            self.retained.hold(block)
             if self._copies.pop(block, None) is not None:
                 self.copy_hits += 1
             self._references[block] += 1
@@ -142,7 +148,8 @@ class BlockPool:
 
     def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
         """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
-        spared = sum(1 for block in sparing if block in self._cached or block in self._copies)
+        idle = self._cached, self._copies, self.retained
+        spared = sum(1 for block in sparing if any(block in blocks for blocks in idle))
         return count <= self.available - spared
 
     def allocate(self, count: int, last: int | None = None) -> list[int]:
@@ -154,6 +161,7 @@ class BlockPool:
             taken += self._free.take_some(last, count - len(taken))
             last = taken[-1]
         if len(taken) < count:
+            self._let_go()
             evicted = [self._evict() for _ in range(count - len(taken))]
             self._on_evict(evicted)
             taken += [block for block, _ in evicted]
@@ -178,7 +186,9 @@ class BlockPool:
         """Of this sequence `after` tokens are computed now: what only earlier ones saw is free."""
 
     def _evict(self) -> tuple[int, Hash]:
-        block, _ = self._next_evicted().popitem(last=False)
+        ordinary = self._next_evicted()
+        block, _ = ordinary.popitem(last=False) if ordinary else self.retained.give_up()
+        self.retained.drop(block)
         name = self._hash_of.pop(block)
         del self._block_of[name]
         self._restored.pop(block, None)
@@ -191,6 +201,12 @@ class BlockPool:
         cached, copy = next(iter(self._cached.values())), next(iter(self._copies.values()))
         return self._cached if cached <= copy + self.blocks else self._copies
 
+    def _let_go(self) -> None:
+        """Blocks that are retained no longer are the next ones to be evicted."""
+        for block, released in reversed(self.retained.surplus() if self.retained else ()):
+            self._cached[block] = released
+            self._cached.move_to_end(block, last=False)
+
     def publish(self, block: int, digest: Hash) -> None:
         """A held block is full and written: let others find it. The first block of a content wins."""
         if self.caching and digest not in self._block_of and block not in self._hash_of:
@@ -201,26 +217,38 @@ class BlockPool:
         """Its name is nobody's."""
         del self._block_of[self._hash_of.pop(block)]
         self._restored.pop(block, None)
+        self.retained.drop(block)
         if self._references[block] == 0:
             self._cached.pop(block, None)
             self._copies.pop(block, None)
             self._free.add(block)
 
-    def release(self, blocks: Sequence[int], *, copies: bool = False, computed: int | None = None) -> None:
+    def release(
+        self,
+        blocks: Sequence[int],
+        *,
+        copies: bool = False,
+        computed: int | None = None,
+        retain: Retention | None = None,
+    ) -> None:
         """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
-        node."""
+        node, and those that can be found as `retain` says."""
         idle: list[tuple[int, Hash]] = []
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"
             self._references[block] -= 1
+            if retain is not None and block in self._hash_of:
+                self.retained.ask(block, retain)
             if self._references[block] == 0:
                 if block in self._hash_of:
                     self._releases += 1
-                    (self._copies if copies else self._cached)[block] = self._releases
+                    if copies or not self.retained.keep_idle(block, self._releases):
+                        (self._copies if copies else self._cached)[block] = self._releases
                     if not copies:
                         idle.append((block, self._hash_of[block]))
                 else:
                     self._free.add(block)
+        self._let_go()
         if idle:
             self._on_idle(idle[::-1])
 
@@ -245,7 +273,7 @@ class BlockPool:
             for block in blocks:
                 counted[block] += 1
         assert counted == self._references, "reference counts disagree with the holders"
-        idle = [*self._free, *self._cached, *self._copies]
+        idle = [*self._free, *self._cached, *self._copies, *self.retained]
         assert len(set(idle)) == len(idle), "a block is idle twice"
         assert all(self._references[b] == 0 for b in idle), "a held block is on an idle list"
         assert len(idle) + sum(1 for r in self._references if r) == self.blocks, "a block is lost"

@@ -9,6 +9,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ class KvCache:
         self.on_part: OnEvict | None = None
         self.on_forgotten: Callable[[Hash], None] | None = None
         root, caching = root_hash(self.fingerprint.model, self.fingerprint.dtype), config.prefix_caching
-        told = {"on_evict": self._evicted, "on_idle": self._idle}
+        told: dict[str, Any] = {"on_evict": self._evicted, "on_idle": self._idle}
         self.pool: BlockPool
         self._memory: PagedCache | GroupedMemory
         if len(groups) == 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from afserve.engine.kv.blocks import ROOT, BlockPool, Hash, OnEvict, OnIdle
 from afserve.engine.kv.groups import KvGroup
+from afserve.engine.kv.retained import Retention
 
 
 class FixedBlocks:
@@ -222,11 +223,18 @@ class GroupedPool(BlockPool):
             for attached in self._attached:
                 attached.read(held[attached.first_seen(computed) :])
 
-    def release(self, blocks: Sequence[int], *, copies: bool = False, computed: int | None = None) -> None:
+    def release(
+        self,
+        blocks: Sequence[int],
+        *,
+        copies: bool = False,
+        computed: int | None = None,
+        retain: Retention | None = None,
+    ) -> None:
         if computed is not None:
             for attached in self._attached:
                 attached.unread(blocks[attached.first_seen(computed) :])
-        super().release(blocks, copies=copies)
+        super().release(blocks, copies=copies, retain=retain)
         for attached in self._attached:
             for block in blocks:
                 if block not in self._hash_of:

@@ -21,6 +21,7 @@ MAX_PRIORITY = 1 << 20
 MAX_SALT = 256
 MAX_SHARE = 1000
 MAX_TENANT = 64  # characters of a name
+MAX_RETAIN = 86_400.0  # seconds
 MAX_DRAFT = int(DRAFT_TOKENS.high)
 MAX_PREDICTION = 1 << 20  # tokens
 NOT_FINITE = (
@@ -222,7 +223,7 @@ class GenerationRequest:
     `purpose` than an answer ends with its own row, and no logits are computed for it: its one token is 0. Nobody reads
     it here: what it finds counts where it was asked for. `ttft` is the most seconds that its first token should take:
     prompts are split over nodes by it, and nothing else is. `prediction` is what its asker expects as the answer, a
-    draft.
+    draft. What it leaves in the cache is evicted after all else for `retain` seconds.
     """
 
     handle: int
@@ -239,9 +240,11 @@ class GenerationRequest:
     purpose: Purpose = ANSWER
     ttft: float | None = None
     prediction: tuple[int, ...] = ()
+    retain: float = 0.0
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _number("retain", self.retain, 0.0, MAX_RETAIN)
         if len(self.prediction) > MAX_PREDICTION:
             raise RequestError.about(
                 "prediction", f"has {len(self.prediction)} tokens, at most {MAX_PREDICTION} are followed"

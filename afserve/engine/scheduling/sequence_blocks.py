@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from afserve.engine.kv.blocks import BlockPool, Hash
+from afserve.engine.kv.retained import Retention
 from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.sequence import Sequence
@@ -37,7 +38,9 @@ class SequenceBlocks:
         self._tell(sequence, 0, len(found))
 
     def release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks, computed=sequence.computed)
+        request = sequence.request
+        retain = Retention(request.tenant.name, request.retain) if request.retain else None
+        self.pool.release(sequence.blocks, computed=sequence.computed, retain=retain)
         sequence.blocks = []
 
     def grow(self, sequence: Sequence, count: int) -> bool:

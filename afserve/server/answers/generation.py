@@ -88,6 +88,7 @@ class Task:
             tenant=Tenant(self.asked.scheduling.tenant, self.asked.scheduling.share),
             ttft=self.asked.scheduling.ttft,
             prediction=tuple(self.asked.expected),
+            retain=self.asked.scheduling.retain,
         )
 
 

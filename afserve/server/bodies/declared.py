@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from afserve.engine.scheduling.request import MAX_BIASES, MAX_DRAFT, MAX_LOGPROBS, MAX_PRIORITY, MAX_SALT
+from afserve.engine.scheduling.request import (
+    MAX_BIASES,
+    MAX_DRAFT,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_RETAIN,
+    MAX_SALT,
+)
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
 
@@ -32,6 +39,8 @@ OFF, PREDICTION = "off", "prediction"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # OpenAI's tiers; the lowest number runs first.
 TIERS = {"auto": 0, "default": 0, "priority": -100, "flex": 100, "scale": 0}
+# OpenAI's words, in seconds of `retain`.
+RETENTIONS = {"in_memory": 0.0, "in-memory": 0.0, "24h": MAX_RETAIN}
 
 
 class Declared(Generic[T]):
@@ -214,6 +223,8 @@ class SchedulingFields(Body):
     service_tier = one_of(*TIERS)
     priority = whole(-MAX_PRIORITY, MAX_PRIORITY)
     cache_salt = text(MAX_SALT)
+    retain = number(0.0, MAX_RETAIN)
+    prompt_cache_retention = one_of(*RETENTIONS)
     deadline = number(0.001, LONGEST_SECONDS)
     ttft = number(0.001, LONGEST_SECONDS)
     tpot = number(0.0001, LONGEST_SECONDS)
@@ -272,6 +283,17 @@ class ChatBody(GenerationBody):
     add_generation_prompt = flag(True)
 
 
+class WarmBody(SchedulingFields):
+    """Of a prompt, or of messages: what may stand before the answer."""
+
+    model = raw({"type": ["string", "null"]})
+    prompt = raw(PROMPT)
+    messages = raw(arrays(MESSAGE, minItems=1, maxItems=MAX_MESSAGES))
+    tools = raw(arrays(OBJECT, maxItems=MAX_TOOLS))
+    chat_template_kwargs = section()
+    add_special_tokens = flag(True)
+
+
 class EmbeddingBody(SchedulingFields):
     model = raw({"type": ["string", "null"]})
     input = raw(PROMPT, needed=True)
@@ -295,10 +317,12 @@ BATCH_PRIORITY = 1000  # after everything else
 class Scheduling:
     """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
     take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
-    `tenant` and its `share` are the key's, never what a client writes. `tier` is what an answer calls it."""
+    `tenant` and its `share` are the key's, never what a client writes. What it leaves in a cache is evicted after all
+    else for `retain` seconds. `tier` is what an answer calls it."""
 
     priority: int = 0
     cache_salt: str = ""
+    retain: float = 0.0
     deadline: float | None = None
     ttft: float | None = None
     tpot: float | None = None
@@ -310,4 +334,7 @@ class Scheduling:
 def scheduling_of(fields: Fields) -> Scheduling:
     given = SchedulingFields.given(fields)
     tier = given.pop("service_tier", "auto")
-    return Scheduling(**{"priority": TIERS[tier], **given}, tier="default" if tier == "auto" else tier)
+    kept = RETENTIONS[given.pop("prompt_cache_retention", "in_memory")]
+    return Scheduling(
+        **{"priority": TIERS[tier], "retain": kept, **given}, tier="default" if tier == "auto" else tier
+    )

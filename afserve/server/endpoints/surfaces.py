@@ -160,7 +160,7 @@ class Spoken:
 
 
 def message(asked: Prepared, id: str, clock: Clock) -> Surface:
-    return MessageSurface(id, asked.model, asked.reading)
+    return MessageSurface(id, asked.model, asked.reading, kept=asked.scheduling.retain > 0)
 
 
 def response(asked: Prepared, id: str, clock: Clock) -> Surface:

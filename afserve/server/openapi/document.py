@@ -27,6 +27,7 @@ from afserve.server.bodies.declared import (
     EmbeddingBody,
     Schema,
     TokenizeBody,
+    WarmBody,
     arrays,
     objects,
     whole,
@@ -69,6 +70,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "CompletionRequest": CompletionBody.schema(),
     "ChatRequest": ChatBody.schema(),
     "EmbeddingRequest": EmbeddingBody.schema(),
+    "WarmRequest": WarmBody.schema(),
     "TokenizeRequest": TokenizeBody.schema(),
     "ResponseRequest": objects(
         ("input",), **_SHARED, input={"oneOf": [TEXT, arrays(OBJECT)]}, store=FLAG, tools=_TOOLS

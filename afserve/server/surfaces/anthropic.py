@@ -16,6 +16,7 @@ from afserve.server.bodies.unsupported import (
     refuse_known,
     refuse_unsupported,
 )
+from afserve.server.surfaces.cache_control import retention_of
 from afserve.server.surfaces.translate import SAMPLING, Body, Translated, append_words
 
 NAMES: Mapping[str, str] = {
@@ -50,6 +51,8 @@ def translate(fields: Fields) -> Translated:
         messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
     chat: Body = {**fields.given(*sampling), "messages": messages}
+    if seconds := retention_of(fields):
+        chat["retain"] = seconds
     if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         chat["continue_final_message"] = True
     chat["max_completion_tokens"] = fields.get("max_tokens")

@@ -17,9 +17,12 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageSurface(ReadSurface):
-    def __init__(self, message_id: str, model: str, reading: Reading | None) -> None:
+    """`kept`: the request marked its prompt by `cache_control`."""
+
+    def __init__(self, message_id: str, model: str, reading: Reading | None, *, kept: bool = False) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         super().__init__(reading)
+        self._kept = kept
         self._blocks: list[Block] = []
         self._text: list[str] = []
         self._open = False
@@ -29,7 +32,8 @@ class MessageSurface(ReadSurface):
     def stream_opening(self, usage: Usage) -> bytes:
         nothing: Block = {"content": [], "stop_reason": None, "stop_sequence": None}
         return typed_event(
-            "message_start", message={**self._head, **nothing, "usage": {**_usage(usage), "output_tokens": 0}}
+            "message_start",
+            message={**self._head, **nothing, "usage": {**self._usage(usage), "output_tokens": 0}},
         )
 
     def _last(self, piece: TextPiece, reason: str) -> bytes:
@@ -42,7 +46,9 @@ class MessageSurface(ReadSurface):
 
     def stream_end(self, usage: Usage) -> bytes:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        return typed_event("message_delta", delta=delta, usage=_usage(usage)) + typed_event("message_stop")
+        return typed_event("message_delta", delta=delta, usage=self._usage(usage)) + typed_event(
+            "message_stop"
+        )
 
     def say_failure(self, error: AfserveError | None) -> bytes:
         return f"event: error\ndata: {encode(anthropic_body(error))}\n\n".encode()
@@ -53,7 +59,7 @@ class MessageSurface(ReadSurface):
             "content": self._blocks,
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
-            "usage": _usage(usage),
+            "usage": self._usage(usage),
         }
         return (encode(whole).encode(),)
 
@@ -96,12 +102,12 @@ class MessageSurface(ReadSurface):
             block[str(block["type"])] = text
         return typed_event("content_block_stop", index=len(self._blocks) - 1)
 
-
-def _usage(usage: Usage) -> Mapping[str, int]:
-    """The three kinds of input add up to the prompt. Nobody pays for what is kept, so none is told as written."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.reused_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.reused_tokens,
-        "output_tokens": usage.completion_tokens,
-    }
+    def _usage(self, usage: Usage) -> Mapping[str, int]:
+        """The three kinds of input add up to the prompt. What was computed of one that is to be kept was written."""
+        computed = usage.prompt_tokens - usage.reused_tokens
+        return {
+            "input_tokens": 0 if self._kept else computed,
+            "cache_creation_input_tokens": computed if self._kept else 0,
+            "cache_read_input_tokens": usage.reused_tokens,
+            "output_tokens": usage.completion_tokens,
+        }

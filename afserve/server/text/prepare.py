@@ -35,12 +35,13 @@ from afserve.server.bodies.prepared import Answer, Computed, ContextLengthError,
 from afserve.server.bodies.sampling import sampling_params
 from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
 from afserve.server.reading.table import Reading
-from afserve.server.surfaces import anthropic, ollama, responses
+from afserve.server.surfaces import anthropic, ollama, responses, warm
 from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
 from afserve.server.text.conversation import Conversation, conversation_of
 from afserve.server.text.prompt_tokens import Elsewhere, PromptTokens, TextModel
+from afserve.server.text.tokenizer_facts import tokenizer_facts
 from afserve.tokens.chat_template import ChatTemplate
-from afserve.tokens.tokenizer import SPECIAL_NAMES, Tokenizer
+from afserve.tokens.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -61,6 +62,7 @@ class BodyKind(IntEnum):
     EMBEDDING = 18
     TOKENIZER = 20
     OLLAMA_EMBED = 21
+    WARM = 22
 
 
 def _following(fields: Fields) -> Translated:
@@ -77,6 +79,7 @@ TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str,
     BodyKind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
     BodyKind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
     BodyKind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
+    BodyKind.WARM: (warm.translate, {}),
 }
 
 
@@ -217,6 +220,7 @@ class Preparer:
         """What the other API's request comes to here; wishes have that API's names."""
         asked = Fields(found.body)
         if found.raw:
+            self._check_sequences(prompt_count(asked), 1, "prompt")
             prepared = self._completion(completion_request(asked), None)
         else:
             prepared = self._chat(chat_request(asked))
@@ -279,17 +283,10 @@ class Preparer:
         return json.dumps(reply).encode()
 
     def _about_tokenizer(self) -> bytes:
-        """Special tokens as text, what encoding adds of them, and the chat template: as vLLM's /tokenizer_info."""
         if self._elsewhere:
             raise Elsewhere  # it has no template
-        special = self._tokenizer.special
-        bare, whole = (self._tokenizer.encode("", add_special_tokens=added) for added in (False, True))
-        added = {self._tokenizer.token(token_id) for token_id in whole[len(bare) :]}
-        reply: dict[str, object] = {name: special.get(name) for name in SPECIAL_NAMES}
-        reply |= {f"add_{name}": special.get(name) in added for name in ("bos_token", "eos_token")}
-        reply["model_max_length"] = self._model.max_model_len
-        reply["chat_template"] = None if self._conversation is None else self._conversation.template_source
-        return json.dumps(reply, separators=(",", ":")).encode()
+        source = None if self._conversation is None else self._conversation.template_source
+        return tokenizer_facts(self._tokenizer, self._model.max_model_len, source)
 
     def _detokenize(self, fields: Fields) -> bytes:
         """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""

@@ -1,0 +1,31 @@
+"""POST /v1/cache/warm: a prompt that will come is computed now, and what it leaves in the cache is kept for a while."""
+
+import json
+
+from afserve.engine.scheduling.request import TokenEvent
+from afserve.server.answers.generation import Task
+from afserve.server.endpoints.prompts import PromptsEndpoint
+from afserve.server.endpoints.service import Service
+from afserve.server.text.prepare import BodyKind
+
+
+class WarmEndpoint(PromptsEndpoint[int]):
+    """Of each prompt the tokens that were in the cache already."""
+
+    reason = "warmed"
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, BodyKind.WARM)
+
+    def take_event(self, event: TokenEvent, task: Task) -> int | None:
+        return event.cached_tokens if event.finish_reason is not None else None
+
+    def draw_body(self, task: Task, results: list[int], seconds: float) -> bytes:
+        said = {
+            "object": "cache.warm",
+            "model": task.asked.model,
+            "usage": {"prompt_tokens": task.prompt_tokens, "cached_tokens": sum(results)},
+            "retain": task.asked.scheduling.retain,
+            "seconds": round(seconds, 6),
+        }
+        return json.dumps(said).encode()

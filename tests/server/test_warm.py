@@ -1,0 +1,129 @@
+"""What a client says about caching: marks, retention, and prompts that are warmed, by each API's own words."""
+
+import pytest
+
+from afserve import Client
+from afserve.errors import RequestError
+
+MARK = {"type": "ephemeral"}
+
+
+def block(words, **mark):
+    return {"type": "text", "text": words, **({"cache_control": mark} if mark else {})}
+
+
+def message(**more):
+    return {"max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+def retained(server):
+    return server.backend.requests[-1].retain
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [
+        ({}, 0),
+        ({"system": [block("Be short.", **MARK)]}, 300),
+        ({"system": [block("Be short.", **MARK, ttl="1h"), block("Now.", **MARK, ttl="5m")]}, 3600),
+        ({"cache_control": {**MARK, "ttl": "1h"}}, 3600),
+        ({"messages": [{"role": "user", "content": [block("Hi", **MARK)]}]}, 300),
+        ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": MARK}]}, 300),
+    ],
+)
+def test_a_mark_keeps_the_prompt(http, server, more, seconds):
+    said = http.post("/v1/messages", json=message(**more))
+    assert said.status_code == 200, said.text
+    usage = said.json()["usage"]
+    assert retained(server) == seconds
+    assert (usage["cache_creation_input_tokens"] > 0) is (seconds > 0) and (usage["input_tokens"] > 0) is (
+        seconds == 0
+    )
+    counted = http.post("/v1/messages/count_tokens", json=message(**more)).json()["input_tokens"]
+    assert counted == sum(count for kind, count in usage.items() if kind != "output_tokens")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"system": [block("x", **MARK)] * 5},
+            "system[4].cache_control: is the 5th mark of the request, at most 4",
+        ),
+        ({"system": [block("x", type="permanent")]}, "system[0].cache_control: {'type': 'permanent'} is not"),
+        ({"cache_control": {**MARK, "ttl": "2h"}}, "cache_control.ttl: '2h' is none of 5m, 1h"),
+        ({"cache_control": {**MARK, "ttl": 5}}, "cache_control.ttl: 5 is none"),
+        ({"cache_control": [1]}, "cache_control: [1] is not"),
+    ],
+)
+def test_a_wrong_mark_is_refused_by_its_place(http, more, words):
+    said = http.post("/v1/messages", json=message(**more))
+    assert said.status_code == 400 and words in said.json()["error"]["message"], said.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [
+        ({"prompt_cache_retention": "24h", "prompt_cache_key": "a"}, 86_400),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": None}, 0),
+        ({"retain": 7.5, "prompt_cache_retention": "24h"}, 7.5),
+    ],
+)
+def test_openais_words_and_ours(http, server, path, more, seconds):
+    body = (
+        {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    )
+    said = http.post(path, json={"input": "hi", **more} if path == "/v1/responses" else {**body, **more})
+    assert said.status_code == 200 and retained(server) == seconds, said.text
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [({"retain": -1}, "retain"), ({"retain": 86_401}, "retain"), ({"retain": "5m"}, "retain"),
+     ({"prompt_cache_retention": "1h"}, "prompt_cache_retention")],
+)  # fmt: skip
+def test_what_is_no_retention_is_refused_by_name(http, more, param):
+    said = http.post("/v1/completions", json={"prompt": "hi", **more})
+    assert said.status_code == 400 and said.json()["error"]["param"] == param, said.text
+
+
+def test_a_prompt_is_warmed(http, server):
+    said = http.post("/v1/cache/warm", json={"prompt": "hello", "retain": 60})
+    request = server.backend.requests[-1]
+    assert said.status_code == 200, said.text
+    assert request.retain == 60 and request.params.max_tokens == 1 and request.params.greedy
+    told = said.json()
+    assert told["object"] == "cache.warm" and told["retain"] == 60 and told["seconds"] >= 0
+    assert told["usage"]["prompt_tokens"] == len(request.prompt_ids)
+
+
+def test_a_warm_chat_is_the_beginning_of_the_next(http, server):
+    """No answer is begun, and tools stand where they will."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    chat = {"messages": [{"role": "system", "content": "You are an agent."}], "tools": tools}
+    assert http.post("/v1/cache/warm", json=chat).status_code == 200
+    warm = server.backend.requests[-1]
+    chat["messages"].append({"role": "user", "content": "Hi"})
+    assert http.post("/v1/chat/completions", json={**chat, "max_tokens": 4}).status_code == 200
+    asked = server.backend.requests[-1]
+    assert warm.retain == 300 and asked.prompt_ids[: len(warm.prompt_ids)] == warm.prompt_ids
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "prompt"), ({"prompt": ""}, "prompt"), ({"messages": []}, "messages"), ({"prompt": ["x"] * 300}, "prompt"),
+     ({"prompt": "x", "retain": -1}, "retain"), ({"prompt": "x", "resume": 9}, "resume"),
+     ({"prompt": "x", "model": "y"}, "model")],
+)  # fmt: skip
+def test_what_cannot_be_warmed_is_refused_by_name(http, body, param):
+    said = http.post("/v1/cache/warm", json=body)
+    assert said.status_code in (400, 404) and said.json()["error"]["param"] == param, said.text
+
+
+def test_our_client_warms(server):
+    with Client(server.url) as client:
+        assert client.warm({"prompt": "hello"})["object"] == "cache.warm"
+        with pytest.raises(RequestError, match="retain"):
+            client.warm({"prompt": "hello", "retain": -1})
