@@ -55,6 +55,11 @@ def pieces_of(
     return found
 
 
+def join_of_predictor(layer: int) -> str:
+    """The stored tensor that a layer of multi-token prediction has alone."""
+    return f"blk.{layer}.nextn.eh_proj.weight"
+
+
 def _in_layer(
     layer: int, rest: str, naming: Naming, known: Architecture, experts: int
 ) -> Mapping[str, Piece]:

@@ -9,6 +9,7 @@ from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError
 from afserve.families.eagle import FROM_TARGET, TO_TARGET, EagleSpec, check_tensors, load_eagle
 from afserve.families.table import naming_of, served_spec
+from afserve.gguf.names import join_of_predictor
 from afserve.models.shards import stored_names, stored_shapes
 from afserve.spec import ModelSpec
 
@@ -29,6 +30,8 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     if not spec.predictors or source.load_format == "dummy" or naming.predictor is None:
         return spec
     join = naming.of_predictor(spec.layers, naming.predictor.join)
+    if spec.quantization is not None and spec.quantization.gguf:
+        join = join_of_predictor(spec.layers)
     names, stem = stored_names(Path(source.path)), join.removesuffix("weight")
     if not any(name.startswith(stem) for name in names):
         raise ConfigError(

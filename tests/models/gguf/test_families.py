@@ -8,8 +8,10 @@ from safetensors.torch import load_file
 
 import afserve
 from afserve.config import ModelSource
+from afserve.drafts import DraftChoice
 from afserve.engine.build import build_expert_bank, colocated, naming_of, spec_of, tensors_of
 from afserve.engine.scheduling.request import SamplingParams
+from afserve.launch.plan.drafting import planned_spec
 from afserve.models.gguf.folder import unfold
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
@@ -133,6 +135,8 @@ def test_drafts_of_its_layer_of_multi_token_prediction(tmp_path):
     write(tmp_path / "nano.gguf", {**described(nano, predictors=True), **letters(2048)}, tensors)
     made = unfold(tmp_path / "nano.gguf", tmp_path / "folder")
     wanted = collect(drive(colocated(ModelSource(str(nano), "nano"), config()), asked()))
-    node = colocated(ModelSource(str(made), "nano"), config(draft="mtp:1"))
+    source = ModelSource(str(made), "nano")
+    assert planned_spec(source, DraftChoice.parse("auto")).predictors == 1
+    node = colocated(source, config(draft="mtp:1"))
     assert collect(drive(node, asked())) == wanted
     assert node.stats().drafts.accepted > 0
