@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -52,6 +53,29 @@ def test_all_is_told_as_without_drafts(place):
     asked = asked_of(random.Random(5), 24)
     plain = answered(SOURCE, place, asked, kv_blocks=26, max_batch_tokens=24)
     assert answered(SOURCE, place, asked, "mtp:3", kv_blocks=26, max_batch_tokens=24) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_layer_with_an_indexer_of_its_own_drafts(place, tiny_checkpoint, tmp_path):
+    """Its index keys lie in the cache as those of the others do, and tokens are those without it."""
+    folder = tmp_path / "dsa"
+    shutil.copytree(tiny_checkpoint("dsa"), folder)
+    told = json.loads((folder / "config.json").read_text())
+    last, hidden = told["num_hidden_layers"], told["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(told | {"num_nextn_predict_layers": 1}))
+    tensors = load_file(folder / "model.safetensors")
+    stem, further = f"model.layers.{last - 1}.", f"model.layers.{last}."
+    alike = {name: one for name, one in tensors.items() if name.startswith(stem)}
+    tensors |= {name.replace(stem, further): one.clone() for name, one in alike.items()}
+    norms = "enorm", "hnorm", "shared_head.norm"
+    tensors |= {f"{further}{name}.weight": torch.ones(hidden) for name in norms}
+    tensors[f"{further}eh_proj.weight"] = torch.eye(hidden).repeat(1, 2)
+    save_file(tensors, folder / "model.safetensors")
+    source, asked = ModelSource(str(folder), "dsa"), asked_of(random.Random(5), 12)
+    plain = answered(source, place, asked, kv_blocks=40, max_batch_tokens=24)
+    assert answered(source, place, asked, "mtp:3", kv_blocks=40, max_batch_tokens=24) == plain
+    assert planned_spec(source, DraftChoice.parse("mtp")).kv_bytes_per_token(4) == 4 * (5 * 28 + 4 * 12)
 
 
 def test_steps_may_be_one_call_over_an_exchange():
