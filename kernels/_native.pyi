@@ -171,7 +171,17 @@ class LayerWeights:
     ) -> None: ...
 
 class AttentionHalf:
-    def run(self, engine: Engine, batch: Batch, x: int, normed: int, expert: int, weight: int) -> None: ...
+    def run(
+        self,
+        engine: Engine,
+        batch: Batch,
+        x: int,
+        normed: int,
+        expert: int,
+        weight: int,
+        slot: int,
+        most: int,
+    ) -> None: ...
 
 class ExpertLayers:
     def __init__(self, engine: Engine, layers: Sequence[Experts], rows: int, sums: int) -> None: ...
@@ -199,6 +209,8 @@ class Stack:
         exchange: object | None,
         normed: int,
         weight: int,
+        slot: int,
+        most: int,
     ) -> tuple[int, float, float]: ...
 
 class Predictor:
@@ -242,10 +254,16 @@ class MlaShape:
         eps: float,
         latent_eps: float,
         scale: float,
+        top: int,
+        interleaved: bool,
+        reuses: bool,
     ) -> None: ...
 
 class MlaNorms:
     def __init__(self, input: int, q: int, latent: int, post: int) -> None: ...
+
+class IndexerWeights:
+    def __init__(self, queries: Linear, keys: Linear, weights: Linear, norm: int, bias: int) -> None: ...
 
 class MlaWeights:
     def __init__(
@@ -259,6 +277,7 @@ class MlaWeights:
         gate: Linear | None,
         bias: int,
         rule: Rule,
+        index: IndexerWeights | None,
     ) -> None: ...
 
 class MlaLayer:
@@ -272,7 +291,7 @@ class MlaLayer:
         positions: int,
         interleaved: bool,
     ) -> None: ...
-    def over(self, cache: CachePair) -> AttentionHalf: ...
+    def over(self, cache: CachePair, index: CachePair | None) -> AttentionHalf: ...
 
 class GqaLayer:
     def __init__(

@@ -7,6 +7,7 @@ last stride 1, index dtypes.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -263,12 +264,15 @@ class Native(NativeProducts):
         layer, fused = prepared.layer, prepared.handle
         if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
             return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
-        if cache_NBC.dtype is not layer.input_norm_H.dtype or not last_plain(cache_NBC):
-            self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, cache_NBC))
-            return BoundMla(layer, cache_NBC)
-        rows = cache_NBC.unsqueeze(1)
-        over = fused.layer.over(pair_of(rows, rows, layer.rank))
-        return BoundMla(layer, cache_NBC, _over_cache(layer, over, fused.held))
+        kept = (cache_NBC,) if index_NBI is None else (cache_NBC, index_NBI)
+        if any(x.dtype is not layer.input_norm_H.dtype or not x.is_contiguous() for x in kept):
+            self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, *kept))
+            return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
+        rows, keys = cache_NBC.unsqueeze(1), None if index_NBI is None else index_NBI.unsqueeze(1)
+        index = None if keys is None else pair_of(keys, keys)
+        over = _over_cache(layer, fused.layer.over(pair_of(rows, rows, layer.rank), index), fused.held)
+        top = 0 if layer.indexer is None else layer.indexer.top
+        return BoundMla(layer, cache_NBC, replace(over, top=top, reuses=layer.reuses), index_NBI)
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
         handle = bound.handle

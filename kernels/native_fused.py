@@ -5,9 +5,11 @@ They are called by `native_half.py`. This file knows addresses, and no fallback:
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, float32
 
 from afserve.kernels import _native
+from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.native_products import CODES, address, plain
@@ -97,8 +99,8 @@ def why_not_mla(layer: MlaLayer, gate: _native.Linear | None) -> str:
         return f"latents of {layer.rank + layer.rope} elements"
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
-    if layer.indexer is not None or layer.reuses:
-        return "rows that an indexer chooses"
+    if layer.indexer is not None and (odd := _odd_indexer(layer.indexer, dtype)):
+        return odd
     return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
 
 
@@ -115,6 +117,9 @@ def fused_mla(layer: MlaLayer, gate: _native.Linear | None, rule: _native.Rule) 
         layer.eps,
         layer.latent_eps,
         layer.scale,
+        0 if layer.indexer is None else layer.indexer.top,
+        layer.indexer is not None and layer.indexer.interleaved,
+        layer.reuses,
     )
     made = _native.MlaLayer(
         CODES[layer.input_norm_H.dtype],
@@ -142,4 +147,23 @@ def _latent_weights(
         layer.latent_norm_C.data_ptr(),
         layer.post_norm_H.data_ptr(),
     )
-    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule)
+    index = None if layer.indexer is None else _index_weights(layer.indexer)
+    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule, index)
+
+
+def _odd_indexer(indexer: Indexer, dtype: torch.dtype) -> str:
+    """What the library can't take of it; empty where it takes it whole."""
+    maps, norms = (indexer.queries, indexer.keys, indexer.weights), (indexer.norm_I, indexer.bias_I)
+    if {x.dtype for x in (*maps, *norms)} != {dtype} or not all(norm.is_contiguous() for norm in norms):
+        return "an indexer of several dtypes"
+    if not all(isinstance(x.handle, _native.Linear) for x in maps):
+        return f"an indexer with {dtype} weights"
+    return f"index keys of {indexer.dim} elements" if indexer.dim > MOST_LATENT else ""
+
+
+def _index_weights(indexer: Indexer) -> _native.IndexerWeights:
+    queries, keys, weights = indexer.queries.handle, indexer.keys.handle, indexer.weights.handle
+    assert isinstance(queries, _native.Linear) and isinstance(keys, _native.Linear)
+    assert isinstance(weights, _native.Linear)
+    norms = indexer.norm_I.data_ptr(), indexer.bias_I.data_ptr()
+    return _native.IndexerWeights(queries, keys, weights, *norms)

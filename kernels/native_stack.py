@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels import _native, native_half
 from afserve.kernels.checks import expect_shape
+from afserve.kernels.indexer import chosen_batch
 from afserve.kernels.native_products import address, plain
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -32,11 +33,13 @@ def stack_of(engine: _native.Engine, layers: tuple[StackLayer, ...]) -> "NativeS
     whole = [layer for layer in found if layer is not None]
     halves = [layer.half.handle for layer in layers]
     dtypes = {half.dtype for half in halves if isinstance(half, native_half.HalfOverCache)}
+    tops = {half.top for half in halves if isinstance(half, native_half.HalfOverCache) and half.top}
     chosen = {_top_k(layer) for layer in layers if layer.routes}
-    if len(whole) < len(layers) or len(dtypes) != 1 or len(chosen) > 1:
+    if len(whole) < len(layers) or len(dtypes) != 1 or len(chosen) > 1 or len(tops) > 1:
         return None
     moe_layers = sum(layer.routes for layer in layers)
-    return NativeStack(engine, layers, whole, dtypes.pop(), moe_layers, max(chosen, default=0))
+    most = max(chosen, default=0), max(tops, default=0)
+    return NativeStack(engine, layers, whole, dtypes.pop(), moe_layers, *most)
 
 
 def _top_k(layer: StackLayer) -> int:
@@ -78,7 +81,10 @@ class NativeStack(Stack):
         dtype: torch.dtype,
         moe_layers: int,
         top_k: int,
+        rows: int,
     ) -> None:
+        """`rows`: so many are chosen by indexers, 0 without any."""
+        self._rows = rows
         self._engine, self._layers, self._stack = engine, layers, _native.Stack(whole)
         self._dtype, self._moe_layers, self._top_k = dtype, moe_layers, top_k
         self.hidden = layers[0].half.layer.input_norm_H.shape[0]
@@ -95,6 +101,10 @@ class NativeStack(Stack):
         normed = weight = None
         if exchange is not None:
             normed, weight = torch.empty_like(x_TH), torch.empty(tokens, top_k, dtype=torch.float32)
+        earlier = groups[0].chosen.rows  # of layers that ran before these, or of a step that was stopped
+        slot_TK = (
+            native_half.room_for_choice(self._rows, groups[0]) if earlier is None else earlier.block_table_SB
+        )
         layers, seconds, waited = self._stack.run(
             self._engine,
             [native_half.batch_handle(batch) for batch in groups],
@@ -104,7 +114,10 @@ class NativeStack(Stack):
             exchange,
             address(normed),
             address(weight),
+            *native_half.slots_of(slot_TK),
         )
+        if self._rows and slot_TK is not None:
+            groups[0].chosen.rows = chosen_batch(groups[0], slot_TK, self._rows)
         if layers == len(self._layers):
             return Stacked(expert, seconds, waited)
         assert normed is not None and weight is not None, "a layer waits for sums of nobody"
@@ -112,6 +125,8 @@ class NativeStack(Stack):
         return Stacked(expert[:sent], seconds, waited, Stopped(layers, normed, weight))
 
     def chain_drafts(self, parts: PredictorParts) -> DraftChain | None:
+        if self._rows:
+            return None
         join, head = _linear(parts.join, self._dtype), _linear(parts.head, self._dtype)
         rows = (parts.embed_VH, parts.embedding_norm_H, parts.hidden_norm_H, parts.last_norm_H)
         alike = all(one.dtype is self._dtype and one.is_contiguous() for one in rows)

@@ -1,4 +1,6 @@
 // Binding of the fused attention half with a latent.
+#include <optional>
+
 #include "bind.h"
 #include "half.h"
 #include "mla.h"
@@ -18,21 +20,24 @@ struct Norms {
 };
 
 template <class E>
-void run(const TurningMla& of, const CachePair& cache, Engine& engine, const Batch& batch, const HalfRows& rows) {
+void run(const TurningMla& of, const CachePair& cache, const std::optional<CachePair>& index, Engine& engine, const Batch& batch,
+         const HalfRows& rows) {
   Turn turn = of.turn;
   turn.position = batch.position;
-  const Place& place = cache.key_place;
-  Store<E> latents{at<E>(cache.keys), place[0], place[1], place[2], 1, cache.key_size,
-                   cache.blocks,      cache.block_size, layout_of(place)};
-  MlaCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, latents, static_cast<E*>(rows.normed),
-                  rows.expert, rows.weight};
+  auto store = [](const CachePair& of) {
+    const Place& place = of.key_place;
+    return Store<E>{at<E>(of.keys), place[0], place[1], place[2], 1, of.key_size, of.blocks, of.block_size, layout_of(place)};
+  };
+  MlaCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, store(cache), index ? store(*index) : Store<E>{},
+                  static_cast<E*>(rows.normed), rows.expert, rows.weight, rows.slot, rows.most};
   of.layer.run(engine, call, batch);
 }
 
-AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache) {
+// `index`: the cache of its indexer's keys, if it has one.
+AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache, const std::optional<CachePair>& index) {
   auto run_one = of->dtype == Dtype::f32 ? run<float> : run<bf16>;
   return {of->dtype, of->shape.hidden, of->top_k,
-          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, engine, batch, rows); }};
+          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, index, engine, batch, rows); }};
 }
 
 }  // namespace
@@ -40,16 +45,21 @@ AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache) {
 void bind_mla(py::module_& m) {
   py::class_<MlaShape>(m, "MlaShape")
       .def(py::init([](int hidden, int heads, int nope, int rope, int value, int rank, float eps, float latent_eps,
-                       float scale) {
-        return MlaShape{hidden, heads, nope, rope, value, rank, eps, latent_eps, scale};
+                       float scale, int top, bool interleaved, bool reuses) {
+        return MlaShape{hidden, heads, nope, rope, value, rank, eps, latent_eps, scale, {top, interleaved}, reuses};
       }));
   py::class_<Norms>(m, "MlaNorms").def(py::init([](Address input, Address q, Address latent, Address post) {
     return Norms{input, q, latent, post};
   }));
+  py::class_<IndexerWeights>(m, "IndexerWeights")
+      .def(py::init([](std::shared_ptr<Linear> queries, std::shared_ptr<Linear> keys, std::shared_ptr<Linear> weights,
+                       Address norm, Address bias) {
+        return IndexerWeights{std::move(queries), std::move(keys), std::move(weights), at<const void>(norm), at<const void>(bias)};
+      }));
   py::class_<MlaWeights>(m, "MlaWeights")
       .def(py::init([](const Norms& norms, std::shared_ptr<Linear> down, std::shared_ptr<Linear> q_up,
                        std::shared_ptr<HeadLinear> up_k, std::shared_ptr<HeadLinear> up_v, std::shared_ptr<Linear> out,
-                       std::shared_ptr<Linear> gate, Address bias, const Rule& rule) {
+                       std::shared_ptr<Linear> gate, Address bias, const Rule& rule, const IndexerWeights* index) {
         return MlaWeights{at<const void>(norms.input),
                           at<const void>(norms.q),
                           at<const void>(norms.latent),
@@ -61,7 +71,8 @@ void bind_mla(py::module_& m) {
                           std::move(out),
                           std::move(gate),
                           at<const float>(bias),
-                          rule};
+                          rule,
+                          index ? *index : IndexerWeights{}};
       }));
   py::class_<TurningMla, std::shared_ptr<TurningMla>>(m, "MlaLayer")
       .def(py::init([](int dtype, const MlaShape& shape, const MlaWeights& weights, Address cos, Address sin,

@@ -7,11 +7,11 @@ namespace {
 
 // Addresses that the halves hold are the caller's to keep alive, as long as the stack. (layers, seconds, seconds waited)
 py::tuple run_stack(const Stack& stack, Engine& engine, const std::vector<const Batch*>& groups, Address x, Address expert, Address bad,
-                    Exchange* exchange, Address normed, Address weight) {
+                    Exchange* exchange, Address normed, Address weight, Address slot, int most) {
   auto run = [&](auto* rows) {
     using E = std::remove_pointer_t<decltype(rows)>;
     py::gil_scoped_release released;
-    return stack.run(engine, groups, StackRows<E>{rows, at<int32_t>(expert), at<int32_t>(bad), at<E>(normed), at<float>(weight)},
+    return stack.run(engine, groups, StackRows<E>{rows, at<int32_t>(expert), at<int32_t>(bad), at<E>(normed), at<float>(weight), at<int32_t>(slot), most},
                      exchange);
   };
   Stacked done = stack.dtype() == Dtype::f32 ? run(at<float>(x)) : run(at<bf16>(x));
@@ -37,9 +37,10 @@ int draft(const Predictor& predictor, Engine& engine, const Batch& batch, Addres
 void bind_stack(py::module_& m) {
   py::class_<AttentionHalf>(m, "AttentionHalf")
       .def("run", [](const AttentionHalf& half, Engine& engine, const Batch& batch, Address x, Address normed,
-                     Address expert, Address weight) {
+                     Address expert, Address weight, Address slot, int most) {
         py::gil_scoped_release released;
-        half.run(engine, batch, {at<void>(x), at<void>(normed), at<int32_t>(expert), at<float>(weight)});
+        half.run(engine, batch,
+                 {at<void>(x), at<void>(normed), at<int32_t>(expert), at<float>(weight), at<int32_t>(slot), most});
       });
   py::class_<StackLayer>(m, "StackLayer")
       .def(py::init([](const AttentionHalf& attention, std::shared_ptr<Linear> gate_up, std::shared_ptr<Linear> down,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <stdexcept>
@@ -241,7 +242,63 @@ class Choice {
   std::atomic<bool> bad_{false};
 };
 
+constexpr int MOST_KEY = 4096;  // elements of an index key
+constexpr float EPS = 1e-6f;
+
+// In place: weight * (x - mean) / deviation + bias.
+template <class E>
+void layer_norm(const Loops<E>& loops, E* x, int size, const E* weight, const E* bias) {
+  float wide[MOST_KEY], sum = 0, squares = 0;
+  for (int i = 0; i < size; i++) sum += wide[i] = to_float(x[i]);
+  float mean = sum / size;
+  for (int i = 0; i < size; i++) squares += (wide[i] - mean) * (wide[i] - mean);
+  float factor = 1.0f / std::sqrt(squares / size + EPS);
+  for (int i = 0; i < size; i++) wide[i] = (wide[i] - mean) * factor * to_float(weight[i]) + to_float(bias[i]);
+  for (int c = 0; c < size; c += PANEL) loops.store(wide + c, 1, nullptr, x + c, PANEL, std::min(PANEL, size - c));
+}
+
 }  // namespace
+
+template <class E>
+void index_rows(Engine& engine, const IndexerShape& shape, const IndexerWeights& weights, const IndexCall<E>& call,
+                const Batch& batch) {
+  const Loops<E>& loops = engine.isa->of<E>();
+  int size = weights.keys->outputs(), heads = weights.weights->outputs(), turned = 2 * call.turn.half;
+  if (size > MOST_KEY || turned > size)
+    throw std::invalid_argument("index keys of " + std::to_string(size) + " elements, expected " + std::to_string(turned) +
+                                " to " + std::to_string(MOST_KEY));
+  check_slots(call.keys, call.kv_slot, call.tokens);
+  auto turn = [&](E* head, size_t t) {
+    E kept[MOST_KEY];
+    size_t at = size_t(call.turn.position[t]) * call.turn.half;
+    memcpy(kept, head, turned * sizeof(E));
+    loops.rope(kept, call.turn.cos + at, call.turn.sin + at, call.turn.half, shape.interleaved, head);
+  };
+  weights.keys->run(engine, call.normed, call.hidden, call.tokens, call.key, size);
+  by_rows(engine, call.tokens, [&](size_t t) {
+    E* key = call.key + t * size;
+    layer_norm(loops, key, size, static_cast<const E*>(weights.norm), static_cast<const E*>(weights.bias));
+    turn(key, t);
+    call.keys.put(call.kv_slot[t], 0, key);
+  });
+  if (!call.slot) return;
+  weights.weights->run(engine, call.normed, call.hidden, call.tokens, call.weight, heads);
+  weights.queries->run(engine, call.ranked, call.rank, call.tokens, call.query, size_t(heads) * size);
+  float scale = float(1.0 / std::sqrt(double(heads) * size));
+  by_rows(engine, call.tokens, [&](size_t t) {
+    for (int h = 0; h < heads; h++) {
+      turn(call.query + (t * heads + h) * size, t);
+      call.weight[t * heads + h] *= scale;
+    }
+  });
+  const Store<E>& c = call.keys;
+  Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, size, c.layout};
+  choose_rows(engine, IndexQueries<E>{call.query, size_t(heads) * size, size_t(size), call.weight, heads, shape.top, keys,
+                                      c.blocks, c.block_size, call.slot, call.most}, batch);
+}
+
+template void index_rows(Engine&, const IndexerShape&, const IndexerWeights&, const IndexCall<bf16>&, const Batch&);
+template void index_rows(Engine&, const IndexerShape&, const IndexerWeights&, const IndexCall<float>&, const Batch&);
 
 template <class E>
 void choose_rows(Engine& engine, const IndexQueries<E>& queries, const Batch& batch) {

@@ -1,6 +1,8 @@
 #include "mla.h"
 
+#include <algorithm>
 #include <stdexcept>
+#include <vector>
 
 #include "carver.h"
 
@@ -49,10 +51,31 @@ void MlaLayer::place(Engine& engine, const MlaCall<E>& call, const E* down, cons
     E kept[MOST_LATENT];
     loops.rms_norm(latent, static_cast<const E*>(weights_.latent_norm), s.latent_eps, s.rank, kept);
     turn(latent + s.rank, kept + s.rank);
-    call.latents.put(call.slot[t], 0, kept);
+    call.latents.put(call.kv_slot[t], 0, kept);
     for (int h = 0; h < s.heads; h++)
       turn(query + t * query_stride + h * head + s.nope, q + (t * s.heads + h) * row + s.rank);
   });
+}
+
+template <class E>
+void MlaLayer::look(Engine& engine, const MlaCall<E>& call, const Batch& batch, const E* q, E* seen) const {
+  const MlaShape& s = shape_;
+  const Store<E>& c = call.latents;
+  size_t row = s.rank + s.rope, heads = s.heads;
+  Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, int(row), c.layout}, values = keys;
+  values.size = s.rank;
+  Attention<E> attention{q, heads * row, row, s.heads, 1, keys, values, c.blocks, c.block_size, s.scale, 0, seen};
+  if (!call.slot || !(weights_.index.queries || s.reuses)) return attend(engine, attention, batch);
+  // Each token is a sequence of its own, over the cache as blocks of one row: a slot is a block.
+  attention.keys.block_stride = attention.values.block_stride = c.token_stride;
+  attention.blocks = c.blocks * c.block_size, attention.block_size = 1;
+  std::vector<int32_t> start(call.tokens + 1), count(call.tokens);
+  for (int t = 0; t < call.tokens; t++) {
+    start[t + 1] = t + 1;
+    count[t] = int32_t(std::min<int64_t>(call.turn.position[t] + 1, call.most));
+  }
+  attend(engine, attention, Batch{start.data(), count.data(), call.slot, size_t(call.most), call.tokens, batch.position,
+                                  batch.slot, call.tokens});
 }
 
 template <class E>
@@ -62,7 +85,7 @@ void MlaLayer::run(Engine& engine, const MlaCall<E>& call, const Batch& batch) c
   size_t head = s.nope + s.rope, row = s.rank + s.rope, wide = heads * head, first = all - row;
   size_t experts = weights_.gate ? weights_.gate->outputs() : 0;
   check_positions(call.turn, call.tokens);
-  check_slots(call.latents, call.slot, call.tokens);
+  check_slots(call.latents, call.kv_slot, call.tokens);
 
   size_t each = 2 * hidden + all + first + wide + heads * (row + s.rank + s.value);
   Carver carver(engine.shared[4].at_least<char>(tokens * (each * sizeof(E) + experts * sizeof(float)) + 9 * 64));
@@ -83,11 +106,16 @@ void MlaLayer::run(Engine& engine, const MlaCall<E>& call, const Batch& batch) c
   }
   place(engine, call, down, queries, stride, q);
   weights_.up_k->run(engine, queries, stride, head, call.tokens, q, heads * row, row);
-  const Store<E>& c = call.latents;
-  Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, int(row), c.layout}, values = keys;
-  values.size = s.rank;
-  Attention<E> attention{q, heads * row, row, s.heads, 1, keys, values, c.blocks, c.block_size, s.scale, 0, seen};
-  attend(engine, attention, batch);
+  if (weights_.index.queries) {
+    const IndexerWeights& i = weights_.index;
+    size_t size = i.keys->outputs(), queries_size = i.queries->outputs(), index_heads = i.weights->outputs();
+    Carver beside(engine.shared[3].at_least<char>(tokens * ((size + queries_size) * sizeof(E) + index_heads * sizeof(float)) + 3 * 64));
+    E *index_query = beside.take<E>(tokens * queries_size), *index_key = beside.take<E>(tokens * size);
+    index_rows(engine, s.index, i, IndexCall<E>{h, ranked, hidden, first, call.tokens, call.turn, call.kv_slot, call.index,
+                                               call.slot, call.most, index_query, index_key, beside.take<float>(tokens * index_heads)},
+               batch);
+  }
+  look(engine, call, batch, q, seen);
   weights_.up_v->run(engine, seen, heads * s.rank, s.rank, call.tokens, o, heads * s.value, s.value);
   weights_.out->run(engine, o, heads * s.value, call.tokens, y, hidden);
   add_rms_norm<E>(engine, call.x, y, call.tokens, s.hidden, static_cast<const E*>(weights_.post_norm), s.eps, call.normed);

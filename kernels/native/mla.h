@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "indexer.h"
 #include "linear.h"
 #include "router.h"
 #include "rows.h"
@@ -18,12 +19,15 @@ struct MlaWeights {
   std::shared_ptr<Linear> out, gate;
   const float* bias;
   Rule rule;
+  IndexerWeights index = {};
 };
 
 // `nope` + `rope` elements make a head of queries, `rank` + `rope` a row of the cache, `value` a head of outputs.
 struct MlaShape {
   int hidden, heads, nope, rope, value, rank;
   float eps, latent_eps, scale;
+  IndexerShape index = {};
+  bool reuses = false;  // attends what an earlier layer chose
 };
 
 template <class E>
@@ -31,11 +35,13 @@ struct MlaCall {
   E* x;  // (tokens, hidden), contiguous; becomes the residual stream after attention
   int tokens;
   Turn turn;
-  const int64_t* slot;
-  Store<E> latents;
+  const int64_t* kv_slot;
+  Store<E> latents, index;
   E* normed;        // (tokens, hidden)
   int32_t* expert;  // (tokens, top_k), or null without a router
   float* weight;
+  int32_t* slot;    // as of HalfRows
+  int most;
 };
 
 class MlaLayer {
@@ -50,6 +56,10 @@ class MlaLayer {
   // Latents to their places in the cache, and the turned parts of queries beside where their latent parts go.
   template <class E>
   void place(Engine& engine, const MlaCall<E>& call, const E* down, const E* query, size_t query_stride, E* q) const;
+
+  // What heads see: all of the context, or rows that were chosen.
+  template <class E>
+  void look(Engine& engine, const MlaCall<E>& call, const Batch& batch, const E* q, E* seen) const;
 
   MlaShape shape_;
   MlaWeights weights_;

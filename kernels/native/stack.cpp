@@ -73,7 +73,7 @@ Stacked Stack::run(Engine& engine, const std::vector<const Batch*>& groups, Stac
   Stacked done{int(layers_.size()), 0};
   for (size_t at = 0, moe = 0; at < layers_.size(); at++) {
     const StackLayer& layer = layers_[at];
-    layer.attention.run(engine, *groups[layer.group], {x, normed, layer.routes() ? expert : nullptr, weight});
+    layer.attention.run(engine, *groups[layer.group], {x, normed, layer.routes() ? expert : nullptr, weight, rows.slot, rows.most});
     auto since = Clock::now();
     if (layer.away)
       exchange->send(moe++, normed, hidden_ * int64_t(sizeof(E)), expert, weight, batch.tokens, top_k_);

@@ -31,6 +31,8 @@ struct StackRows {
   int32_t *expert, *bad;
   E* normed = nullptr;
   float* weight = nullptr;
+  int32_t* slot = nullptr;  // as of HalfRows
+  int most = 0;
 };
 
 // How many layers were done: all of them, or as many as there were before one whose answers did not come as they should.

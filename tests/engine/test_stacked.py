@@ -16,7 +16,7 @@ from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY, build
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-STACKED = ("v3", "v3-yarn-noq", "v3-tied-half", "v2-groups", "qwen3", "mixtral-window", "gptoss")
+STACKED = ("v3", "dsa", "v3-yarn-noq", "v3-tied-half", "v2-groups", "qwen3", "mixtral-window", "gptoss")
 KEPT = [("auto", "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "int8"), ("int4", "int4")]
 
 

@@ -13,17 +13,12 @@ from tests.families.tiny import TINY
 
 NORM, CHUNKS = "LayerNorm", "attention in chunks"
 GATE = {("gqa_half", "a gate for the output")}
-ROWS = {("mla_half", "rows that an indexer chooses")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
     "olmoe": {("gqa_half", "clipped projections")},
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "qwen3-next-one-group": GATE,
-    "deepseek32": ROWS,
-    "deepseek32-odd": ROWS,
-    "glm5": ROWS,
-    "glm5-odd": ROWS,
     "phimoe": MIXER,
     "phimoe-window": MIXER,
     "dbrx": {("gqa_half", f"{NORM}, clipped projections")},
