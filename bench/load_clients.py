@@ -136,7 +136,7 @@ def beside_one_another(options: argparse.Namespace, commands: dict[str, list[str
             "rate": round(rate, 3),
             "capacity": round(capacity, 3),
             "told": _rounded(found),
-            "beside": {key: round(found[key] / middle[key] - 1, 4) for key in TIMES},
+            "beside": {key: round(_beside(found[key], middle[key]), 4) for key in TIMES},
             "spread": {key: round(value, 4) for key, value in spread.items()},
             "exact": all(ours[name]),
         }
@@ -197,8 +197,13 @@ def _rounded(found: Report) -> Report:
 
 
 def _apart(times: Sequence[float]) -> float:
-    """The highest beside the lowest, less 1; a time too short for the clock is 0, and as long as itself."""
-    return 0.0 if max(times) == min(times) else max(times) / max(min(times), CLOCK_MS) - 1
+    """The highest beside the lowest."""
+    return _beside(max(times), min(times))
+
+
+def _beside(one: float, other: float) -> float:
+    """Their ratio, less 1; a time too short for the clock is 0, and as long as itself."""
+    return 0.0 if one == other else one / max(other, CLOCK_MS) - 1
 
 
 def _in_words(exact: bool) -> str:

@@ -99,6 +99,7 @@ NOT_QUICK = ("e2e", "cuda", "kernels/triton")
 # And what it imports but does not run: a test says so itself, by one of these marks.
 NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
 QUICK_CASES = 1  # of each test
+LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
 QUICK_EXAMPLES = settings.get_profile("quick").max_examples
 
 
@@ -159,6 +160,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in known])
         items[:] = kept
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     slow = {
         item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
     }

@@ -63,7 +63,7 @@ class Two:
         where = self.owner.lend(2, at, length)
         return self.reader.read(1, where, at, at, length), at, right
 
-    def until(self, done, seconds=10.0):
+    def until(self, done, seconds=60.0):
         late = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < late, "it does not end"
@@ -87,7 +87,7 @@ def groups():
 
 
 def kernel_threads():
-    return len(os.listdir("/proc/self/task"))
+    return set(os.listdir("/proc/self/task"))
 
 
 def listening():
@@ -113,10 +113,10 @@ def test_what_is_lent_arrives_and_a_peer_that_leaves_takes_its_groups_along(two)
     assert set(two.done.values()) == {""}
     for _, at, right in reads:
         assert two.memories[1].view[at : at + len(right)] == right
-    assert len(groups()) == 2 and kernel_threads() > threads
+    assert len(groups()) == 2 and kernel_threads() - threads
     two.owner.left(2)
     two.reader.left(1)
-    two.until(lambda: not groups() and kernel_threads() == threads)
+    two.until(lambda: not groups() and kernel_threads() <= threads)  # some of before may have ended
 
 
 def test_nothing_listens_but_on_the_addresses_that_were_given():

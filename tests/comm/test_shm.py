@@ -27,8 +27,10 @@ def echo(pipe):
 
 
 def front(address, pipe, rounds):
-    """An attention node that makes some round trips, says so, and stays in the middle of the next one."""
-    end = connect.connect([address], attention=1, layout=LAYOUT, timeout=5.0)
+    """An attention node that says that it is there, makes some round trips, says so, and stays in the middle of the
+    next one."""
+    end = connect.connect([address], attention=1, layout=LAYOUT, timeout=60.0)
+    pipe.send("here")
     box = Box(1, 0, 0)
     for turn in range(rounds):
         send(end, box, turn, 3)
@@ -81,6 +83,9 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     box = Box(1, 0, 0)
     process = FORKED.Process(target=front, args=(address, (pipe := FORKED.Pipe())[1], 3), daemon=True)
     process.start()
+    assert pipe[0].poll(60) and pipe[0].recv() == "here", (
+        "a process may take longer to begin than a message to come"
+    )
     for _ in range(3):
         answer(end, box, arrive(end, box).header, 1)
     assert pipe[0].poll(60)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.control.moving import NodeEnd, World
 
-IN_CI, ALL, STEPS = 300, 10_000, 1000
+IN_CI, ALL, STEPS = 150, 10_000, 1000
 
 
 @pytest.fixture(autouse=True)

@@ -527,14 +527,14 @@ def run(seed, controllers=1, balanced=False, unreadable=()):
     return world
 
 
-@pytest.mark.parametrize("first", range(0, 500, 50))
+@pytest.mark.parametrize("first", range(0, 200, 50))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_losses_stop(first):
     for seed in range(first, first + 50):
         run(seed)
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", range(0, 150, 50))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
     for seed in range(first, first + 50):
@@ -548,7 +548,7 @@ def test_what_is_wanted_is_reached_with_a_balancer_while_nodes_and_controllers_c
     assert sum(world.thoughts for world in worlds) > 50 and sum(world.life for world in worlds) > 3
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 100, 50))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_files_can_be_read_again(first):
     for seed in range(first, first + 50):

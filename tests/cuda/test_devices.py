@@ -77,8 +77,7 @@ def test_no_layer_waits_for_the_device(name, warm, tiny_checkpoint):
         assert watch.launches > 100
 
 
-@pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "topology"), [("v3", (1, 1)), *((name, (2, 3)) for name in FAMILIES)])
 def test_whole_requests(name, topology, tiny_checkpoint):
     """Chunked prefill, several micro-batches, prefix hits and preemption: all tensors are where they should be."""
     with pretended() as watch:

@@ -42,6 +42,11 @@ def test_beside_one_another(kept):
     assert "at 30% of its capacity" in tables_serve.clients() and "met by all 3" in tables_serve.clients()
 
 
+def test_a_time_too_short_for_the_clock_is_as_long_as_itself():
+    assert load_clients._beside(0.0, 0.0) == 0 and load_clients._beside(3.0, 2.0) == 0.5
+    assert load_clients._beside(1.0, 0.0) == pytest.approx(1 / load_clients.CLOCK_MS - 1)
+
+
 def test_a_client_that_nobody_knows(capsys):
     assert load_clients.main(["--client", "wrk=wrk2"]) == 2
     assert "--client: wrk: none of afserve bench serve" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The native library under AddressSanitizer and UBSan, and against unreadable pages, on random shapes."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,8 +13,13 @@ import xxhash
 from afserve.kernels.isa import isas_here
 
 NATIVE = Path(__file__).parents[2] / "kernels/native"
+FUZZ = Path(__file__).with_name("fuzz_native.cpp")
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
-FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-psabi", "-w", "-pthread"]
+FLAGS += [
+    "--param",
+    "asan-instrumentation-with-call-threshold=0",
+]  # checks that are calls compile in half the time
 
 
 def needs_python(source: Path) -> bool:
@@ -30,51 +36,51 @@ def sets_in(source: Path) -> list[str]:
 
 def sources(all_sets: bool) -> tuple[list[Path], list[str]]:
     """What is compiled, and the sets that are left out. Loops of a set take ten seconds to compile: where not all are
-    wanted there are those of any processor, the best ones of this one, which pack weights for all, and one more of
-    those that it runs, another one whenever the library changes."""
+    wanted there are those of any processor, and the best ones of this one, which pack weights for all."""
     found = sorted(path for path in NATIVE.glob("*.cpp") if not needs_python(path))
     if all_sets:
         return found, []
     rest = [path for path in found if sets_in(path) and path.name != "isa_generic.cpp"]
     here = [path for name in isas_here() for path in rest if name in sets_in(path)]
-    best, others = here[:1], [path for path in here if path not in here[:1]]
-    content = b"".join(path.read_bytes() for path in sorted(NATIVE.glob("*.[ch]*")))
-    best += others[xxhash.xxh64_intdigest(content) % max(len(others), 1) :][:1]
-    left = [path for path in rest if path not in best]
+    left = [path for path in rest if path not in here[:1]]
     return [path for path in found if path not in left], [name for path in left for name in sets_in(path)]
+
+
+def digest(compiler: str) -> str:
+    """Of all that a program is made of."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    content = [path.read_bytes() for path in (FUZZ, *sorted(NATIVE.glob("*.[ch]*")))]
+    return xxhash.xxh64_hexdigest(b"".join((version, " ".join([*FLAGS, *isas_here()]).encode(), *content)))
+
+
+def build(compiler: str, compiled: list[Path], left: list[str], program: Path) -> None:
+    """In place of those of the same kind that were built before."""
+    for old in program.parent.glob(f"{program.name.partition('-')[0]}-*"):
+        old.unlink()
+    others, made = program.with_suffix(".cpp"), program.with_suffix(f".{os.getpid()}")
+    declared = "struct Isa;\nconst Isa* generic_isa();\n"
+    others.write_text(declared + "".join(f"const Isa* {n}_isa() {{ return generic_isa(); }}\n" for n in left))
+    files = map(str, (FUZZ, others, *compiled))
+    command = [compiler, *FLAGS, f"-I{NATIVE}", *files, "-o", str(made)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in built.stderr and "asan" in built.stderr:
+        pytest.skip("the compiler has no AddressSanitizer library")
+    assert built.returncode == 0, built.stderr[-4000:]
+    made.replace(program)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.long)])
-def test_no_op_reads_or_writes_outside_what_it_was_given(tmp_path: Path, rounds: int) -> None:
+def test_no_op_reads_or_writes_outside_what_it_was_given(cache: pytest.Cache, rounds: int) -> None:
+    """The program is built once for what it is made of, and kept where pytest keeps what it knows of earlier runs."""
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs g++ on Linux")
     compiled, left = sources(all_sets=rounds > 2)
-    program, others = tmp_path / "fuzz", tmp_path / "others.cpp"
-    declared = "struct Isa;\nconst Isa* generic_isa();\n"
-    others.write_text(declared + "".join(f"const Isa* {n}_isa() {{ return generic_isa(); }}\n" for n in left))
-    files = [Path(__file__).with_name("fuzz_native.cpp"), others, *compiled]
-    built = subprocess.run(
-        [
-            compiler,
-            *FLAGS,
-            "-Wno-psabi",
-            "-w",
-            "-pthread",
-            f"-I{NATIVE}",
-            *map(str, files),
-            "-o",
-            str(program),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "cannot find" in built.stderr and "asan" in built.stderr:
-        pytest.skip("the compiler has no AddressSanitizer library")
-    assert built.returncode == 0, built.stderr[-4000:]
+    program = cache.mkdir("afserve-fuzz") / f"{'all' if rounds > 2 else 'few'}-{digest(compiler)}"
+    if not program.exists():
+        build(compiler, compiled, left, program)
     run = subprocess.run([str(program), str(rounds)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-6000:]
     fuzzed = re.findall(r"(\w+): ", run.stdout)

@@ -2,8 +2,8 @@
 
 `python tests/kernels/triton/compile_for.py 90` runs the real launchers on small CPU tensors of real models' widths,
 stops each launch after ptxas and prints registers, stack (spills), shared memory and matrix instructions. With `few`
-behind it each kernel has one or two of its tiles. It runs in its own process because the tests beside it interpret the
-same kernels.
+behind it each kernel has one or two of its tiles, and of those without a matrix product only the shared memory is
+told. It runs in its own process because the tests beside it interpret the same kernels.
 """
 
 import json
@@ -34,6 +34,7 @@ SHARED = {
     100: 227 << 10,
 }  # bytes a program may take (CUDA guide, table 30)
 BF16 = torch.bfloat16
+MULTIPLIES = re.compile(r"\b(mma|wgmma|tcgen05)\.")  # in PTX
 MATRIX = ("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 
 
@@ -56,8 +57,8 @@ class AbsentChip:
 class Compiler:
     """Takes the place of JITFunction.run: compiles, reports each new kernel once, launches nothing."""
 
-    def __init__(self) -> None:
-        self._run = JITFunction.run
+    def __init__(self, few: bool) -> None:
+        self._run, self._few = JITFunction.run, few
         self._seen: set[str] = set()
 
     def __call__(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
@@ -65,10 +66,9 @@ class Compiler:
         if kernel.hash not in self._seen:
             self._seen.add(kernel.hash)
             constants = {k: v for k, v in options.items() if isinstance(v, (int, str)) and k.isupper()}
-            print(
-                json.dumps({"kernel": function.fn.__name__, **usage(kernel), "constants": constants}),
-                flush=True,
-            )
+            read = not self._few or MULTIPLIES.search(kernel.asm["ptx"])
+            found = usage(kernel) if read else {"shared": kernel.metadata.shared}
+            print(json.dumps({"kernel": function.fn.__name__, **found, "constants": constants}), flush=True)
         return kernel
 
 
@@ -150,7 +150,7 @@ def attention(ops: TritonBackend, few: bool) -> None:
 def main() -> None:
     arch, few = int(sys.argv[1]), sys.argv[2:] == ["few"]
     driver.set_active(AbsentChip(arch))
-    compiler = Compiler()
+    compiler = Compiler(few)
 
     def run(
         function: Any, *args: Any, **options: Any

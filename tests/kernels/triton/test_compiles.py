@@ -30,14 +30,19 @@ def test_what_the_tests_interpret_is_not_interpreted_elsewhere():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.long)])
-def test_kernels_compile(tmp_path, which):
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
+def test_kernels_compile(cache, which):
+    """What was compiled for an earlier run, of the same source by the same compiler, Triton finds again."""
+    folder = str(cache.mkdir("afserve-triton"))
+    environment = {**os.environ, "TRITON_CACHE_DIR": folder, "PYTHONPATH": str(HERE.parents[2])}
     command = [sys.executable, str(HERE / "compile_for.py"), str(ARCH), which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     for kernel in kernels:
         assert kernel["shared"] <= SHARED, kernel
-        assert kernel["stack"] <= 384, kernel  # bytes of spilled registers per thread
+        assert kernel.get("stack", 0) <= 384, kernel  # bytes of spilled registers per thread
     for name, instruction in REACHED:
-        assert any(k["kernel"] == name and instruction in k["matrix"] for k in kernels), (name, instruction)
+        assert any(k["kernel"] == name and instruction in k.get("matrix", ()) for k in kernels), (
+            name,
+            instruction,
+        )
