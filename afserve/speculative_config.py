@@ -151,8 +151,14 @@ def _synthetic(keys: _Keys, tokens: int | None) -> tuple[float, ...]:
         mean = keys.real(_LENGTH, 1, tokens + 1) or 1.0
         return tuple(min(1.0, max(0.0, mean - 1 - position)) for position in range(tokens))
     chance = Range(0, 1, whole=False)
-    if not isinstance(rates, list) or len(rates) != tokens or not all(map(chance.holds, rates)):
-        refuse(f"{_RATES}: {shown(rates)} is not a list of {tokens} numbers in [0, 1]")
+    if not isinstance(rates, list) or not all(map(chance.holds, rates)):
+        refuse(f"{_RATES}: {shown(rates)} is not a list of numbers in [0, 1]")
+    if len(rates) != tokens:
+        most = int(DRAFT_TOKENS.high)
+        refuse(
+            f"{_RATES} has {len(rates)} numbers, and {tokens} tokens are drafted; give one for each of "
+            f"num_speculative_tokens, which is {most} at most here"
+        )
     if any(later > sooner for sooner, later in pairwise(rates)):
         refuse(f"{_RATES}: {shown(rates)} rises: a token counts only where those before it are right")
     return tuple(rates)

@@ -110,10 +110,14 @@ REFUSED = [
     (NGRAM | {"synthetic_acceptance_length": 2.5}, "synthetic_acceptance_length needs rejection_sample_method"),
     (FORCED | {"synthetic_acceptance_length": 4.5}, "synthetic_acceptance_length: 4.5 is not a number in [1, 4]"),
     (FORCED | {"synthetic_acceptance_length": True}, "synthetic_acceptance_length: True is not a number"),
-    (FORCED | {"synthetic_acceptance_rates": [1, 1]}, "is not a list of 3 numbers in [0, 1]"),
-    (FORCED | {"synthetic_acceptance_rates": [1, 1, 2]}, "is not a list of 3 numbers in [0, 1]"),
-    (FORCED | {"synthetic_acceptance_rates": [1, 1, True]}, "is not a list of 3 numbers in [0, 1]"),
-    (FORCED | {"synthetic_acceptance_rates": "1"}, "is not a list of 3 numbers in [0, 1]"),
+    (
+        FORCED | {"num_speculative_tokens": 20, "synthetic_acceptance_rates": [0.5] * 20},
+        "which is 16 at most here",
+    ),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1]}, "has 2 numbers, and 3 tokens are drafted"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1, 2]}, "is not a list of numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": [1, 1, True]}, "is not a list of numbers in [0, 1]"),
+    (FORCED | {"synthetic_acceptance_rates": "1"}, "is not a list of numbers in [0, 1]"),
     (FORCED | {"synthetic_acceptance_rates": [0.5, 0.6, 0]}, "rises"),
 ]  # fmt: skip
 
