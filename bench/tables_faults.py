@@ -188,7 +188,7 @@ def _soak(row: Row) -> str:
         )
     ]
     mixed = sum(row.get("mixed", {}).values())
-    kind = " --mixed" if "mixed" in row else " --arrivals FILE"
+    kind = " --mixed" if mixed else "" if row["arrivals"] == "poisson" else " --arrivals FILE"
     busy = f" --busy {row['busy']}" if row["busy"] else ""
     beside = f", beside {row['busy']} busy loops" if row["busy"] else ""
     draft = f" --draft {row['draft']}" if row["draft"] != "off" else ""
@@ -197,6 +197,7 @@ def _soak(row: Row) -> str:
         f"as in {row['arrivals']}{beside} ({where(row)}); `python -m bench.faults --soak MINUTES{kind}{busy}{draft} --save`. Of {row['requests']:,} requests "
         f"{row['answered']:,} were answered, {row['cancelled']:,} cancelled, {row['failed']} failed, {row['twice']} answered twice; "
         f"{row['altered']} of {row['compared']:,} greedy ones had other tokens; {row['preemptions']:,.0f} preemptions."
+        + (f" {row['accepted_drafts']:,.0f} tokens of drafts were right." if draft else "")
         + (
             f" Beside them {mixed:,} requests of every other kind, {sum(row['mixed_wrong'].values())} answered wrongly."
             if mixed

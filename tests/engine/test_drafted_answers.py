@@ -247,3 +247,14 @@ def test_all_is_told_of_every_family(name, checkpoint, without):
         for drafter in DRAFTERS:
             found = answered(checkpoint(name, kind), place, asked, drafter, wanted, **KINDS[kind])
             assert found == wanted, (kind, place, drafter)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["suffix", 0.7])
+def test_a_thousand_requests_are_told_as_without_drafts(drafter, checkpoint, without):
+    """Over two attention and three expert nodes."""
+    asked, wanted = without("qwen3", "float32", "2x3", 1000, 1000)
+    assert len(wanted) == 1000
+    found = answered(checkpoint("qwen3", "float32"), "2x3", asked, drafter, wanted, **KINDS["float32"])
+    assert found == wanted
