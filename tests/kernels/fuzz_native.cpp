@@ -371,15 +371,29 @@ void latent_half(Engine& engine) {
   MlaWeights weights{norm.get(), q_norm.get(), latent_norm.get(), norm.get(), packed((own ? own : wide) + size, hidden),
                      own ? packed(wide, own) : nullptr, by_head(rank, nope), by_head(value, rank),
                      packed(hidden, heads * value), packed(count, hidden), nullptr, rule};
-  MlaLayer half({hidden, heads, nope, rope, value, rank, 1e-6f, 1e-6f, 0.1f}, weights);
+  bool indexed = own && random_bits() % 3, choice = false;
+  int dim = rope + up_to(60), top = up_to(300), index_heads = up_to(20);
+  for (int context : paged.context) choice |= indexed && context > top;
+  size_t index_block = size_t(dim) * paged.block;
+  Buffer<E> index(indexed ? index_block * paged.blocks : 0), index_norm(dim), index_bias(dim);
+  Buffer<int32_t> chosen(choice ? size_t(paged.tokens) * top : 0);
+  fill(index), fill(index_norm), fill(index_bias);
+  if (indexed)
+    weights.index = {packed(index_heads * dim, own), packed(dim, hidden), packed(index_heads, hidden), index_norm.get(),
+                     index_bias.get()};
+  MlaLayer half({hidden, heads, nope, rope, value, rank, 1e-6f, 1e-6f, 0.1f, {top, bool(random_bits() % 2)}}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);
   Buffer<float> weight(size_t(paged.tokens) * choices);
   Store<E> latents{cache.get(), block, block, token, 1, size, paged.blocks, paged.block, Layout::rows};
   Turn turn{cos.get(), sin.get(), position.get(), 1200, rope / 2, bool(random_bits() % 2)};
-  half.run(engine, MlaCall<E>{x.get(), paged.tokens, turn, slot.get(), latents, normed.get(), expert.get(),
-                              weight.get()}, batch);
+  Store<E> keys{index.get(), index_block, index_block, size_t(dim), 1, dim, paged.blocks, paged.block, Layout::rows};
+  half.run(engine, MlaCall<E>{x.get(), paged.tokens, turn, slot.get(), latents, keys, normed.get(), expert.get(),
+                              weight.get(), choice ? chosen.get() : nullptr, choice ? top : 0}, batch);
   for (size_t i = 0; i < expert.size(); i++)
     if (expert[i] < 0 || expert[i] >= count) abort();
+  for (int t = 0; choice && t < paged.tokens; t++)
+    for (int k = 0; k < std::min<int64_t>(top, position[t] + 1); k++)
+      if (chosen[size_t(t) * top + k] < 0 || chosen[size_t(t) * top + k] >= paged.blocks * paged.block) abort();
   calls++;
 }
 
