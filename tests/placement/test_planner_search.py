@@ -38,19 +38,21 @@ def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: obje
 
 
 def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> np.ndarray:
-    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
-    limit = family.batch_limit(setting)
-    best = np.zeros_like(limit)
-    for batch in range(1, int(limit.max(initial=0.0)) + 1):
-        stages = family.stages(setting, np.full_like(limit, float(batch)))
+    """Like `best_batches`, by trying every batch up to the memory limit, 64 of them (B) for all layouts (L) at a time;
+    0 where none is feasible."""
+    limit_L = family.batch_limit(setting)
+    best_L, most = np.zeros_like(limit_L), int(limit_L.max(initial=0.0))
+    for first in range(1, most + 1, 64):
+        tried_B = np.arange(first, min(first + 64, most + 1), dtype=float)
+        batch_BL = tried_B[:, None] + np.zeros_like(limit_L)
+        stages = family.stages(setting, batch_BL)
         keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
-        fine = (
-            (stages.tpot <= targets.tpot) & (stages.first_token <= targets.ttft) & keeps_up & (batch <= limit)
-        )
+        in_time = (stages.tpot <= targets.tpot) & (stages.first_token <= targets.ttft)
+        fine_BL = in_time & keeps_up & (batch_BL <= limit_L)
         if family.prefill is not None:
-            fine &= stages.prefill <= family.left_for_prefill()
-        best = np.where(fine, float(batch), best)
-    return best
+            fine_BL &= stages.prefill <= family.left_for_prefill()
+        best_L = np.maximum(best_L, np.where(fine_BL, batch_BL, 0.0).max(axis=0))
+    return best_L
 
 
 @pytest.mark.slow
