@@ -139,7 +139,7 @@ def naming_of(spec: ModelSpec) -> Naming:
     their own."""
     naming = FAMILIES[spec.family].naming
     if spec.quantization is not None and spec.quantization.gguf:
-        naming = replace(naming, stacked=None)
+        naming = replace(naming, stacked=None, layer_count=spec.layers)
     return replace(naming, layer_count=spec.layers) if spec.predictors else naming
 
 

@@ -38,7 +38,7 @@ class Architecture:
     """`keys` that a file has to have and those that it may have (`optional`). `more` adds what follows from several.
 
     `turned`: rows of queries and keys are stored with the halves of each head interleaved. `post_norm`: the norm before
-    the FFN.
+    the FFN. `norms_more`: norms are stored with the one that the family adds to them.
     """
 
     model_type: str
@@ -48,6 +48,7 @@ class Architecture:
     more: Callable[[Metadata, Tensors, Config], None] = lambda metadata, tensors, config: None
     turned: bool = False
     post_norm: str = "ffn_norm"
+    norms_more: bool = False
 
 
 def config_of(metadata: Metadata, tensors: Tensors) -> Config:
@@ -168,6 +169,21 @@ def _latent(metadata: Metadata, tensors: Tensors, config: Config) -> None:
     config["topk_method"] = "group_limited_greedy" if grouped else "greedy"
 
 
+def _delta(metadata: Metadata, tensors: Tensors, config: Config) -> None:
+    """Three of four layers are gated delta nets; llama.cpp describes them by the words of state space models."""
+    heads = metadata.integer(metadata.own("ssm.time_step_rank"))
+    config["linear_value_head_dim"] = metadata.integer(metadata.own("ssm.inner_size")) // max(1, heads)
+    recurrent = metadata.numbers(metadata.own("attention.recurrent_layers"))
+    if recurrent:
+        layers = int(str(config["num_hidden_layers"]))
+        config["layer_types"] = [
+            "linear_attention" if each else "full_attention" for each in recurrent[:layers]
+        ]
+    turned = metadata.integer(metadata.own("rope.dimension_count"))
+    partial = turned / max(1, int(str(config["head_dim"])))
+    config["rope_parameters"] = {**_rope(metadata), "partial_rotary_factor": partial}
+
+
 def _gpt_oss(metadata: Metadata, tensors: Tensors, config: Config) -> None:
     """Its corrections of YaRN are not rounded to whole frequencies, which no key says."""
     rope = config["rope_parameters"]
@@ -201,6 +217,24 @@ ARCHITECTURES: dict[str, Architecture] = {
         {"num_local_experts": 0},
         _mixtral,
         turned=True,
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        {
+            **_GROUPED,
+            **_INNER,
+            "attention.key_length": "head_dim",
+            "expert_count": "num_experts",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "ssm.state_size": "linear_key_head_dim",
+            "ssm.group_count": "linear_num_key_heads",
+            "ssm.time_step_rank": "linear_num_value_heads",
+        },
+        {"full_attention_interval": "full_attention_interval"},
+        more=_delta,
+        post_norm="post_attention_norm",
+        norms_more=True,
     ),
     "glm4moe": Architecture(
         "glm4_moe",

@@ -16,17 +16,30 @@ _IN_LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)")
 _UNUSED = ("attn_rot_embd.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 """Tables that are computed here, and copies of embedding and head beside a layer of multi-token prediction."""
 _PARTS = ("gate", "up", "down")
+_DELTA = {
+    "attn_qkv.weight": ("in_proj_qkv.weight", "keys"),
+    "attn_gate.weight": ("in_proj_z.weight", "rows"),
+    "ssm_beta.weight": ("in_proj_b.weight", "rows"),
+    "ssm_alpha.weight": ("in_proj_a.weight", "rows"),
+    "ssm_conv1d.weight": ("conv1d.weight", "keys"),
+    "ssm_a": ("A_log", "rates"),
+    "ssm_dt.bias": ("dt_bias", "rows"),
+    "ssm_norm.weight": ("norm.weight", ""),
+    "ssm_out.weight": ("out_proj.weight", "columns"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stored tensor, or `expert`'s part of it. `turned`: rows of each head are interleaved halves. `beside`: what
-    goes up from the latent to values lies in another tensor than what goes up to keys."""
+    """A stored tensor, or `expert`'s part of it. `beside`: what goes up from the latent to values, where it lies in
+    another tensor than what goes up to keys. `change` is what llama.cpp has otherwise: `halves` of each head's rows are
+    interleaved, a `norm` has one more. Of a gated delta net, value heads lie by their place within a key head's: in
+    `rows`, in rows behind those of `keys`, in `columns`, and in the negative `rates`."""
 
     stored: str
     expert: int | None = None
-    turned: bool = False
     beside: str = ""
+    change: str = ""
 
 
 def pieces_of(
@@ -43,7 +56,7 @@ def pieces_of(
     for name in stored:
         match = _IN_LAYER.fullmatch(name)
         if match is None and name in ends:
-            found[ends[name]] = Piece(name)
+            found[ends[name]] = Piece(name, change="norm" if known.norms_more and "norm" in name else "")
         elif match is None or not (placed := _in_layer(int(match[1]), match[2], naming, known, experts)):
             if match is None or match[2] not in _UNUSED:
                 raise CheckpointError(
@@ -71,6 +84,9 @@ def _in_layer(
         named = [naming.expert(layer, expert)[part] for expert in range(experts)]
         ours = named if end == "weight" else [bias_of(name) for name in named]
         return {name: Piece(stored, expert) for expert, name in enumerate(ours)}
+    if rest in _DELTA and known.norms_more:
+        of_net, change = _DELTA[rest]
+        return {naming.layer(layer, f"{naming.linear}.{of_net}"): Piece(stored, change=change)}
     if rest == "exp_probs_b.bias":
         return {naming.router_bias(layer): Piece(stored)}
     if rest == "attn_k_b.weight":
@@ -81,8 +97,12 @@ def _in_layer(
     name = _plain(layer, naming, known).get(stem)
     if name is None or end not in ("weight", "bias"):
         return {}
-    turned = known.turned and stem in ("attn_q", "attn_k")
-    return {(name if end == "weight" else bias_of(name)): Piece(stored, turned=turned)}
+    change = ""
+    if known.turned and stem in ("attn_q", "attn_k"):
+        change = "halves"
+    elif known.norms_more and stem.endswith("norm"):
+        change = "norm"
+    return {(name if end == "weight" else bias_of(name)): Piece(stored, change=change)}
 
 
 def _plain(layer: int, naming: Naming, known: Architecture) -> dict[str, str]:

@@ -23,6 +23,7 @@ from afserve.models.shards import GGUF_INDEX, read_index
 from afserve.models.tensor_files import TensorFiles
 from afserve.models.weights import FLOATS
 from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec
 
 _PART = 1 << 22  # numbers that are de-quantised at a time
 
@@ -44,6 +45,8 @@ class GgufCheckpoint:
         )
         self._pieces = pieces_of(self._file_of, naming, known, spec.experts, str(folder))
         self._read: set[str] = set()
+        nets = (kind.attention for kind in spec.kinds if kind.attention.kind == "linear")
+        self._delta = next(nets, None)
         how = spec.quantization
         self._kept = how.layout.upper() if how and how.regular else None
 
@@ -78,8 +81,8 @@ class GgufCheckpoint:
         if piece.beside:
             return self._joined(name, piece, shape, dtype)
         found = self._values(piece, shape, dtype)
-        if piece.turned:
-            found = _halves_apart(found, self._spec.kinds[0].attention.head_dim)
+        if piece.change:
+            found = _CHANGES[piece.change](found, self._delta or self._spec.kinds[0].attention)
         return found.to(self._device)
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -136,8 +139,8 @@ class GgufCheckpoint:
             self._check_shape(piece, found, (self._spec.experts, *shape))
             return self._files.rows(file, piece.stored, piece.expert, 1)[0]
         raw = self._files.tensor(file, piece.stored)
-        if found != shape and (1, *found) == shape:  # a gate of one output is stored as a row
-            return raw[None]
+        if found != shape and _without_ones(found) == _without_ones(shape):  # such as a gate of one output
+            return raw.reshape(*shape[:-1], raw.shape[-1])
         self._check_shape(piece, found, shape)
         return raw
 
@@ -174,8 +177,36 @@ class GgufCheckpoint:
         return str((self.folder / min(self._file_of.values(), default="")).resolve())
 
 
-def _halves_apart(x_R: Tensor, head_dim: int) -> Tensor:
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _by_key_head(x_R: Tensor, a: AttentionSpec) -> Tensor:
+    """Rows of one value head after the other, those of a key head side by side: llama.cpp has the first one of every
+    key head, then the second ones."""
+    tiles = x_R.unflatten(0, (a.heads // a.kv_heads, a.kv_heads, -1))
+    ordered: Tensor = tiles.transpose(0, 1).flatten(0, 2)
+    return ordered
+
+
+def _behind_keys(x_R: Tensor, a: AttentionSpec) -> Tensor:
+    both = 2 * a.kv_heads * a.head_dim
+    return torch.cat((x_R[:both], _by_key_head(x_R[both:], a)))
+
+
+def _halves_apart(x_R: Tensor, a: AttentionSpec) -> Tensor:
     """Rows of one head after the other: llama.cpp turns neighbours, Hugging Face the two halves of a head."""
-    pairs = x_R.unflatten(0, (-1, head_dim // 2, 2))
+    pairs = x_R.unflatten(0, (-1, a.head_dim // 2, 2))
     apart: Tensor = pairs.transpose(1, 2).flatten(0, 2)
     return apart
+
+
+_CHANGES: dict[str, Callable[[Tensor, AttentionSpec], Tensor]] = {
+    "halves": _halves_apart,
+    "norm": lambda x, a: x - 1,
+    "rows": _by_key_head,
+    "keys": _behind_keys,
+    "columns": lambda x, a: _by_key_head(x.T, a).T.contiguous(),
+    "rates": lambda x, a: _by_key_head(x, a).neg().log(),
+}
+"""By `Piece.change`."""

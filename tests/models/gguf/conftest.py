@@ -55,6 +55,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "topk_group": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     ),
     "minimax": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),
+    "qwen3.5": (
+        "Qwen3_5Moe",
+        {**QWEN3, "num_hidden_layers": 4, "full_attention_interval": 2, "head_dim": 16,
+         "shared_expert_intermediate_size": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+         "linear_key_head_dim": 12, "linear_value_head_dim": 20},
+    ),
     "v2": (
         "DeepseekV2",
         {**MLA, "q_lora_rank": None, "n_group": None, "topk_group": None, "topk_method": "greedy"},
@@ -72,6 +78,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**LOCAL, "head_dim": 16, "sliding_window": 6, "rope_parameters": YARN},
     ),
 }  # fmt: skip
+
+
+_CONFIG = {"Qwen3_5Moe": "TextConfig"}
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +105,7 @@ def build(name: str, folder: Path, **more: Any) -> Path:
     family, fields = TINY[name]
     torch.manual_seed(len(name))
     model = getattr(transformers, family + "ForCausalLM")(
-        getattr(transformers, family + "Config")(**{**fields, **more})
+        getattr(transformers, family + _CONFIG.get(family, "Config"))(**{**fields, **more})
     )
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -59,9 +59,10 @@ def test_every_number_is_that_of_the_folder(name, checkpoint, unfolded):
         if ".experts.gate_up" not in key and ".experts.down_proj" not in key
     }
     assert naming_of(spec).stacked is None
+    rounded = 1e-6 if name == "qwen3.5" else 0  # what is stored plus one, or as an exponential
     for key, x in apart.items():
         torch.testing.assert_close(
-            tensors.tensor(key, tuple(x.shape), torch.float32), x, rtol=0, atol=0, msg=key
+            tensors.tensor(key, tuple(x.shape), torch.float32), x, rtol=0, atol=rounded, msg=key
         )
 
 

@@ -37,6 +37,14 @@ _RENAMED = (
     (r"\.mlp\.shared_experts?\.(gate|up|down)_proj\.", r".ffn_\1_shexp."),
     (r"\.mlp\.shared_expert_gate\.", ".ffn_gate_inp_shexp."),
     (r"\.mlp\.(gate|up|down)_proj\.", r".ffn_\1."),
+    (r"\.linear_attn\.in_proj_qkv\.", ".attn_qkv."),
+    (r"\.linear_attn\.in_proj_z\.", ".attn_gate."),
+    (r"\.linear_attn\.in_proj_b\.", ".ssm_beta."),
+    (r"\.linear_attn\.in_proj_a\.", ".ssm_alpha."),
+    (r"\.linear_attn\.(conv1d|norm)\.", r".ssm_\1."),
+    (r"\.linear_attn\.out_proj\.", ".ssm_out."),
+    (r"\.linear_attn\.A_log$", ".ssm_a"),
+    (r"\.linear_attn\.dt_bias$", ".ssm_dt.bias"),
     (r"\.(eh_proj|enorm|hnorm|embed_tokens)\.weight$", r".nextn.\1.weight"),
     (r"\.shared_head\.(norm|head)\.", r".nextn.shared_head_\1."),
 )
@@ -105,7 +113,8 @@ def renamed(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _plain(name: str, config: Mapping[str, Any]) -> str:
-    after = "post_attention_norm" if config["model_type"] in ("gpt_oss", "glm4_moe") else "ffn_norm"
+    late = ("gpt_oss", "glm4_moe", "qwen3_5_moe_text")
+    after = "post_attention_norm" if config["model_type"] in late else "ffn_norm"
     for pattern, to in (*_RENAMED, (r"\.post_attention_layernorm\.", f".{after}.")):
         name = re.sub(pattern, to, name)
     return name
@@ -114,12 +123,29 @@ def _plain(name: str, config: Mapping[str, Any]) -> str:
 def _permuted(name: str, x: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
     if name.endswith("shared_expert_gate.weight"):
         return x[0]
+    if config["model_type"] == "qwen3_5_moe_text":
+        return _tiled(name, x, config)
     heads = {"q": "num_attention_heads", "k": "num_key_value_heads"}
     match = re.search(r"self_attn\.([qk])_proj\.", name)
     if config["model_type"] != "mixtral" or match is None:
         return x
     count = config[heads[match[1]]]
     return x.reshape(count, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _tiled(name: str, x: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """Norms with their one; of value heads the first one of every key head, then the second ones."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return x + 1
+    if ".linear_attn." not in name or name.endswith("norm.weight"):
+        return x
+    if name.endswith("out_proj.weight"):
+        return x.unflatten(1, (keys, values // keys, -1)).transpose(1, 2).flatten(1)
+    x = -x.exp() if name.endswith("A_log") else x[:, 0] if "conv1d" in name else x
+    first = 2 * keys * config["linear_key_head_dim"] if "conv1d" in name or "in_proj_qkv" in name else 0
+    rest = x[first:].unflatten(0, (keys, values // keys, -1)).transpose(0, 1).flatten(0, 2)
+    return torch.cat((x[:first], rest))
 
 
 def _of_gpt_oss(stem: str, name: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -143,7 +169,7 @@ def described(folder: Path, *, predictors: bool = False) -> dict[str, Any]:
     name = {
         "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "olmoe": "olmoe", "mixtral": "llama", "gpt_oss": "gpt-oss",
         "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
-        "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+        "qwen3_5_moe_text": "qwen35moe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     }[c["model_type"]]  # fmt: skip
     rope = c.get("rope_parameters") or {"rope_theta": c["rope_theta"], "rope_type": "default"}
     predicting = c.get("num_nextn_predict_layers", 0) if predictors else 0
@@ -153,14 +179,14 @@ def described(folder: Path, *, predictors: bool = False) -> dict[str, Any]:
         "block_count": c["num_hidden_layers"] + predicting,
         "context_length": c["max_position_embeddings"],
         "embedding_length": c["hidden_size"],
-        "feed_forward_length": c["intermediate_size"],
+        "feed_forward_length": c.get("intermediate_size", 0),
         "attention.head_count": c["num_attention_heads"],
         "attention.head_count_kv": 1 if latent else c["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
         "rope.freq_base": rope["rope_theta"],
         "expert_count": c.get("n_routed_experts") or c.get("num_local_experts") or c["num_experts"],
         "expert_used_count": c["num_experts_per_tok"],
-        "expert_feed_forward_length": c.get("moe_intermediate_size", c["intermediate_size"]),
+        "expert_feed_forward_length": c.get("moe_intermediate_size") or c["intermediate_size"],
         "attention.key_length": latent + c["qk_rope_head_dim"] if latent else head,
         "attention.value_length": latent or head,
     }
@@ -199,7 +225,18 @@ def described(folder: Path, *, predictors: bool = False) -> dict[str, Any]:
         own |= {"rope.dimension_count": c["rotary_dim"], "expert_gating_func": 2}
     if name == "glm4moe":
         own["rope.dimension_count"] = int(head * rope["partial_rotary_factor"])
-    if name == "qwen2moe":
+    if name == "qwen35moe":
+        own |= {
+            "rope.dimension_count": int(head * rope["partial_rotary_factor"]),
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "ssm.conv_kernel": c["linear_conv_kernel_dim"],
+            "ssm.state_size": c["linear_key_head_dim"],
+            "ssm.group_count": c["linear_num_key_heads"],
+            "ssm.time_step_rank": c["linear_num_value_heads"],
+            "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
+            "attention.recurrent_layers": [int(kind == "linear_attention") for kind in c["layer_types"]],
+        }
+    if name in ("qwen2moe", "qwen35moe"):
         own["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
     if name == "gpt-oss":
         own["attention.sliding_window"] = c["sliding_window"]
