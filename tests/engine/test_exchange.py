@@ -20,7 +20,7 @@ from afserve.tracing.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-NAMES = ("v3", "v2-groups", "qwen3", "mixtral-window")
+NAMES = ("dsa", "v3", "v2-groups", "qwen3", "mixtral-window")
 
 
 class World:
@@ -124,10 +124,12 @@ def test_steps_in_one_call_give_the_colocated_tokens(name, dtype, experts, tiny_
     assert layers * (stats.steps - 1) <= messages <= stats.dispatches * experts
 
 
-@pytest.mark.parametrize("experts", [1, 2])
-def test_a_layer_whose_sums_are_late_goes_on_in_python(experts, tiny_checkpoint, world, calls, monkeypatch):
+@pytest.mark.parametrize(("name", "experts"), [("v3", 1), ("v3", 2), ("dsa", 2)])
+def test_a_layer_whose_sums_are_late_goes_on_in_python(
+    name, experts, tiny_checkpoint, world, calls, monkeypatch
+):
     monkeypatch.setattr(exchanges, "_PATIENCE", 0.0)
-    source = ModelSource(str(tiny_checkpoint("v3")), "v3", dtype="bfloat16")
+    source = ModelSource(str(tiny_checkpoint(name)), name, dtype="bfloat16")
     made, asked = world(source, config(), experts), requests(prompts())
     with made.serving() as node:
         tokens = run(node, asked)
