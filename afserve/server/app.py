@@ -27,6 +27,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.endpoints.surfaces import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.endpoints.warm import WarmEndpoint
 from afserve.server.gate import LOCAL_ORIGIN, Gate
+from afserve.server.http.audit_log import AuditLog
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
@@ -70,6 +71,7 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
         database=database,
         accounts=accounts,
         spans=Spans(settings.otlp_endpoint or ""),
+        audit=AuditLog(settings.audit_log) if settings.audit_log else None,
     )
     app = Starlette(
         routes=_routes(service).described(),
@@ -82,6 +84,7 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
                 connections=service.connections,
                 accounts=accounts,
                 spans=service.spans,
+                audit=service.audit,
             ),
         ],
         exception_handlers={

@@ -15,7 +15,9 @@ from afserve.server.access.accounts import STATE, Accounts
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Door, ForbiddenError
 from afserve.server.access.ledger import RateLimitedError
+from afserve.server.answers.answering import WATCHED
 from afserve.server.http.access_log import REQUEST_ID, Seen, named, request_id_of
+from afserve.server.http.audit_log import AuditLog
 from afserve.server.http.body import ClientGone
 from afserve.server.http.connections import CONNECTION, Connections
 from afserve.server.http.protocol import offer
@@ -73,8 +75,10 @@ class Gate:
         connections: Connections,
         accounts: Accounts,
         spans: Spans,
+        audit: AuditLog | None = None,
     ) -> None:
         self._app = app
+        self._audit = audit
         self._connections = connections
         self._accounts = accounts
         self._spans = spans
@@ -119,7 +123,7 @@ class Gate:
                 if isinstance(error, RateLimitedError):
                     limits.update(error.standing.headers())
                 await refusal(error, scope["path"])(scope, receive, stamped)
-                seen.write_line(scope, "")
+                self._write_down(scope, seen, "", began)
                 return
             state[STATE] = account
             try:
@@ -135,8 +139,21 @@ class Gate:
                     self._count(scope, seen.status)
                 raise
             finally:
-                seen.write_line(scope, account.owner)
+                self._write_down(scope, seen, account.owner, began)
                 span.end_span(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
+
+    def _write_down(self, scope: Scope, seen: Seen, owner: str, began: float) -> None:
+        """In the access log, and in the audit log what asks, changes or is refused."""
+        fields = seen.fields(scope, owner)
+        seen.write_line(scope, fields)
+        if self._audit is None or (scope["method"] in SAFE_METHODS and seen.status < 400):
+            return
+        state = scope["state"]
+        entry = {"time": round(began, 6), "request_id": state.get(REQUEST_ID, ""), **fields}
+        if (watched := state.get(WATCHED)) is not None:
+            tokens = {"prompt_tokens": watched.prompt_tokens, "completion_tokens": sum(watched.tokens)}
+            entry |= {"model": watched.model, **tokens}
+        self._audit.note_request(entry)
 
     def _count(self, scope: Scope, status: int) -> None:
         self._metrics.responses.add(1, getattr(scope.get("route"), "path", "none"), str(status))

@@ -89,6 +89,8 @@ async def serve(
         await service.accounts.stop_telling()
         await service.spans.send_rest()
         await service.database.close_file()
+        if service.audit is not None:
+            await asyncio.to_thread(service.audit.finish_writing)
 
 
 async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:

@@ -17,6 +17,7 @@ from afserve.server.access.keyring import LOOK_SECONDS, Keyring
 from afserve.server.app import build_app
 from afserve.server.endpoints.service import Service
 from afserve.server.gate import hosts_of
+from afserve.server.http.audit_log import AuditLog
 from afserve.server.http.encryption import server_context
 from afserve.server.http.settings import Listening, ServerSettings, read_keys
 from afserve.server.serve import serve
@@ -50,8 +51,8 @@ def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = 
         raise ConfigError(
             f"--otlp-endpoint {limits.otlp_endpoint}: is no URL of HTTP, such as http://127.0.0.1:4318"
         )
-    if limits.log_prompts and not limits.access_log:
-        raise ConfigError("--log-prompts: is for the lines of --access-log; give both")
+    if limits.log_prompts and not (limits.access_log or limits.audit_log):
+        raise ConfigError("--log-prompts: is for the lines of --access-log or --audit-log; give one of them")
     if asked.ssl_keyfile and not asked.ssl_certfile:
         raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both")
     certfile = str(asked.ssl_certfile or "")
@@ -69,6 +70,7 @@ def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = 
         hosts=hosts_of(asked.host, asked.allowed_host),
         origins=asked.allowed_origin,
         access_log=_access_log(limits),
+        audit_log=_audit_log(limits.audit_log),
     )
 
 
@@ -78,6 +80,15 @@ def _access_log(limits: ServerSettings) -> str | None:
         return limits.access_log
     path = str(Path(limits.access_log).resolve())
     open_access_log(path, limits.log_format)
+    return path
+
+
+def _audit_log(asked: str | None) -> str | None:
+    """Opened once here, too."""
+    if asked is None:
+        return None
+    path = str(Path(asked).resolve())
+    AuditLog(path).finish_writing()
     return path
 
 

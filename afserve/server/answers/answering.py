@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from itertools import islice
 
+from starlette.types import Scope
+
 from afserve.errors import CapacityError, DeadlineError, NotFoundError, OverloadedError
 
 # For the words of an end to be written; who does not read them is not waited for.
@@ -21,10 +23,24 @@ class DrainingError(CapacityError):
         super().__init__("the server is shutting down; send the request to another one or try again later")
 
 
+WATCHED = "watched"  # of a request's state
+
+
 class Watched:
     """One request, and how far it is. `created` in Unix seconds; `owner` is an account's."""
 
-    def __init__(self, id: str, owner: str, created: int, model: str, choices: int, *, stream: bool) -> None:
+    def __init__(
+        self,
+        id: str,
+        owner: str,
+        created: int,
+        model: str,
+        choices: int,
+        *,
+        stream: bool,
+        prompt_tokens: int = 0,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
         self.id, self.owner, self.created, self.model, self.stream = id, owner, created, model, stream
         self.tokens = [0] * choices
         self.reasons: list[str | None] = [None] * choices
@@ -93,8 +109,10 @@ class Answering:
 
     # ---- each by its id
 
-    def watch_request(self, one: Watched) -> None:
-        """The request that this task has entered with is found by its id from now on, until it is answered."""
+    def watch_request(self, one: Watched, scope: Scope) -> None:
+        """The request that this task has entered with is found by its id from now on, until it is answered. `scope` is
+        its own."""
+        scope.setdefault("state", {})[WATCHED] = one
         self._tasks[_current()] = self._by_id[one.id] = one
 
     def count_of_model(self, model: str) -> int:

@@ -81,7 +81,13 @@ class Asked:
         """For this owner, an account's, who asks about it while it runs."""
         asked = self.prepared
         return Watched(
-            self.id, owner, self.created, asked.model, self.choices, stream=asked.stream is not None
+            self.id,
+            owner,
+            self.created,
+            asked.model,
+            self.choices,
+            stream=asked.stream is not None,
+            prompt_tokens=sum(map(len, asked.prompts)),
         )
 
     def reply(self, tokenizer: Tokenizer) -> Reply:

@@ -166,7 +166,7 @@ class Generate:
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
                 watched = asked.watched(account.owner)
-                service.answering.watch_request(watched)
+                service.answering.watch_request(watched, scope)
                 task = asked.task(arrived, account, span_of(scope), origin_of(scope), watched)
                 surface = surface_of(asked.reply(model.tokenizer), prepared.stream, asked.choices)
                 await service.answer_now(model, task, surface)(scope, receive, send)

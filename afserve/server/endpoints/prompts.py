@@ -57,9 +57,12 @@ class PromptsEndpoint(ABC, Generic[T]):
             account = account_of(scope)
             model, asked = service.admitted(asked, account.scheduled(asked.scheduling))
             id, choices = uuid.uuid4().hex, len(asked.prompts)
-            watched = Watched(id, account.owner, int(time.time()), asked.model, choices, stream=False)
+            sizes = sum(map(len, asked.prompts))
+            watched = Watched(
+                id, account.owner, int(time.time()), asked.model, choices, stream=False, prompt_tokens=sizes
+            )
             task = Task(id, asked, arrived, account, origin=origin_of(scope), watched=watched)
-            service.answering.watch_request(watched)
+            service.answering.watch_request(watched, scope)
             results = await until_gone(receive, self._results(model, task))
             seconds = service.http.clock.now() - arrived
             data = await asyncio.to_thread(self.draw_body, task, results, seconds)

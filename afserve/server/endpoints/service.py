@@ -14,6 +14,7 @@ from afserve.server.answers.hosted import Hosted, Models
 from afserve.server.answers.resumables import Resumables
 from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.prepared import Prepared
+from afserve.server.http.audit_log import AuditLog
 from afserve.server.http.body import Bodies
 from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
@@ -40,6 +41,7 @@ class Service:
     database: Database
     accounts: Accounts
     spans: Spans
+    audit: AuditLog | None = None
     ignored: Ignored = field(default_factory=Ignored)
     at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)

@@ -144,8 +144,11 @@ class Spoken:
             model, asked = service.admitted(asked, service.scheduled(account, asked.scheduling))
             id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
             stream = asked.stream is not None
-            watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
-            service.answering.watch_request(watched)
+            tokens = len(asked.prompts[0])
+            watched = Watched(
+                id, account.owner, int(time.time()), asked.model, 1, stream=stream, prompt_tokens=tokens
+            )
+            service.answering.watch_request(watched, scope)
             task = Task(id, asked, arrived, account, span_of(scope), origin_of(scope), watched)
             surface = self._make(asked, id, service.http.clock)
             keep = self._keeping(asked, surface, account.owner)

@@ -6,6 +6,7 @@ The path is the route's, with its placeholders: what a client writes into a path
 import logging
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Message, Receive, Scope
@@ -66,24 +67,26 @@ class Seen:
     def attributes(self, request_id: str) -> dict[str, str | int]:
         return {"http.response.status_code": self.status, "afserve.request_id": request_id}
 
-    def write_line(self, scope: Scope, owner: str) -> None:
-        if not log.isEnabledFor(logging.INFO) or not log.handlers:
-            return
-        route = route_of(scope)
-        seconds = self.clock.now() - self.began
+    def fields(self, scope: Scope, owner: str) -> dict[str, object]:
         client = scope.get("client")
         fields: dict[str, object] = {
             "method": scope["method"],
-            "route": route,
+            "route": route_of(scope),
             "status": self.status,
-            "seconds": round(seconds, 6),
+            "seconds": round(self.clock.now() - self.began, 6),
             "bytes": self.sent,
             "client": client[0] if client else "",
             "key": owner,
         }
         if self.shows_bodies and self.body:
             fields["body"] = self.body.decode("utf-8", "replace")
-        words = f"{scope['method']} {route} {self.status or 'gone'} {seconds:.3f} s {self.sent} bytes"
+        return fields
+
+    def write_line(self, scope: Scope, fields: Mapping[str, object]) -> None:
+        if not log.isEnabledFor(logging.INFO) or not log.handlers:
+            return
+        owner = fields["key"]
+        words = f"{named(scope)} {self.status or 'gone'} {fields['seconds']:.3f} s {self.sent} bytes"
         words += f" {fields['client']}" + (f" key {owner}" if owner else "")
         words += f" body {fields['body']!r}" if "body" in fields else ""
         log.info(words, extra={REQUEST_ID: scope["state"].get(REQUEST_ID, ""), "fields": fields})

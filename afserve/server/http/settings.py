@@ -132,8 +132,17 @@ class ServerSettings:
         bare=STDERR,
         topic="logs",
     )
+    audit_log: str | None = setting(
+        None,
+        "An entry for each request that asks or changes something, or is refused: key, model, tokens; no text. Each is "
+        "chained to the one before (`afserve audit` checks). Gateways share the file.",
+        metavar="FILE",
+        topic="logs",
+    )
     log_prompts: bool = setting(
-        False, "Lines of --access-log show the beginning of each body, prompts included.", topic="logs"
+        False,
+        "Lines of --access-log and --audit-log show the beginning of each body, prompts included.",
+        topic="logs",
     )
     log_format: str = setting("text", "How log lines look.", FORMATS, topic="logs")
     otlp_endpoint: str | None = setting(

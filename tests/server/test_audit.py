@@ -1,0 +1,127 @@
+"""The audit log: what stands in it, that its chain finds every change, and that it costs requests nothing."""
+
+import json
+import threading
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.cli.audit import audit
+from afserve.errors import ConfigError
+from afserve.server.http.audit_log import MOST_WAITING, AuditLog, check_chain
+
+
+def entries(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def audited(make_backend, run_server, tmp_path):
+    path = tmp_path / "audit"
+    with run_server(make_backend(), audit_log=str(path)) as server, httpx.Client(base_url=server.url) as http:
+        yield http, path
+
+
+def test_who_asked_what(audited):
+    http, path = audited
+    asked = {"prompt": "a secret", "max_tokens": 3}
+    usage = http.post("/v1/completions", json=asked, headers={"x-request-id": "mine"}).json()["usage"]
+    http.post("/v1/messages", json={"max_tokens": 2, "messages": [{"role": "user", "content": "a secret"}]})
+    http.post("/v1/embeddings", json={"input": "a secret"})
+    http.get("/health")
+    http.get("/v1/requests/nobody")
+    http.post("/v1/completions", json={"prompt": 5})
+    found = wait_for(path, 5)
+    first, spoken, vector, missing, refused = found
+    assert first["request_id"] == "mine" and first["model"] == "tiny" and first["route"] == "/v1/completions"
+    assert (
+        first["prompt_tokens"] == usage["prompt_tokens"]
+        and first["completion_tokens"] == usage["completion_tokens"]
+    )
+    assert spoken["route"] == "/v1/messages" and spoken["prompt_tokens"] > 0 and vector["prompt_tokens"] > 0
+    assert missing["status"] == 404 and refused["status"] == 400 and "model" not in refused
+    assert "secret" not in path.read_text() and check_chain(path).broken is None
+
+
+def wait_for(path, count):
+    for _ in range(600):
+        if path.exists() and len(found := entries(path)) >= count:
+            return found
+        threading.Event().wait(0.05)
+    pytest.fail(f"{count} entries were expected in {path}")
+
+
+def written(path, count):
+    kept = AuditLog(str(path))
+    for number in range(count):
+        kept.note_request({"number": number})
+    kept.finish_writing()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_change_is_found(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("audit") / "log"
+    written(path, 6)
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = data.draw(st.integers(0, 5))
+    how = data.draw(st.sampled_from(["number", "drop", "swap", "twice", "bytes"]))
+    if how == "number":
+        lines[at] = lines[at].replace(b'"number":%d' % at, b'"number":%d' % (at + 1))
+    elif how == "drop":
+        at = min(at, 4)  # the last one is missed by nobody
+        del lines[at]
+    elif how == "swap":
+        other = (at + 1) % 6
+        lines[at], lines[other] = lines[other], lines[at]
+    elif how == "twice":
+        lines.insert(at, lines[at])
+    else:
+        place = data.draw(st.integers(0, len(lines[at]) - 2))
+        byte = data.draw(st.integers(0, 255).filter(lambda value: value != lines[at][place] and value != 10))
+        lines[at] = lines[at][:place] + bytes([byte]) + lines[at][place + 1 :]
+    path.write_bytes(b"".join(lines))
+    assert check_chain(path).broken is not None
+
+
+def test_gateways_share_a_file_and_it_goes_on_after_a_restart(tmp_path):
+    path = tmp_path / "log"
+    threads = [threading.Thread(target=written, args=(path, 40)) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    written(path, 5)
+    found = check_chain(path)
+    assert (found.lines, found.broken) == (125, None)
+
+
+def test_what_finds_no_room_is_counted(tmp_path):
+    path = tmp_path / "log"
+    kept = AuditLog(str(path))
+    kept.finish_writing()  # nobody writes now
+    for number in range(MOST_WAITING + 7):
+        kept.note_request({"number": number})
+    kept._queue.get()
+    kept.note_request({"number": 0})
+    assert list(kept._queue.queue)[-1] == {"number": 0, "lost": 7}
+
+
+def test_the_command_names_the_line(tmp_path):
+    path = tmp_path / "log"
+    written(path, 3)
+    good = CliRunner().invoke(audit, [str(path)])
+    assert good.exit_code == 0 and "3 lines" in good.output
+    path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":7'))
+    bad = CliRunner().invoke(audit, [str(path)])
+    assert bad.exit_code == 1 and "line 2 was changed" in bad.output
+    missing = CliRunner().invoke(audit, [str(tmp_path / "none")])
+    assert isinstance(missing.exception, ConfigError) and "No such file" in str(missing.exception)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="audit-log"):
+        AuditLog(str(tmp_path / "no" / "log"))
