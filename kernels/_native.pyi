@@ -153,6 +153,7 @@ class CachePair:
         groups: int,
         blocks: int,
         block_size: int,
+        bits: int,
     ) -> None: ...
 
 class LayerWeights:
@@ -355,6 +356,8 @@ def write_cache(
     blocks: int,
     block_size: int,
 ) -> None: ...
+def write_pairs(dtype: int, k: int, v: int, tokens: int, slot: int, cache: CachePair) -> None: ...
+def write_latents(dtype: int, x: int, tokens: int, slot: int, cache: CachePair) -> None: ...
 def attend(
     engine: Engine,
     dtype: int,

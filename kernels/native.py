@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels import _native, native_fused, native_half, native_stack, tiled
+from afserve.kernels import _native, native_caches, native_fused, native_half, native_stack, tiled
 from afserve.kernels.delta import DeltaLayer, DeltaRows
+from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.native_caches import attend, choose_rows, last_plain, odd, pair_of, write_cache
+from afserve.kernels.native_caches import attend, choose_rows, fits, last_plain, odd, pair_of
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
@@ -132,25 +133,21 @@ class Native(NativeProducts):
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:
-        caches_fit = k_TGD.dtype is k_NGBD.dtype and v_TGD.dtype is v_NGBD.dtype
-        if k_TGD.dtype not in CODES or not caches_fit or not last_plain(k_NGBD, v_NGBD):
+        if not fits(k_NGBD, k_TGD.dtype) or not fits(v_NGBD, v_TGD.dtype):
             if k_NGBD.dim() != tiled.ROWS:
                 self.write_kv(k_TGD.to(k_NGBD.dtype), v_TGD.to(v_NGBD.dtype), k_NGBD, v_NGBD, kv_slot_T)
             else:
                 fallback = self._fall_back("write_kv", odd(k_TGD, k_NGBD, v_NGBD))
                 fallback.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
             return
-        slot = plain(kv_slot_T, torch.int64)
-        write_cache(k_TGD, k_NGBD, slot)
-        write_cache(v_TGD, v_NGBD, slot)
+        native_caches.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, plain(kv_slot_T, torch.int64))
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
-        fits = latent_TC.dtype is cache_NBC.dtype and latent_TC.dtype in CODES
-        if not fits or not last_plain(cache_NBC):
+        if not fits(cache_NBC, latent_TC.dtype):
             fallback = self._fall_back("write_latent", odd(latent_TC, cache_NBC))
             fallback.write_latent(latent_TC, cache_NBC, kv_slot_T, rank)
             return
-        write_cache(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
+        native_caches.write_latent(latent_TC, cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64), rank)
 
     def attend_gqa(
         self,
@@ -162,8 +159,7 @@ class Native(NativeProducts):
         window: int | None,
         sink_A: Tensor | None = None,
     ) -> Tensor:
-        fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
-        if not fits or not last_plain(k_NGBD, v_NGBD):
+        if not fits(k_NGBD, q_TAD.dtype) or not fits(v_NGBD, q_TAD.dtype):
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
             fallback = self._fall_back("attend_gqa", odd(q_TAD, k_NGBD, v_NGBD))
             return fallback.attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
@@ -173,7 +169,7 @@ class Native(NativeProducts):
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
     ) -> Tensor:
-        if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not last_plain(cache_NBC):
+        if not fits(cache_NBC, q_TAC.dtype):
             fallback = self._fall_back("attend_mla", odd(q_TAC, cache_NBC))
             return fallback.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
@@ -236,7 +232,7 @@ class Native(NativeProducts):
         layer, fused = prepared.layer, prepared.handle
         if not isinstance(fused, native_fused.FusedGqa):  # prepare_gqa said why
             return BoundGqa(layer, k_NGBD, v_NGBD)
-        if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not last_plain(k_NGBD, v_NGBD):
+        if not all(fits(cache, layer.input_norm_H.dtype) for cache in (k_NGBD, v_NGBD)):
             self.fallbacks.record_fallback("gqa_half", odd(layer.input_norm_H, k_NGBD, v_NGBD))
             return BoundGqa(layer, k_NGBD, v_NGBD)
         over = fused.layer.over(pair_of(k_NGBD, v_NGBD))
@@ -265,7 +261,11 @@ class Native(NativeProducts):
         if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
             return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
         kept = (cache_NBC,) if index_NBI is None else (cache_NBC, index_NBI)
-        if any(x.dtype is not layer.input_norm_H.dtype or not x.is_contiguous() for x in kept):
+        chosen = (
+            index_NBI is not None or layer.reuses
+        )  # the library reads index keys in the rows' dtype alone
+        known = all(fits(x, layer.input_norm_H.dtype) and x.is_contiguous() for x in kept)
+        if not known or (chosen and is_eight(cache_NBC.dtype)):
             self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, *kept))
             return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
         rows, keys = cache_NBC.unsqueeze(1), None if index_NBI is None else index_NBI.unsqueeze(1)

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native, tiled
+from afserve.kernels.formats.eight_bits import key_numbers
 from afserve.kernels.native_half import batch_handle
 from afserve.kernels.native_products import CODES, address, plain
 from afserve.kernels.paged import PagedBatch
+
+EIGHT_BITS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # codes of native/eight.h
 
 
 def attend(
@@ -59,9 +62,16 @@ def odd(*tensors: Tensor) -> str:
     return f"tensors of {kinds}, with gaps" if gaps else f"tensors of {kinds}"
 
 
+def fits(cache: Tensor, rows: torch.dtype) -> bool:
+    """Whether the library reads and writes this cache with rows of that dtype."""
+    known = cache.dtype is rows or cache.dtype in EIGHT_BITS
+    return rows in CODES and known and last_plain(cache)
+
+
 def pair_of(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePair:
     """What the native library is told of two caches; of the values only so many columns, if any number is given."""
-    blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
+    blocks, groups, block_size, width = tiled.shape_of(k_NGBD)
+    size = key_numbers(width, k_NGBD.dtype)
     return _native.CachePair(
         k_NGBD.data_ptr(),
         tiled.place(k_NGBD),
@@ -72,11 +82,29 @@ def pair_of(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePa
         groups,
         blocks,
         block_size,
+        EIGHT_BITS.get(k_NGBD.dtype, 0),
     )
 
 
 def last_plain(*caches: Tensor) -> bool:
     return all(cache.stride(-1) == 1 for cache in caches)
+
+
+def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, slot_T: Tensor) -> None:
+    if k_NGBD.dtype not in EIGHT_BITS:
+        write_cache(k_TGD, k_NGBD, slot_T)
+        write_cache(v_TGD, v_NGBD, slot_T)
+        return
+    k, v, pair = k_TGD.contiguous(), v_TGD.contiguous(), pair_of(k_NGBD, v_NGBD)
+    _native.write_pairs(CODES[k.dtype], k.data_ptr(), v.data_ptr(), len(k), slot_T.data_ptr(), pair)
+
+
+def write_latent(latent_TC: Tensor, cache_N1BC: Tensor, slot_T: Tensor, rank: int) -> None:
+    if cache_N1BC.dtype not in EIGHT_BITS:
+        write_cache(latent_TC.unsqueeze(1), cache_N1BC, slot_T)
+        return
+    x, pair = latent_TC.contiguous(), pair_of(cache_N1BC, cache_N1BC, rank)
+    _native.write_latents(CODES[x.dtype], x.data_ptr(), len(x), slot_T.data_ptr(), pair)
 
 
 def write_cache(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:

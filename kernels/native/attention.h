@@ -3,20 +3,28 @@
 #pragma once
 #include <cmath>
 
+#include "eight.h"
 #include "engine.h"
 #include "tiles.h"
 
 // One of the two caches, block by block. Strides in elements; within tiles token_stride means nothing. Tiles need
-// block and head sizes that are multiples of 16.
+// block and head sizes that are multiples of 16. In 8 bits (eight.h) there are rows alone, and strides are bytes.
 template <class E>
 struct Cache {
   const E* data;
   size_t block_stride, group_stride, token_stride;
   int size;  // elements of one key or value
   Layout layout = Layout::rows;
+  Bits bits = Bits::whole;
 
   const E* at(int block, int group, int token) const {
-    return data + block * block_stride + group * group_stride + token_at(layout, token_stride, size, token);
+    return past(data, block * block_stride + group * group_stride + token_at(layout, token_stride, size, token));
+  }
+
+  // So many of what strides count behind a place.
+  const E* past(const E* place, size_t strides) const {
+    size_t bytes = bits == Bits::whole ? strides * sizeof(E) : strides;
+    return reinterpret_cast<const E*>(reinterpret_cast<const char*>(place) + bytes);
   }
 };
 

@@ -48,8 +48,9 @@ class Cursor {
   // The next tile; null past the end, where there is no block, and where all of a run is read if runs need no asking.
   const E* take(bool runs) {
     if (!keys()) return nullptr;
-    const E* tile = past_ < task_->groups ? keys_ + past_ * a_.keys.group_stride
-                                          : values_ + (past_ - task_->groups) * a_.values.group_stride;
+    const E* tile = past_ < task_->groups
+                        ? a_.keys.past(keys_, past_ * a_.keys.group_stride)
+                        : a_.values.past(values_, (past_ - task_->groups) * a_.values.group_stride);
     bool skipped = in_run_ && !runs && task_->groups == a_.groups;
     if (++past_ == 2 * task_->groups) step();
     return skipped ? nullptr : tile;

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "isa.h"
+#include "tiles.h"
 #include "vec.h"
 
 namespace {
@@ -82,6 +83,136 @@ void pack_values(const bf16* const* rows, int first, int columns, bf16* panel) {
       store_raw(line + c / 16 * TILE + c % 16 * 2,
                 pairs(columns_of<u16v>(even, c, columns - first), columns_of<u16v>(odd, c, columns - first)));
   }
+}
+
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+INLINE f32v whole_numbers(i32v v) { return (f32v)_mm512_cvtepi32_ps((__m512i)v); }
+INLINE u32v zero_extended(const uint8_t* code) { return (u32v)_mm512_cvtepu8_epi32(load_raw<__m128i>(code)); }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+INLINE f32v whole_numbers(i32v v) { return (f32v)_mm256_cvtepi32_ps((__m256i)v); }
+INLINE u32v zero_extended(const uint8_t* code) { return (u32v)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load_raw<int64_t>(code))); }
+#else
+INLINE f32v whole_numbers(i32v v) { return __builtin_convertvector(v, f32v); }
+INLINE u32v zero_extended(const uint8_t* code) {
+  u32v v;
+  for (int i = 0; i < LANES; i++) v[i] = code[i];
+  return v;
+}
+#endif
+
+// What codes (eight.h) stand for.
+INLINE f32v e4m3_numbers(u32v code) {
+  u32v size = code & 0x7fu, large = (size << 20) + (120u << 23);
+  u32v found = size < 8u ? (u32v)(whole_numbers((i32v)size) * 0x1p-9f) : large;
+  found = size == 0x7fu ? u32v{} + 0x7fc00000u : found;
+  return (f32v)(found | (code & 0x80u) << 24);
+}
+template <Bits BITS>
+INLINE f32v numbers(const uint8_t* code) {
+  if constexpr (BITS == Bits::int8) return widened(load_raw<i8v>(code));
+  return e4m3_numbers(zero_extended(code));
+}
+// The same of one byte of every word.
+template <Bits BITS, int BYTE>
+INLINE f32v numbers(u32v word) {
+  if constexpr (BITS == Bits::int8) return whole_numbers((i32v)(word << (24 - 8 * BYTE)) >> 24);
+  return e4m3_numbers(word >> (8 * BYTE) & 0xffu);
+}
+
+template <Bits BITS, class E>
+INLINE void widen_some(const uint8_t* code, int count, float scale, E* out) {
+  for (; count >= LANES; count -= LANES, code += LANES, out += LANES) store(out, numbers<BITS>(code) * scale);
+  if (count <= 0) return;
+  uint8_t last[LANES] = {};
+  memcpy(last, code, count);
+  store_part(out, numbers<BITS>(last) * scale, count);
+}
+
+template <class E>
+void widen_row(const void* codes, int count, Bits bits, float scale, E* out) {
+  const uint8_t* code = static_cast<const uint8_t*>(codes);
+  if (bits == Bits::int8)
+    widen_some<Bits::int8>(code, count, scale, out);
+  else
+    widen_some<Bits::fp8>(code, count, scale, out);
+}
+
+template <class E>
+void scale_each(E* x, const float* scale, int count) {
+  for (int i = 0; i < count; i += LANES) store(x + i, load(x + i) * load(scale + i));
+}
+
+// Two numbers of LANES tokens or columns as words of bf16: nothing is cut off that a code has.
+INLINE u32v pair_words(f32v first, f32v second) { return ((u32v)first >> 16) | ((u32v)second & 0xffff0000u); }
+
+// Four codes of LANES tokens to their places in a tile's lines.
+template <Bits BITS>
+INLINE void store_word(u32v word, bf16* line) {
+  store_raw(line, pair_words(numbers<BITS, 0>(word), numbers<BITS, 1>(word)));
+  store_raw(line + 32, pair_words(numbers<BITS, 2>(word), numbers<BITS, 3>(word)));
+}
+template <Bits BITS>
+INLINE void store_word(u32v word, float* line) {
+  store(line, numbers<BITS, 0>(word));
+  store(line + 16, numbers<BITS, 1>(word));
+  store(line + 32, numbers<BITS, 2>(word));
+  store(line + 48, numbers<BITS, 3>(word));
+}
+
+template <Bits BITS, class E>
+INLINE void widen_some_keys(const uint8_t* rows, size_t stride, int words, E* tile) {
+  for (int j = 0; j < TILE_TOKENS; j += LANES)
+    for (int first = 0; first < words; first += LANES) {
+      int n = words - first < LANES ? words - first : LANES;
+      u32v lines[LANES];
+      for (int i = 0; i < LANES; i++) {
+        const uint8_t* from = rows + (j + i) * stride + 4 * first;
+        lines[i] = u32v{};
+        if (n == LANES)
+          lines[i] = load_raw<u32v>(from);
+        else
+          memcpy(&lines[i], from, 4 * n);
+      }
+      transpose(lines);
+      for (int i = 0; i < n; i++) store_word<BITS>(lines[i], tile + (first + i) * 64 + j * lane_of<E>());
+    }
+}
+
+template <class E>
+void widen_keys(const void* rows, size_t stride, int size, Bits bits, E* tile) {
+  const uint8_t* code = static_cast<const uint8_t*>(rows);
+  if (bits == Bits::int8)
+    widen_some_keys<Bits::int8>(code, stride, size / 4, tile);
+  else
+    widen_some_keys<Bits::fp8>(code, stride, size / 4, tile);
+}
+
+template <Bits BITS>
+INLINE void widen_line(const uint8_t* even, const uint8_t* odd, bf16* line) {
+  for (int c = 0; c < 16; c += LANES) store_raw(line + 2 * c, pair_words(numbers<BITS>(even + c), numbers<BITS>(odd + c)));
+}
+template <Bits BITS>
+INLINE void widen_line(const uint8_t* code, const uint8_t*, float* line) {
+  for (int c = 0; c < 16; c += LANES) store(line + c, numbers<BITS>(code + c));
+}
+
+template <Bits BITS, class E>
+INLINE void widen_some_values(const uint8_t* rows, size_t stride, int size, E* tile) {
+  constexpr int lane = lane_of<E>();
+  const int wide = 16 * value_width(size);
+  for (int first = 0; first < size; first += wide)
+    for (int t = 0; t < TILE_TOKENS; t += lane)
+      for (int c = first; c < first + wide; c += 16, tile += 16 * lane)
+        widen_line<BITS>(rows + t * stride + c, rows + (t + lane - 1) * stride + c, tile);
+}
+
+template <class E>
+void widen_values(const void* rows, size_t stride, int size, Bits bits, E* tile) {
+  const uint8_t* code = static_cast<const uint8_t*>(rows);
+  if (bits == Bits::int8)
+    widen_some_values<Bits::int8>(code, stride, size, tile);
+  else
+    widen_some_values<Bits::fp8>(code, stride, size, tile);
 }
 
 template <class E>

@@ -14,12 +14,13 @@ constexpr int CHUNK = 64;  // keys taken at a time, counted from position 0
 template <class E>
 struct RowsSpace {
   int rows, key_blocks, panels, groups;
-  E *keys = nullptr, *values = nullptr, *weights = nullptr, *zero = nullptr, *queries = nullptr, *packed = nullptr;
+  int wide;  // numbers of the chunk's keys and values, where they are made of 8 bits
+  E *keys = nullptr, *values = nullptr, *weights = nullptr, *zero = nullptr, *queries = nullptr, *packed = nullptr, *widened = nullptr;
   float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
 
   size_t bytes() const {
     size_t elements = size_t(1 + groups) * key_blocks * PANEL_BLOCK + 2 * PANEL_BLOCK + rows * PANEL +
-                      size_t(1 + groups * rows) * key_blocks * BLOCK;
+                      size_t(1 + groups * rows) * key_blocks * BLOCK + wide;
     return elements * sizeof(E) + sizeof(float) * (size_t(rows) * PANEL * (1 + groups * panels) + 2 * groups * rows);
   }
 
@@ -35,6 +36,7 @@ struct RowsSpace {
     w.sums = w.scores + rows * PANEL;
     w.top = w.sums + size_t(groups) * rows * PANEL * panels;
     w.total = w.top + groups * rows;
+    w.widened = reinterpret_cast<E*>(w.total + groups * rows);
     return w;
   }
 
@@ -56,7 +58,8 @@ class RowsWorker {
   using Space = RowsSpace<E>;
 
   static Space space(const Isa&, const Attention<E>& a, int rows, int together) {
-    return {whole_groups(rows), ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), together};
+    int wide = a.keys.bits == Bits::whole ? 0 : CHUNK * (a.keys.size + a.values.size);
+    return {whole_groups(rows), ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), together, wide};
   }
 
   RowsWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const RowsSpace<E>& all)
@@ -114,8 +117,9 @@ class RowsWorker {
   }
 
   void add_ahead(const E* row, int count, const Cache<E>& cache) {
-    size_t bytes = cache.size * sizeof(E);
-    if (cache.token_stride == size_t(cache.size)) return ahead_.add(row, count * bytes);
+    size_t bytes = cache.bits == Bits::whole ? cache.size * sizeof(E) : cache.token_stride;
+    if (cache.past(row, cache.token_stride) == reinterpret_cast<const E*>(reinterpret_cast<const char*>(row) + bytes))
+      return ahead_.add(row, count * bytes);
     for (; count > 0; count--, row += cache.token_stride) ahead_.add(row, bytes);
   }
 
@@ -176,13 +180,32 @@ class RowsWorker {
       int stop = std::min(high, position - offset + a_.block_size);
       const E* k = a_.keys.at(block, group, offset);
       const E* v = a_.values.at(block, group, offset);
-      for (; position < stop; position++, k += a_.keys.token_stride, v += a_.values.token_stride) {
+      for (; position < stop; position++) {
         key_row_[position - key] = k;
         value_row_[position - key] = v;
+        if (a_.keys.bits != Bits::whole) widen(position - key);
+        k = a_.keys.past(k, a_.keys.token_stride), v = a_.values.past(v, a_.values.token_stride);
       }
     }
     if (direct_) point_at_tiles(task, group, key, low, high);
     return true;
+  }
+
+  // A row of 8 bits as numbers: its key, and its value, which is a part of that where latents are both.
+  void widen(int token) {
+    const int size = a_.keys.size, values = a_.values.size;
+    const bool latent = a_.keys.data == a_.values.data;
+    const E *key = key_row_[token], *value = value_row_[token];
+    const Scales scale = Scales::of(key, size);
+    E* to = w_.widened + size_t(token) * (size + values);
+    const int first = latent ? values : size;
+    loops_.widen_row(key, first, a_.keys.bits, scale.first, to);
+    if (latent)
+      loops_.widen_row(reinterpret_cast<const char*>(key) + first, size - first, a_.keys.bits, scale.second, to + first);
+    else
+      loops_.widen_row(value, values, a_.keys.bits, scale.second, to + size);
+    key_row_[token] = to;
+    value_row_[token] = latent ? to : to + size;
   }
 
   // The four sixteens of this chunk's keys; where no row looks, one that some row does see.
@@ -198,7 +221,7 @@ class RowsWorker {
 
   // Sixteen keys of a block are one tile where they lie, unless the processor has no tiles.
   bool can_score_directly() const {
-    return loops_.score && rows_ <= ROW_GROUP && a_.block_size % 16 == 0 && a_.keys.size % BLOCK == 0;
+    return loops_.score && a_.keys.bits == Bits::whole && rows_ <= ROW_GROUP && a_.block_size % 16 == 0 && a_.keys.size % BLOCK == 0;
   }
 
   void pack_queries() {

@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int MOST_TILES = 8;  // of a window
+constexpr size_t NEAR_BYTES = 16 << 10;  // of tiles that were made of 8 bits: half of the nearest cache
 constexpr float SLACK = 8;     // natural: the sums so far are scaled when a weight would exceed e^8
 
 // Whether a window is better one tile than eight: what all heads need for a tile has to stay in the nearest cache while
@@ -26,13 +27,14 @@ struct TilesSpace {
   int rows, groups, key_blocks, panels, columns;
   int window;  // keys taken at a time
   int rise;    // keys of a window, each of which may raise a row's top once
+  int wide;    // numbers of a window's tiles, where they are made of 8 bits
   float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
-  E *queries = nullptr, *weights = nullptr, *edges = nullptr;
+  E *queries = nullptr, *weights = nullptr, *edges = nullptr, *widened = nullptr;
 
   size_t bytes() const {
     size_t all = size_t(rows) * groups;
     return sizeof(float) * all * (window + PANEL * panels + 16 + 1) +
-           sizeof(E) * (all * (window + key_blocks * BLOCK) + size_t(2) * TILE_TOKENS * columns);
+           sizeof(E) * (all * (window + key_blocks * BLOCK) + size_t(2) * TILE_TOKENS * columns + wide);
   }
 
   TilesSpace at(char* memory) const {
@@ -44,7 +46,8 @@ struct TilesSpace {
     s.edges = reinterpret_cast<E*>(s.total + all * 16);
     s.queries = s.edges + size_t(2) * TILE_TOKENS * columns;
     s.weights = s.queries + all * key_blocks * BLOCK;
-    s.top = reinterpret_cast<float*>(s.weights + all * window);
+    s.widened = s.weights + all * window;
+    s.top = reinterpret_cast<float*>(s.widened + wide);
     return s;
   }
 
@@ -70,15 +73,20 @@ class TilesWorker {
   static Space space(const Isa& isa, const Attention<E>& a, int rows, int together) {
     bool in_place = isa.of<E>().in_place;
     if (!in_place) rows = whole_groups(rows);  // as panels' products take them
-    int rise = in_place && one_tile_pays(a) ? TILE_TOKENS : MOST_TILES * TILE_TOKENS;
-    int window = rows > a.heads / a.groups ? MOST_TILES * TILE_TOKENS : rise;
-    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise};
+    bool eight = a.keys.bits != Bits::whole;
+    bool far = eight && size_t(MOST_TILES) * TILE_TOKENS * a.keys.size * sizeof(E) > NEAR_BYTES;
+    int most = far ? PANEL : MOST_TILES * TILE_TOKENS;
+    int rise = in_place && one_tile_pays(a) ? TILE_TOKENS : most;
+    int window = rows > a.heads / a.groups ? most : rise;
+    int wide = eight ? window * std::max(a.keys.size, a.values.size) : 0;
+    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise, wide};
   }
 
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
       : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), share_(a.heads / a.groups),
-        window_(space.window), rise_(space.rise), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
+        window_(space.window), rise_(space.rise), eight_(a.keys.bits != Bits::whole), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
     heads_.reserve(space.groups);
+    scales_.resize(eight_ ? size_t(2) * space.groups * window_ : 0);
     for (int g = 0; g < space.groups; g++) {
       Space s = space.of(g);
       heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr,
@@ -104,7 +112,7 @@ class TilesWorker {
       whole_ = see_all(task);
       if (!take_tiles()) return false;
       for (int g = 0; g < task.groups; g += heads) {
-        for (int i = g; i < g + heads; i++) score(heads_[i].space, i);
+        for (int i = g; i < g + heads; i++) score(heads_[i].space, task, i);
         for (int i = g; i < g + heads; i++) weigh(heads_[i].softmax);
         for (int i = g; i < g + heads; i++) add_values(heads_[i], task, i);
       }
@@ -181,9 +189,13 @@ class TilesWorker {
   void ask(int tiles) {
     for (int i = 0; i < tiles; i++) {
       const char* tile = reinterpret_cast<const char*>(ahead_.take(true));
-      size_t bytes = tile ? size_t(TILE_TOKENS) * a_.keys.size * sizeof(E) : 0;
-      for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(tile + at, 0, 2);
+      if (tile) fetch(tile);
     }
+  }
+
+  void fetch(const char* tile) const {
+    size_t row = eight_ ? a_.keys.token_stride : a_.keys.size * sizeof(E);
+    for (size_t at = 0; at < TILE_TOKENS * row; at += 64) __builtin_prefetch(tile + at, 0, 2);
   }
 
   bool take_tiles() {
@@ -195,12 +207,14 @@ class TilesWorker {
     return true;
   }
 
-  // Points at the tiles of a head, so many elements behind those of the task's first, and at what to ask for meanwhile:
-  // all that follows or nothing, or three tiles of every four.
-  void point_at(const E* const* tile, size_t behind) {
+  // Points at the tiles of a head, so far behind those of the task's first, and at what to ask for meanwhile: all that
+  // follows or nothing, or three tiles of every four.
+  void point_at(const Cache<E>& cache, const E* const* tile, int group) {
     for (int t = 0; t < tiles_; t++) {
-      tile_[t] = tile[t] + behind;
-      if (one_by_one_) {
+      tile_[t] = cache.past(tile[t], group * cache.group_stride);
+      if (eight_) {
+        widen(cache, t);
+      } else if (one_by_one_) {
         next_[t] = ahead_.take(false);
       } else {
         const E* next = t % 4 < 3 ? ahead_.take(true) : nullptr;
@@ -209,11 +223,53 @@ class TilesWorker {
     }
   }
 
-  void score(const Space& s, int group) {
-    point_at(key_, group * a_.keys.group_stride);
+  // Sixteen rows of 8 bits as a tile of the codes' numbers; their scales come to scores and weights. Those that will be
+  // read next are asked for meanwhile.
+  void widen(const Cache<E>& cache, int t) {
+    const E* next = one_by_one_ ? ahead_.take(false) : t % 4 < 3 ? ahead_.take(true) : nullptr;
+    if (next) fetch(reinterpret_cast<const char*>(next));
+    E* to = heads_.front().space.widened + size_t(t) * TILE_TOKENS * cache.size;
+    (&cache == &a_.keys ? loops_.widen_keys : loops_.widen_values)(tile_[t], cache.token_stride, cache.size, cache.bits, to);
+    tile_[t] = to;
+    next_[t] = one_by_one_ ? nullptr : to;
+  }
+
+  // Of a head's keys, and behind those of its values, in this window.
+  float* scales_of(int group) { return scales_.data() + size_t(2) * group * window_; }
+
+  // 0 for what no row sees.
+  void take_scales(const Task& task, int group) {
+    float *keys = scales_of(group), *values = keys + window_;
+    for (int t = 0; t < tiles_; t++) {
+      const char* row = reinterpret_cast<const char*>(a_.keys.past(key_[t], group * a_.keys.group_stride)) + a_.keys.size;
+      int position = start_ + t * TILE_TOKENS, first = lowest_ - position, end = task.last - position;
+      for (int i = 0; i < TILE_TOKENS; i++, keys++, values++, row += a_.keys.token_stride) {
+        memcpy(keys, row, sizeof(float));
+        memcpy(values, row + sizeof(float), sizeof(float));
+        if (i < first || i >= end) *keys = *values = 0.0f;
+      }
+    }
+  }
+
+  void scale_scores(const Space& s, const float* scale) const {
+    const int wide = std::min(window_, PANEL), keys = tiles_ * TILE_TOKENS;
+    for (int k = 0; k < keys; k += PANEL)
+      for (int r = 0; r < rows_; r++)
+        isa_.f.scale_each(s.scores + size_t(k) * padded_ + r * wide, scale + k, std::min(keys - k, PANEL));
+  }
+
+  void scale_weights(const Space& s, const float* scale, int first, int keys) const {
+    for (int r = 0; r < rows_; r++) loops_.scale_each(s.weights + size_t(r) * s.window + first, scale + first, keys);
+  }
+
+  void score(const Space& s, const Task& task, int group) {
+    point_at(a_.keys, key_, group);
     size_t stride = by_words_ ? rows_ * lane_of<E>() : s.key_blocks * BLOCK;
     loops_.score_tiles(s.queries, stride, rows_, tile_, next_, tiles_, a_.keys.size / lane_of<E>(), s.scores,
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
+    if (!eight_) return;
+    take_scales(task, group);
+    scale_scores(s, scales_of(group));
   }
 
   // Scores become weights; but from the first row on whose top would rise later in the window, only the first ones.
@@ -237,19 +293,20 @@ class TilesWorker {
   void add_values(Head& head, const Task& task, int group) {
     const Space& s = head.space;
     TilesSoftmax<E>& softmax = head.softmax;
-    point_at(value_, group * a_.values.group_stride);
+    point_at(a_.values, value_, group);
     if (!whole_) copy_edges(s, task);
     if (!loops_.in_place && tiles_ % 2) clear_rest(s);
-    add_tiles(s, 0, softmax.keys / TILE_TOKENS);
+    add_tiles(s, group, 0, softmax.keys / TILE_TOKENS);
     while (softmax.keys < tiles_ * TILE_TOKENS) {
       softmax.from = softmax.keys;
       softmax.keys += softmax.rise;
       loops_.softmax_tiles(softmax, weighed_, rows_ - weighed_);
-      add_tiles(s, softmax.from / TILE_TOKENS, softmax.rise / TILE_TOKENS);
+      add_tiles(s, group, softmax.from / TILE_TOKENS, softmax.rise / TILE_TOKENS);
     }
   }
 
-  void add_tiles(const Space& s, int first, int tiles) {
+  void add_tiles(const Space& s, int group, int first, int tiles) {
+    if (eight_) scale_weights(s, scales_of(group) + window_, first * TILE_TOKENS, tiles * TILE_TOKENS);
     for (int p = 0; p < s.panels; p++)
       loops_.add_values(s.weights + first * TILE_TOKENS, s.window, rows_, tile_ + first, next_ + first, tiles, p * PANEL,
                         a_.values.size, s.sums + size_t(p) * padded_ * PANEL);
@@ -310,6 +367,7 @@ class TilesWorker {
   const Batch& batch_;
   const int share_;
   const int window_, rise_;
+  const bool eight_;       // tiles are made of rows of 8 bits
   const bool one_by_one_;  // a window is a tile
   std::vector<Head> heads_;
   Cursor<E> here_, ahead_;
@@ -322,6 +380,7 @@ class TilesWorker {
   std::vector<int> low_, high_;             // else what it sees, counted from the window's first key
   const E *key_[MOST_TILES], *value_[MOST_TILES];  // of the first head
   const E *tile_[MOST_TILES], *next_[MOST_TILES];  // of the head at hand
+  std::vector<float> scales_;                      // of 8 bits
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "eight.h"
 #include "tiles.h"
 
 namespace py = pybind11;
@@ -34,6 +35,7 @@ struct CachePair {
   Address keys, values;
   Place key_place, value_place;
   int key_size, value_size, groups, blocks, block_size;
+  Bits bits;
 };
 
 void bind_weights(py::module_& m);  // bind_weights.cpp

@@ -27,7 +27,7 @@ void run(const TurningLayer& of, const CachePair& cache, Engine& engine, const B
   turn.position = batch.position;
   auto store = [&](Address data, const Place& p) {
     return Store<E>{at<E>(data), p[0], p[1], p[2], of.shape.groups, of.shape.size, cache.blocks, cache.block_size,
-                    layout_of(p)};
+                    layout_of(p), cache.bits};
   };
   LayerCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, store(cache.keys, cache.key_place),
                     store(cache.values, cache.value_place), static_cast<E*>(rows.normed), rows.expert, rows.weight};

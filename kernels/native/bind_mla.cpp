@@ -26,7 +26,8 @@ void run(const TurningMla& of, const CachePair& cache, const std::optional<Cache
   turn.position = batch.position;
   auto store = [](const CachePair& of) {
     const Place& place = of.key_place;
-    return Store<E>{at<E>(of.keys), place[0], place[1], place[2], 1, of.key_size, of.blocks, of.block_size, layout_of(place)};
+    return Store<E>{at<E>(of.keys), place[0], place[1], place[2], 1, of.key_size, of.blocks, of.block_size, layout_of(place),
+                    of.bits};
   };
   MlaCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, store(cache), index ? store(*index) : Store<E>{},
                   static_cast<E*>(rows.normed), rows.expert, rows.weight, rows.slot, rows.most};

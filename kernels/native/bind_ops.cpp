@@ -19,6 +19,11 @@ void with_dtype(int dtype, const Work& work) {
     work(bf16{});
 }
 
+template <class E>
+Store<E> store_of(Address data, const Place& place, int size, const CachePair& c) {
+  return {at<E>(data), place[0], place[1], place[2], c.groups, size, c.blocks, c.block_size, layout_of(place), c.bits};
+}
+
 void bind_attention(py::module_& m) {
   py::class_<Batch>(m, "Batch")
       .def(py::init([](Address query_start, Address context, Address table, size_t table_stride, int sequences,
@@ -28,16 +33,18 @@ void bind_attention(py::module_& m) {
       }));
   py::class_<CachePair>(m, "CachePair")
       .def(py::init([](Address keys, const Place& key_place, int key_size, Address values, const Place& value_place,
-                       int value_size, int groups, int blocks, int block_size) {
-        return CachePair{keys, values, key_place, value_place, key_size, value_size, groups, blocks, block_size};
+                       int value_size, int groups, int blocks, int block_size, int bits) {
+        if (bits < 0 || bits > 2) throw std::invalid_argument("cache bits " + std::to_string(bits));
+        return CachePair{keys, values, key_place, value_place, key_size, value_size, groups, blocks, block_size,
+                         static_cast<Bits>(bits)};
       }))
       .def_readonly("value_size", &CachePair::value_size);
   m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, const CachePair& c,
                      float scale, int window, Address sinks, Address out, const Batch& batch) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
-      auto cache = [](Address data, const Place& place, int size) {
-        return Cache<E>{at<E>(data), place[0], place[1], place[2], size, layout_of(place)};
+      auto cache = [&](Address data, const Place& place, int size) {
+        return Cache<E>{at<E>(data), place[0], place[1], place[2], size, layout_of(place), c.bits};
       };
       attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, c.groups, cache(c.keys, c.key_place, c.key_size),
                                   cache(c.values, c.value_place, c.value_size), c.blocks, c.block_size, scale, window,
@@ -100,6 +107,19 @@ void bind_rows(py::module_& m) {
       using E = decltype(e);
       Turn turn{at<float>(cos), at<float>(sin), at<int64_t>(position), positions, half, interleaved};
       rope(engine, at<E>(x), token_stride, head_stride, tokens, heads, turn, at<E>(out));
+    });
+  });
+  m.def("write_pairs", [](int dtype, Address k, Address v, int tokens, Address slot, const CachePair& c) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      write_pairs(at<E>(k), at<E>(v), tokens, at<int64_t>(slot), store_of<E>(c.keys, c.key_place, c.key_size, c),
+                  store_of<E>(c.values, c.value_place, c.value_size, c));
+    });
+  });
+  m.def("write_latents", [](int dtype, Address x, int tokens, Address slot, const CachePair& c) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      write_latents(at<E>(x), tokens, at<int64_t>(slot), store_of<E>(c.keys, c.key_place, c.key_size, c), c.value_size);
     });
   });
   m.def("write_cache", [](int dtype, Address x, size_t token_stride, size_t group_stride, int tokens, Address slot,

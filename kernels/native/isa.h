@@ -5,6 +5,7 @@
 // tile 512 elements. In a bf16 tile element (k, column) sits at (k / 2) * 32 + column * 2 + k % 2,
 // in a float tile at k * 16 + column; weights of fewer bits are in int8.h and int4.h. Sums are float rows of 64 columns.
 #pragma once
+#include "eight.h"
 #include "element.h"
 #include "int8.h"
 
@@ -104,6 +105,12 @@ struct Loops {
   void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
+  // Codes of 8 bits (eight.h), times a scale, as `count` numbers.
+  void (*widen_row)(const void* codes, int count, Bits bits, float scale, E* out);
+  void (*scale_each)(E* x, const float* scale, int count);  // x[i] *= scale[i]; counts are multiples of 16
+  // Sixteen rows of `size` codes, `stride` bytes apart, as a tile of keys or values (tiles.h) of the codes' own numbers.
+  void (*widen_keys)(const void* rows, size_t stride, int size, Bits bits, E* tile);
+  void (*widen_values)(const void* rows, size_t stride, int size, Bits bits, E* tile);
   // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
   // Returns what the earlier sums must be scaled by.
   float (*softmax)(const float* score, float scale, int low, int high, float* top, float* total, E* weight);

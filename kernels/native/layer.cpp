@@ -8,7 +8,7 @@ constexpr int MOST_HEAD = 1024;  // elements of one head; checked at the door
 
 template <class E>
 Cache<E> cache_of(const Store<E>& s) {
-  return {s.data, s.block_stride, s.group_stride, s.token_stride, s.size, s.layout};
+  return {s.data, s.block_stride, s.group_stride, s.token_stride, s.size, s.layout, s.bits};
 }
 
 }  // namespace
@@ -45,8 +45,7 @@ void GqaLayer::place_heads(Engine& engine, const LayerCall<E>& call, E* qkv, E* 
     for (int g = 0; g < groups; g++) {
       E key[MOST_HEAD];
       turn(row + (heads + g) * size, weights_.k_norm, t, key);
-      call.keys.put(call.slot[t], g, key);
-      call.values.put(call.slot[t], g, row + (heads + groups + g) * size);
+      put_pair(call.keys, call.values, call.slot[t], g, key, row + (heads + groups + g) * size);
     }
   });
 }

@@ -51,7 +51,7 @@ void MlaLayer::place(Engine& engine, const MlaCall<E>& call, const E* down, cons
     E kept[MOST_LATENT];
     loops.rms_norm(latent, static_cast<const E*>(weights_.latent_norm), s.latent_eps, s.rank, kept);
     turn(latent + s.rank, kept + s.rank);
-    call.latents.put(call.kv_slot[t], 0, kept);
+    put_latent(call.latents, call.kv_slot[t], kept, s.rank);
     for (int h = 0; h < s.heads; h++)
       turn(query + t * query_stride + h * head + s.nope, q + (t * s.heads + h) * row + s.rank);
   });
@@ -62,7 +62,7 @@ void MlaLayer::look(Engine& engine, const MlaCall<E>& call, const Batch& batch, 
   const MlaShape& s = shape_;
   const Store<E>& c = call.latents;
   size_t row = s.rank + s.rope, heads = s.heads;
-  Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, int(row), c.layout}, values = keys;
+  Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, int(row), c.layout, c.bits}, values = keys;
   values.size = s.rank;
   Attention<E> attention{q, heads * row, row, s.heads, 1, keys, values, c.blocks, c.block_size, s.scale, 0, seen};
   if (!call.slot || !(weights_.index.queries || s.reuses)) return attend(engine, attention, batch);

@@ -72,13 +72,28 @@ void write_cache(const E* x, size_t token_stride, size_t group_stride, int token
       cache.put(slot[t], g, x + t * token_stride + g * group_stride);
 }
 
+template <class E>
+void write_pairs(const E* k, const E* v, int tokens, const int64_t* slot, const Store<E>& keys, const Store<E>& values) {
+  check_slots(keys, slot, tokens);
+  for (int t = 0; t < tokens; t++)
+    for (int g = 0; g < keys.groups; g++, k += keys.size, v += values.size) put_pair(keys, values, slot[t], g, k, v);
+}
+
+template <class E>
+void write_latents(const E* x, int tokens, const int64_t* slot, const Store<E>& cache, int rank) {
+  check_slots(cache, slot, tokens);
+  for (int t = 0; t < tokens; t++, x += cache.size) put_latent(cache, slot[t], x, rank);
+}
+
 #define FOR(E)                                                                                                    \
   template void rms_norm(Engine&, const E*, size_t, int, int, const E*, float, E*);                               \
   template void add_sums(Engine&, E*, const E*, int, int, int32_t*, int);                                         \
   template void add_rms_norm(Engine&, E*, const E*, int, int, const E*, float, E*);                               \
   template void gated(Engine&, const E*, int, int, E*);                                                           \
   template void rope(Engine&, const E*, size_t, size_t, int, int, const Turn&, E*);                               \
-  template void write_cache(const E*, size_t, size_t, int, const int64_t*, const Store<E>&);
+  template void write_cache(const E*, size_t, size_t, int, const int64_t*, const Store<E>&);                      \
+  template void write_pairs(const E*, const E*, int, const int64_t*, const Store<E>&, const Store<E>&);           \
+  template void write_latents(const E*, int, const int64_t*, const Store<E>&, int);
 FOR(bf16)
 FOR(float)
 template void add_sums(Engine&, bf16*, const float*, int, int, int32_t*, int);

@@ -1,5 +1,6 @@
 // Ops on single rows: norms, rotary embedding, cache writes, router scores.
 #pragma once
+#include "eight.h"
 #include "engine.h"
 #include "tiles.h"
 
@@ -51,6 +52,12 @@ struct Store {
   size_t block_stride, group_stride, token_stride;
   int groups, size, blocks, block_size;
   Layout layout = Layout::rows;
+  Bits bits = Bits::whole;  // in 8 bits strides are bytes
+
+  uint8_t* row(int64_t slot, int group) const {
+    return reinterpret_cast<uint8_t*>(data) + slot / block_size * block_stride + group * group_stride +
+           slot % block_size * token_stride;
+  }
 
   void put(int64_t slot, int group, const E* row) const {
     int token = int(slot % block_size);
@@ -58,6 +65,32 @@ struct Store {
     put_token(layout, block + token_at(layout, token_stride, size, token), size, token, row);
   }
 };
+
+// A key and its value, to caches of the same kind.
+template <class E>
+void put_pair(const Store<E>& keys, const Store<E>& values, int64_t slot, int group, const E* key, const E* value) {
+  if (keys.bits == Bits::whole) {
+    keys.put(slot, group, key);
+    values.put(slot, group, value);
+    return;
+  }
+  uint8_t* to = keys.row(slot, group);
+  Scales scales;
+  scales.first = to_eight(key, keys.size, keys.bits, to);
+  scales.second = to_eight(value, values.size, keys.bits, values.row(slot, group));
+  memcpy(to + keys.size, &scales, SCALE_BYTES);
+}
+
+// A latent of `rank` numbers with its rotary key behind it.
+template <class E>
+void put_latent(const Store<E>& cache, int64_t slot, const E* latent, int rank) {
+  if (cache.bits == Bits::whole) return cache.put(slot, 0, latent);
+  uint8_t* to = cache.row(slot, 0);
+  Scales scales;
+  scales.first = to_eight(latent, rank, cache.bits, to);
+  scales.second = to_eight(latent + rank, cache.size - rank, cache.bits, to + rank);
+  memcpy(to + cache.size, &scales, SCALE_BYTES);
+}
 
 // Throw std::out_of_range, naming the argument, for a position without a row in the tables or a slot outside the cache.
 void check_positions(const Turn& turn, int tokens);
@@ -71,3 +104,9 @@ void check_slots(const Store<E>& cache, const int64_t* slot, int tokens) {
 template <class E>
 void write_cache(const E* x, size_t token_stride, size_t group_stride, int tokens, const int64_t* slot,
                  const Store<E>& cache);
+
+// The same of keys (tokens, groups, size) and values beside them, and of latents (tokens, size).
+template <class E>
+void write_pairs(const E* k, const E* v, int tokens, const int64_t* slot, const Store<E>& keys, const Store<E>& values);
+template <class E>
+void write_latents(const E* x, int tokens, const int64_t* slot, const Store<E>& cache, int rank);

@@ -124,6 +124,23 @@ def test_rows_in_fp8_over_processes():
         assert "return" in llm.generate("def main():", SamplingParams(max_tokens=16, temperature=0))[0].text
 
 
+def test_a_cache_in_8_bits_gives_the_same_tokens_in_any_topology():
+    """Also where prompts are handed over, and where blocks come from another node or from host memory."""
+    topologies = (
+        {"colocated": True, "kv_host": "16MiB"},
+        {"attention": 2, "experts": 3, "micro_batches": 2, "kv_copies": 1},
+        {"prefill": 1, "decode": 1, "experts": 1, "straight_tokens": 0},
+    )
+    prompts = [*PROMPTS, list(range(20, 120))]
+    found = []
+    for topology in topologies:
+        with LLM("nano", threads=1, kv_dtype="int8", **topology) as llm:
+            for _ in range(2):
+                found.append([one.token_ids for one in llm.generate(prompts, GREEDY)])
+    assert all(each == found[0] for each in found)
+    assert nodes_left() == []
+
+
 def test_settings_of_the_cache_and_the_queue():
     small = {"kv_tokens": 128, "block_size": 32, "prefix_caching": False, "max_waiting": 1}
     with LLM("nano", colocated=True, threads=1, **small) as llm:

@@ -96,10 +96,10 @@ def batch_of(counts: tuple[int, int, int], contexts: tuple[int, ...] = (60, 57, 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("groups", "size"), SHAPES)
 def test_attention_is_that_over_the_widened_rows(
-    groups: int, size: int, compute: torch.dtype, kind: str, truth: Ops
+    groups: int, size: int, compute: torch.dtype, kind: str, ops: Ops
 ) -> None:
     """Within the roundings of the queries' dtype; and a token has the same bits alone and among others."""
-    ops, whole, exact = truth, batch_of((60, 57, 33)), open_ops("cpu", 1, "torch")
+    whole, exact = batch_of((60, 57, 33)), open_ops("cpu", 1, "torch")
     k, v, q = (rows(150, n, size, seed=n).to(compute) for n in (groups, groups, 2 * groups))
     kept = ops.open_cache([LayerShape(groups, size, size)], 11, BLOCK, KV_DTYPES[kind])
     ops.write_kv(k, v, *kept.layers[0], whole.kv_slot_T)
@@ -126,9 +126,9 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rank", "rope"), [(64, 16), (40, 8), (512, 64)])
 def test_latent_attention_is_that_over_the_widened_rows(
-    rank: int, rope: int, compute: torch.dtype, kind: str, truth: Ops
+    rank: int, rope: int, compute: torch.dtype, kind: str, ops: Ops
 ) -> None:
-    ops, whole, exact, dtype = truth, batch_of((60, 57, 33)), open_ops("cpu", 1, "torch"), KV_DTYPES[kind]
+    whole, exact, dtype = batch_of((60, 57, 33)), open_ops("cpu", 1, "torch"), KV_DTYPES[kind]
     latent, q = rows(150, rank + rope).to(compute), rows(150, 3, rank + rope, seed=1).to(compute)
     (kept,) = ops.open_cache([LayerShape(1, rank + rope)], 11, BLOCK, dtype).layers[0]
     (plain,) = exact.open_cache([LayerShape(1, rank + rope)], 11, BLOCK, dtype).layers[0]
@@ -142,3 +142,30 @@ def test_latent_attention_is_that_over_the_widened_rows(
     for counts in CUTS if ops.backend_name == "native" else ():
         at = [i for s, n in enumerate(counts) for i in range(ENDS[s] - min(n, LENGTHS[s]), ENDS[s])]
         assert torch.equal(ops.attend_mla(q[at], kept, rank, batch_of(counts), scale), seen[at])
+
+
+def test_a_long_context_has_the_same_bits_however_it_is_asked(ops: Ops, kind: str) -> None:
+    """Over splits and whole windows of keys: the last two tokens of 1,100, alone, together and within a prompt."""
+    context, count, size = 1100, 70, 64
+    table = torch.randperm(69, generator=torch.Generator().manual_seed(2))[None].int()
+    position = torch.arange(context)
+    slot = table[0, position // BLOCK].long() * BLOCK + position % BLOCK
+    cache = ops.open_cache([LayerShape(2, size, size)], 69, BLOCK, KV_DTYPES[kind]).layers[0]
+    k, v, q = (rows(context, n, size, seed=n).bfloat16() for n in (2, 3, 8))
+    ops.write_kv(k, v[:, :2], *cache, slot)
+
+    def last(tokens: int) -> torch.Tensor:
+        batch = PagedBatch(
+            position[-tokens:], slot[-tokens:], torch.tensor([0, tokens]).int(), torch.tensor([context]).int(),
+            table, tokens, context,
+        )  # fmt: skip
+        return ops.attend_gqa(q[-tokens:], *cache, batch, 0.125)
+
+    many = last(count)
+    assert torch.equal(last(1), many[-1:]) and torch.equal(last(2), many[-2:])
+    wide = [x.contiguous() for x in pair_at(*cache, torch.arange(69))]
+    batch = PagedBatch(
+        position[-1:], slot[-1:], torch.tensor([0, 1]).int(), torch.tensor([context]).int(), table, 1, context
+    )
+    wanted = open_ops("cpu", 1, "torch").attend_gqa(q[-1:].float(), *wide, batch, 0.125)
+    torch.testing.assert_close(many[-1:].float(), wanted, atol=2e-2, rtol=2e-2)
