@@ -97,8 +97,7 @@ class EngineSettings:
     )
     expert_memory: str = setting(
         "",
-        "Memory for the routed experts of each expert node, or of a colocated node: those used lately stay there, the "
-        "others are read from the checkpoint when they are needed. All are in memory without it.",
+        "Memory for the routed experts of each node; the others are read from the checkpoint when they are needed.",
         metavar="SIZE",
         common=True,
     )
@@ -134,8 +133,7 @@ class EngineSettings:
     )
     kv_dtype: str = setting(
         "auto",
-        "int8, fp8: a byte per number of keys, values and latents, with a scale per token and head. auto: the model's "
-        "dtype.",
+        "int8, fp8: a byte per number of keys and values; auto: the model's dtype.",
         KV_DTYPES,
         topic="kv",
         common=True,

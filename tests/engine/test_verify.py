@@ -319,5 +319,5 @@ def test_rows_are_shared_and_nobody_waits_for_a_draft():
         sequence.draft[:] = range(1 if index else 16)
     plan = scheduler.plan(0)
     *decodes, prompt = plan.chunks
-    assert prompt.kind is PROMPT and prompt.count == 6
-    assert [chunk.supposed for chunk in decodes] == [1, 1, 1, 1, 1]
+    assert prompt.kind is PROMPT and prompt.count == 9, "a quarter of the 11 rows is left to drafts"
+    assert sorted(chunk.supposed for chunk in decodes) == [0, 0, 0, 1, 1]

@@ -322,10 +322,10 @@ class Scheduling:
 
     priority: int = 0
     cache_salt: str = ""
-    retain: float = 0.0
     deadline: float | None = None
     ttft: float | None = None
     tpot: float | None = None
+    retain: float = 0.0
     tenant: str = ""
     share: int = 1
     tier: str = "default"
