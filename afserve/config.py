@@ -97,7 +97,7 @@ class EngineSettings:
     )
     expert_memory: str = setting(
         "",
-        "Memory for the routed experts of each node; the others are read from the checkpoint when they are needed.",
+        "Memory for the routed experts of a node; others are read from the checkpoint when needed.",
         metavar="SIZE",
         common=True,
     )
@@ -133,7 +133,7 @@ class EngineSettings:
     )
     kv_dtype: str = setting(
         "auto",
-        "int8, fp8: a byte per number of keys and values; auto: the model's dtype.",
+        "int8, fp8: a byte per number of keys and values.",
         KV_DTYPES,
         topic="kv",
         common=True,
