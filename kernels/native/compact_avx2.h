@@ -3,16 +3,12 @@
 #pragma once
 #include "compact.h"
 #include "gemm_avx2.h"
-#include "vendor.h"
 
 namespace {
 
 constexpr int COMPACT_ROWS = 4;  // more are faster with what was expanded once
 constexpr int COMPACT_BLOCK = BLOCK_UNITS * UNIT_BYTES;
-
-// Bytes that are asked for early. An Intel core wins less with twice as many or half. An AMD core, which follows lines that
-// are read by itself, is held up by requests far ahead while one or two rows leave it time (bench/LOG.md).
-size_t compact_ahead(int rows) { return rows < 3 && is_amd() ? 512 : COMPACT_BLOCK; }
+constexpr int COMPACT_AHEAD = COMPACT_BLOCK;  // bytes that are asked for early; twice as many win less
 
 // The sixteen high bytes of a panel, ready for lookups.
 INLINE __m256i high_bytes(const uint8_t* high) {
@@ -138,8 +134,7 @@ bool compact_avx2(const bf16* a, size_t stride, int rows, const uint8_t* units, 
   if (rows < 1) return true;
   alignas(64) float x[COMPACT_ROWS * WIDE_ROW];
   const __m256i bytes = high_bytes(high);
-  LinesAhead ahead{reinterpret_cast<const char*>(units) + size_t(blocks) * COMPACT_BLOCK, after,
-                   compact_ahead(rows)};
+  LinesAhead ahead{reinterpret_cast<const char*>(units) + size_t(blocks) * COMPACT_BLOCK, after, COMPACT_AHEAD};
   Stretch s{units, 0, 0, patch, end};
   for (int b = 0; b < blocks; b += ROW_BLOCKS) {
     s.blocks = std::min(ROW_BLOCKS, blocks - b);

@@ -4,12 +4,10 @@
 #include <algorithm>
 
 #include "compact_loops.h"
-#include "vendor.h"
 
 namespace {
 
 constexpr int AHEAD_BLOCKS = 2;  // what is asked for early; 1 is too late, 4 too much
-constexpr int NEAR_BYTES = 768;  // the same on AMD, whose cores then fetch the lines after it by themselves (bench/LOG.md)
 constexpr int CHUNK_BLOCKS = 4;  // what several passes over the same weights take at a time: 12 KiB, in the nearest cache
 constexpr int PASS_ROWS = 6;     // their sums are 24 of the 32 registers
 constexpr int MOST_ROWS = 24;
@@ -34,8 +32,8 @@ __attribute__((noinline)) void mend_half(uint32_t place, const Patch* patch, con
 }
 
 // Two tiles side by side, so that an input is loaded once for both; what comes next is asked for in the order of its
-// addresses meanwhile; into the nearest cache where that is NEAR_BYTES ahead.
-template <int R, bool NEAR>
+// addresses meanwhile.
+template <int R>
 void compact_rows_dp(const bf16* a, size_t stride, Stretch s, const HighBytes& high, float* sum, bool add) {
   __m512 total[R][4];
   for (int r = 0; r < R; r++)
@@ -46,9 +44,8 @@ void compact_rows_dp(const bf16* a, size_t stride, Stretch s, const HighBytes& h
     for (; s.patch != s.end && s.patch->place < s.place + PANEL_BLOCK; s.patch++)
       mend |= 1u << ((s.patch->place - s.place) / UNIT);
     int later = b + AHEAD_BLOCKS;
-    const uint8_t* ahead = NEAR               ? s.units + NEAR_BYTES
-                           : later < s.blocks ? s.units + AHEAD_BLOCKS * BLOCK_BYTES
-                                              : s.after + (later - s.blocks) * BLOCK_BYTES;
+    const uint8_t* ahead =
+        later < s.blocks ? s.units + AHEAD_BLOCKS * BLOCK_BYTES : s.after + (later - s.blocks) * BLOCK_BYTES;
 #pragma GCC unroll 2
     for (int t = 0; t < 4; t += 2) {
       for (int u = 0; u < 4; u++) {
@@ -61,7 +58,7 @@ void compact_rows_dp(const bf16* a, size_t stride, Stretch s, const HighBytes& h
             if (__builtin_expect(mend >> unit & 1, 0))
               mend_half(s.place + unit * UNIT + half * UNIT / 2, mine, s.patch, line[i]);
           }
-          for (int i = 0; i < 3; i++, ahead += 64) _mm_prefetch(ahead, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
+          for (int i = 0; i < 3; i++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
 #pragma GCC unroll 2
           for (int j = 0; j < 2; j++)
 #pragma GCC unroll 6
@@ -80,15 +77,14 @@ void compact_rows_dp(const bf16* a, size_t stride, Stretch s, const HighBytes& h
     for (int t = 0; t < 4; t++) _mm512_storeu_ps(sum + r * PANEL + t * 16, total[r][t]);
 }
 
-template <bool NEAR>
 void compact_pass(int rows, const bf16* a, size_t stride, const Stretch& s, const HighBytes& high, float* sum, bool add) {
   switch (rows) {
-    case 1: return compact_rows_dp<1, NEAR>(a, stride, s, high, sum, add);
-    case 2: return compact_rows_dp<2, NEAR>(a, stride, s, high, sum, add);
-    case 3: return compact_rows_dp<3, NEAR>(a, stride, s, high, sum, add);
-    case 4: return compact_rows_dp<4, NEAR>(a, stride, s, high, sum, add);
-    case 5: return compact_rows_dp<5, NEAR>(a, stride, s, high, sum, add);
-    case 6: return compact_rows_dp<6, NEAR>(a, stride, s, high, sum, add);
+    case 1: return compact_rows_dp<1>(a, stride, s, high, sum, add);
+    case 2: return compact_rows_dp<2>(a, stride, s, high, sum, add);
+    case 3: return compact_rows_dp<3>(a, stride, s, high, sum, add);
+    case 4: return compact_rows_dp<4>(a, stride, s, high, sum, add);
+    case 5: return compact_rows_dp<5>(a, stride, s, high, sum, add);
+    case 6: return compact_rows_dp<6>(a, stride, s, high, sum, add);
   }
 }
 
@@ -98,14 +94,13 @@ bool compact_dp(const bf16* a, size_t stride, int rows, const uint8_t* units, co
   const HighBytes bytes(high);
   int passes = (rows + PASS_ROWS - 1) / PASS_ROWS, together = (rows + passes - 1) / passes;
   int chunk = passes == 1 ? blocks : CHUNK_BLOCKS;
-  auto pass = passes == 1 && is_amd() ? compact_pass<true> : compact_pass<false>;
   Stretch s{units, 0, 0, patch, end, nullptr};
   for (int b = 0; b < blocks; b += chunk) {
     s.blocks = std::min(chunk, blocks - b);
     const uint8_t* next = s.units + s.blocks * BLOCK_BYTES;
     s.after = b + chunk < blocks ? next : reinterpret_cast<const uint8_t*>(after);
     for (int r = 0; r < rows; r += together)
-      pass(std::min(together, rows - r), a + r * stride + b * BLOCK, stride, s, bytes, sum + r * PANEL, b > 0);
+      compact_pass(std::min(together, rows - r), a + r * stride + b * BLOCK, stride, s, bytes, sum + r * PANEL, b > 0);
     s.units = next;
     s.place += s.blocks * PANEL_BLOCK;
     while (s.patch != end && s.patch->place < s.place) s.patch++;

@@ -14,14 +14,12 @@
 
 #include "int4_loops.h"
 #include "int8_rows.h"
-#include "vendor.h"
 
 namespace {
 
 constexpr int MOST_WORD = 32639;   // so that both bytes of a number have signs
 constexpr int CODE_OFFSET = 8;     // what a number is below its byte; half as much again with e2m1
 constexpr int BYTES_AHEAD = 8192;  // that are asked for early: every line, or what is missed costs the time of the rest
-constexpr int NEAR_BYTES = 128;    // the same on AMD, into the nearest cache
 constexpr int PASS_ROWS = 4;       // their sums are 16 of the 32 registers
 constexpr int SLICE_ROWS = 32;     // whose sums stay in the nearest cache
 
@@ -67,13 +65,12 @@ INLINE void add_codes(Sums<R>& sums, const __m512i (&codes)[2], const uint8_t* a
 }
 
 // Two tiles at a time share what they read of rows. `block` is that of `at` in the row. Returns where the next group begins.
-template <int R, bool E2M1, bool NEAR>
+template <int R, bool E2M1>
 NOINLINE const char* group_of_words(const uint8_t* row, size_t stride, int block, int all_blocks, const char* at, int blocks,
                                     bool wide, float* sum, const Int4Ahead& ahead) {
-  constexpr auto cache = NEAR ? _MM_HINT_T0 : _MM_HINT_T1;
   const char *scales = at, *scales_ahead = ahead.of(at);
   at += PANEL * (wide ? 4 : 2);
-  for (int i = 0; i < at - scales; i += 64) _mm_prefetch(scales_ahead + i, cache);
+  for (int i = 0; i < at - scales; i += 64) _mm_prefetch(scales_ahead + i, _MM_HINT_T1);
   for (int b = block; b < block + blocks; b++, at += INT4_BLOCK) {
     const char* early = ahead.of(at);
     const uint8_t* a = row + size_t(b) * BLOCK;
@@ -87,7 +84,7 @@ NOINLINE const char* group_of_words(const uint8_t* row, size_t stride, int block
         __m512i lower[2], upper[2];
         for (int i = 0; i < 2; i++) {
           __m512i both = _mm512_loadu_si512(at + (t + i) * INT4_TILE + line * 64);
-          _mm_prefetch(early + i * 64, cache);
+          _mm_prefetch(early + i * 64, _MM_HINT_T1);
           lower[i] = bytes_of<E2M1>(both);
           upper[i] = bytes_of<E2M1>(_mm512_srli_epi16(both, 4));
         }
@@ -111,10 +108,9 @@ NOINLINE const char* group_of_words(const uint8_t* row, size_t stride, int block
   return at;
 }
 
-template <bool E2M1, bool NEAR>
-constexpr decltype(&group_of_words<1, E2M1, NEAR>) group_of[] = {
-    nullptr, group_of_words<1, E2M1, NEAR>, group_of_words<2, E2M1, NEAR>, group_of_words<3, E2M1, NEAR>,
-    group_of_words<4, E2M1, NEAR>};
+template <bool E2M1>
+constexpr decltype(&group_of_words<1, E2M1>) group_of[] = {nullptr, group_of_words<1, E2M1>, group_of_words<2, E2M1>,
+                                                           group_of_words<3, E2M1>, group_of_words<4, E2M1>};
 
 }  // namespace
 
@@ -143,12 +139,8 @@ void to_words_vnni(const bf16* x, int size, const ByteRows& to, int row) {
 }
 
 void gemm_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
-  const bool near = is_amd();
-  auto& group = panel.e2m1 ? near ? group_of<true, true> : group_of<true, false>
-                : near     ? group_of<false, true>
-                           : group_of<false, false>;
-  Int4Ahead ahead{panel.data + Groups{panel.group * BLOCK, panel.wide}.panel_bytes(panel.blocks), next.data,
-                  near ? NEAR_BYTES : BYTES_AHEAD};
+  auto& group = panel.e2m1 ? group_of<true> : group_of<false>;
+  Int4Ahead ahead{panel.data + Groups{panel.group * BLOCK, panel.wide}.panel_bytes(panel.blocks), next.data, BYTES_AHEAD};
   for (int first = 0; first < rows; first += SLICE_ROWS) {
     int slice = std::min(SLICE_ROWS, rows - first), passes = (slice + PASS_ROWS - 1) / PASS_ROWS;
     const char *at = panel.data, *after = at;

@@ -8,7 +8,6 @@
 #include "int4.h"
 #include "int8.h"
 #include "vec.h"
-#include "vendor.h"
 
 namespace {
 
@@ -16,6 +15,7 @@ constexpr int WORD_MOST = 32767;
 constexpr float WORD_LEAST_ROW = 1e-30f;  // the largest number of a row below which it counts as zeros: 1 / x must be a float
 constexpr int WORD_ROWS = 5;              // their sums are 10 of the 16 registers
 constexpr int CODE_OFFSET = 8;            // what a number of int4 is below its code
+constexpr int WORD_AHEAD = 2048;          // bytes that are asked for early
 constexpr int WORD_CHUNK = 8192;          // bytes of weights that several groups of rows take in turn
 
 INLINE __m256i sixteen(const bf16* x, int left) {
@@ -89,12 +89,11 @@ INLINE __m256i plus_products(__m256i total, __m256i a, __m256i b) {
   return _mm256_add_epi32(total, _mm256_madd_epi16(a, b));
 }
 
-// What is read next, bytes that are asked for early: past `end`, what lies at `after`. More than 512 hold AMD's cores up.
+// What is read next: past `end`, what lies at `after`.
 struct WordsAhead {
   const char *end, *after;
-  size_t distance = is_amd() ? 256 : 2048;
   INLINE const char* of(const void* at) const {
-    const char* early = static_cast<const char*>(at) + distance;
+    const char* early = static_cast<const char*>(at) + WORD_AHEAD;
     return early < end ? early : after + (early - end);
   }
 };
