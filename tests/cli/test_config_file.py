@@ -23,6 +23,8 @@ def test_what_is_written_gives_the_same_run_again(group, tmp_path, monkeypatch):
             "prefix_caching",
             "kv_host",
             "kv_ssd",
+            "kv_dtype",
+            "kv_events",
             "models",
             "isa",
             "speculative_config",
@@ -47,6 +49,14 @@ def test_words_of_json_are_written_too(tmp_path):
     words = '{"method": "ngram", "num_speculative_tokens": 3}'
     assert run(["up", "--speculative-config", words, "--write-config", str(tmp_path / "up.toml")]) == 0
     assert asked("--config", str(tmp_path / "up.toml")).wishes.engine.speculative_config == words
+
+
+def test_what_a_gpu_or_a_cache_of_prefixes_decides_is_written_too(tmp_path):
+    """KV in 8 bits goes with the CPU alone, and events with prefixes."""
+    flags = ["--kv-dtype", "int8", "--kv-events", "tcp://127.0.0.1:5557"]
+    assert run(["up", *flags, "--write-config", str(tmp_path / "up.toml")]) == 0
+    engine = asked("--config", str(tmp_path / "up.toml")).wishes.engine
+    assert (engine.kv_dtype, engine.kv_events) == ("int8", "tcp://127.0.0.1:5557")
 
 
 def test_a_model_named_first_is_the_same_as_the_flag(tmp_path, capsys):

@@ -55,6 +55,7 @@ NOT_RUN = {
     "serve-a-gguf-file",
     "architecture",
     "keep-kv-on-disk",
+    "route-by-kv-events",
     "larger-than-memory",
     "ray",
     "reference",

@@ -10,7 +10,7 @@ from afserve.control.membership.events import Happening
 from afserve.member import Role
 from tests.simulation.world import World
 
-IN_CI, BLOCKS, ALL, ROUNDS = 96, 6, 10_000, 150
+IN_CI, BLOCKS, ALL, ROUNDS = 96, 2, 10_000, 150
 KEPT = (
     706,  # a row without an answer spoiled rows before it in the same chunk, and the error named a damaged checkpoint
     794,  # a process ended between joining and being admitted

@@ -127,7 +127,7 @@ def small_ops(ops: TritonBackend, few: bool) -> None:
     angle, cache, latent = zeros(9, 64, dtype=torch.float32), zeros(2, 4, 64, 128), zeros(2, 64, 576)
     ops.rope(zeros(3, 64, 128), angle, angle, at, False)
     ops.write_kv(zeros(3, 4, 128), zeros(3, 4, 128), cache, cache, at)
-    ops.write_latent(zeros(3, 576), latent, at)
+    ops.write_latent(zeros(3, 576), latent, at, 512)
     q, k, norm = zeros(3, 64, 128), zeros(3, 4, 128), zeros(128)
     rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False)
     rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False, norm, norm, 1e-6)

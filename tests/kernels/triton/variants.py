@@ -35,7 +35,7 @@ def decode_step(ops: TritonBackend, tokens: int, experts: Any, fp8: Any) -> None
     cache, latent = zeros(2, 4, 64, 128), zeros(2, 64, 576)
     ops.rope(zeros(tokens, 64, 128), angle, angle, at, False)
     ops.write_kv(zeros(tokens, 4, 128), zeros(tokens, 4, 128), cache, cache, at)
-    ops.write_latent(zeros(tokens, 576), latent, at)
+    ops.write_latent(zeros(tokens, 576), latent, at, 512)
     for context in (100, 5000):
         batch = batch_of(tokens, 1, context, blocks=-(-context // 64))
         ops.attend_gqa(zeros(tokens, 64, 128), cache, cache, batch, 0.1, None)
