@@ -29,7 +29,7 @@ MOST_CHARACTERS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EventEndpoint:
     """`tcp://HOST:PORT` or `ipc://PATH`. Attention node n has the port n above it, or the path with `_n` behind it."""
 
     text: str
@@ -60,8 +60,8 @@ class KvEventsConfig:
     in the order of vLLM's classes, map has them by name.
     """
 
-    endpoint: Endpoint
-    replay: Endpoint | None = None
+    endpoint: EventEndpoint
+    replay: EventEndpoint | None = None
     topic: str = ""
     buffer_steps: int = 10_000
     hwm: int = 100_000
@@ -93,7 +93,7 @@ def _of(given: Mapping[str, object]) -> KvEventsConfig | None:
             _refuse(f"{name}: {shown(value)} is not {_COUNTS[name]}")
         if name in _CHOICES and value not in _CHOICES[name]:
             _refuse(f"{name}: {shown(value)} is none of {', '.join(_CHOICES[name])}")
-        if name in _TEXTS and not isinstance(value, str):
+        if name in _TEXTS and not _is_text(value):
             _refuse(f"{name}: {shown(value)} is not a text")
     enabled = given.get("enable_kv_cache_events", True)
     if not isinstance(enabled, bool):
@@ -115,7 +115,7 @@ def _of(given: Mapping[str, object]) -> KvEventsConfig | None:
     return KvEventsConfig(endpoint, replay, **kept)  # type: ignore[arg-type]  # each was looked at above
 
 
-def _endpoint(where: str, text: str) -> Endpoint:
+def _endpoint(where: str, text: str) -> EventEndpoint:
     found = _TCP.match(text)
     if found is None and not _IPC.match(text):
         _refuse(
@@ -123,16 +123,23 @@ def _endpoint(where: str, text: str) -> Endpoint:
         )
     if found is not None and not _PORT.holds(int(found[2])):
         _refuse(f"{where}{shown(text)}: the port has to be {_PORT}: attention nodes have the ones above it")
-    return Endpoint(text)
+    return EventEndpoint(text)
 
 
-def _apart(endpoint: Endpoint, replay: Endpoint | None) -> None:
+def _apart(endpoint: EventEndpoint, replay: EventEndpoint | None) -> None:
     """Nodes of one kind have the ports above; those of both may meet where they begin close to each other, which a
     node finds when it binds. Equal ones always do."""
     if replay is not None and replay.of_node(0).rpartition(":")[2] == endpoint.of_node(0).rpartition(":")[2]:
         _refuse(
             f"replay_endpoint: {shown(replay.text)} has the port of the endpoint; take another one, 1,024 above"
         )
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False  # it holds half of a surrogate pair
 
 
 def _is_loopback(host: str) -> bool:

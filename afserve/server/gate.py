@@ -16,7 +16,7 @@ from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Door, ForbiddenError
 from afserve.server.access.ledger import RateLimitedError
 from afserve.server.answers.answering import WATCHED
-from afserve.server.http.access_log import REQUEST_ID, Seen, named, request_id_of
+from afserve.server.http.access_log import REQUEST_ID, Seen, is_kept, named, request_id_of
 from afserve.server.http.audit_log import AuditLog
 from afserve.server.http.body import ClientGone
 from afserve.server.http.connections import CONNECTION, Connections
@@ -144,9 +144,13 @@ class Gate:
 
     def _write_down(self, scope: Scope, seen: Seen, owner: str, began: float) -> None:
         """In the access log, and in the audit log what asks, changes or is refused."""
+        audited = self._audit is not None and (scope["method"] not in SAFE_METHODS or seen.status >= 400)
+        if not (audited or is_kept()):
+            return
         fields = seen.fields(scope, owner)
-        seen.write_line(scope, fields)
-        if self._audit is None or (scope["method"] in SAFE_METHODS and seen.status < 400):
+        if is_kept():
+            seen.write_line(scope, fields)
+        if self._audit is None or not audited:
             return
         state = scope["state"]
         entry = {"time": round(began, 6), "request_id": state.get(REQUEST_ID, ""), **fields}

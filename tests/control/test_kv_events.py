@@ -13,7 +13,7 @@ from afserve.control.node.kv_event_words import EventWords  # noqa: E402
 from afserve.control.node.kv_events import END, KvEventPublisher  # noqa: E402
 from afserve.engine.kv.blocks import BlockPool  # noqa: E402
 from afserve.engine.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, CacheEvents  # noqa: E402
-from afserve.kv_events_config import Endpoint, KvEventsConfig  # noqa: E402
+from afserve.kv_events_config import EventEndpoint, KvEventsConfig  # noqa: E402
 
 SIZE, SECONDS = 4, 20.0
 
@@ -80,7 +80,7 @@ class Receiver:
 def config():
     port = free_port()
     return KvEventsConfig(
-        Endpoint(f"tcp://127.0.0.1:{port}"), Endpoint(f"tcp://127.0.0.1:{free_port()}"), "kv@test"
+        EventEndpoint(f"tcp://127.0.0.1:{port}"), EventEndpoint(f"tcp://127.0.0.1:{free_port()}"), "kv@test"
     )
 
 
@@ -174,7 +174,7 @@ def test_what_finds_no_room_in_the_queue_begins_anew(config):
 
 def test_names_are_vllms_where_its_seed_is_given():
     """By sha256_cbor: the digest of (parent, tokens, extra keys), of which the last 64 bits are told."""
-    config = KvEventsConfig(Endpoint("tcp://127.0.0.1:1"), hash_seed="0")
+    config = KvEventsConfig(EventEndpoint("tcp://127.0.0.1:1"), hash_seed="0")
     words = EventWords(config, 2, SIZE)
 
     def digest(value):
@@ -199,7 +199,7 @@ def test_names_are_vllms_where_its_seed_is_given():
 
 
 def test_as_a_map_fields_have_their_names():
-    words = EventWords(KvEventsConfig(Endpoint("tcp://127.0.0.1:1"), encoding="map"), 0, SIZE)
+    words = EventWords(KvEventsConfig(EventEndpoint("tcp://127.0.0.1:1"), encoding="map"), 0, SIZE)
     batch = msgpack.unpackb(
         words.batch(1.0, [BlocksCleared(), BlocksStored((b"a",), None, (1, 2, 3, 4), "")])
     )

@@ -67,6 +67,7 @@ def test_each_node_has_an_endpoint_of_its_own(endpoint, binds, third):
         ("ipc://", "is no endpoint"),
         ("x" * 5000, "has 5000 characters"),
         ('{"endpoint": 3}', "endpoint: 3 is not a text"),
+        ('{"topic": "\\ud800"}', "topic: '\\ud800' is not a text"),
         ('{"hwm": 0}', "hwm: 0 is not"),
         ('{"buffer_steps": true}', "buffer_steps: True is not"),
         ('{"publisher": "nats"}', "publisher: 'nats' is none of zmq, null"),

@@ -19,7 +19,7 @@ from afserve.adviser import Adviser
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.kv_event_words import EventWords
 from afserve.engine.kv.events import CacheEvent, CacheEvents
-from afserve.kv_events_config import Endpoint, KvEventsConfig
+from afserve.kv_events_config import EventEndpoint, KvEventsConfig
 
 log = logging.getLogger("afserve.kv_events")
 END = (-1).to_bytes(8, "big", signed=True)
@@ -109,7 +109,7 @@ class KvEventPublisher:
         replay.send_multipart((frames[0], b"", END, b""), zmq.NOBLOCK)
 
 
-def _open(socket: "zmq.Socket[bytes]", endpoint: Endpoint, node: int) -> None:
+def _open(socket: "zmq.Socket[bytes]", endpoint: EventEndpoint, node: int) -> None:
     place = endpoint.of_node(node)
     try:
         socket.bind(place) if endpoint.binds else socket.connect(place)

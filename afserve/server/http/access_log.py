@@ -25,6 +25,11 @@ def request_id_of(given: str | None) -> str:
     return given if given is not None and _SOUND_ID.fullmatch(given) else secrets.token_hex(16)
 
 
+def is_kept() -> bool:
+    """Whether anybody writes lines of requests."""
+    return log.isEnabledFor(logging.INFO) and bool(log.handlers)
+
+
 def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", "none"))
 
@@ -83,8 +88,6 @@ class Seen:
         return fields
 
     def write_line(self, scope: Scope, fields: Mapping[str, object]) -> None:
-        if not log.isEnabledFor(logging.INFO) or not log.handlers:
-            return
         owner = fields["key"]
         words = f"{named(scope)} {self.status or 'gone'} {fields['seconds']:.3f} s {self.sent} bytes"
         words += f" {fields['client']}" + (f" key {owner}" if owner else "")

@@ -5,6 +5,7 @@ Gateways of one host share the file. A thread writes, so that a slow disk costs 
 asked for.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -57,18 +58,26 @@ class AuditLog:
         self._thread.join(_CLOSE)
 
     def _run(self) -> None:
+        failed = 0  # in a row; only this thread counts these, and only `note_request` those that found no room
         while (entry := self._queue.get()) is not None:
+            lost = int(str(entry.get("lost", 0))) + failed
             try:
-                self._append(entry)
+                self._append({**entry, "lost": lost} if lost else entry)
+                failed = 0
             except OSError as error:
-                self._lost += 1
-                log.error("audit-log: %s: %s", self._path, error.strerror)
+                if not failed:
+                    log.error("audit-log: %s: %s; entries are lost until it can be written", self._path, error)
+                failed += 1
         os.close(self._file)
 
     def _append(self, entry: Mapping[str, object]) -> None:
+        """All of a line or nothing of it: raises OSError."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            os.write(self._file, chained(entry, self._last_hash()))
+            size, line = os.fstat(self._file).st_size, chained(entry, self._last_hash())
+            if os.write(self._file, line) < len(line):
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
