@@ -31,7 +31,7 @@ from afserve.models.layers_beyond import check_no_more_layers
 from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
 from afserve.models.unread import told_unread
-from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
+from afserve.models.weights import Checkpoint, DummyCheckpoint, StoredTensors, TensorSource
 from afserve.placement.expert_memory import FLAG
 from afserve.spec import ModelSpec
 from afserve.tokens.tokenizer import eos_ids
@@ -65,7 +65,7 @@ def tensors_of(
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
     folder, naming = Path(source.path), naming_of(spec)
-    made: Checkpoint | GgufCheckpoint
+    made: StoredTensors
     if spec.quantization is not None and spec.quantization.gguf:
         made = GgufCheckpoint(folder, spec, naming, device, past_cache)
     else:
@@ -141,7 +141,7 @@ def build_attention_node(
         groups=groups or groups_of(spec, len(model.keeps), config),
     )
     node.expert_error, node.dense_error = expert_error, model.rounding_error
-    if isinstance(tensors, Checkpoint | GgufCheckpoint):
+    if isinstance(tensors, StoredTensors):
         node.unread = told_unread(tensors, spec.layers, naming)
     return node
 
@@ -171,7 +171,7 @@ def build_expert_bank(
     spec = spec_of(source, draft)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device, past_cache=memory > 0)
-    if recheck is not None and isinstance(tensors, Checkpoint | GgufCheckpoint):
+    if recheck is not None and isinstance(tensors, StoredTensors):
         tensors.check_changes(recheck)
     if memory and ops.device.type != "cpu":
         raise ConfigError(

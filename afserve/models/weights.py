@@ -7,6 +7,7 @@ is stored in fewer bits, or as those blocks or codes where the caller can multip
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,31 +73,43 @@ class TensorSource(Protocol):
         """The same of one of the weights (E, O, I) that the tensor `name` has."""
 
 
-class StoredTensors(TensorSource, Protocol):
-    """Those of files, which may have more than anybody asks for."""
+class StoredTensors(TensorSource):
+    """Those of a folder's files, which may have more than anybody asks for."""
 
-    folder: Path
+    makes_int4 = False
+
+    def __init__(self, folder: Path, device: torch.device, past_cache: bool) -> None:
+        """`past_cache`: the system keeps nothing of what is read."""
+        self.folder, self._device = folder, device
+        self._files = TensorFiles(folder, past_cache=past_cache)
+        self._read: set[str] = set()
 
     @property
-    def names(self) -> Collection[str]:
-        """Of all tensors, those that nobody asks for included."""
+    def bytes_read(self) -> int:
+        return self._files.bytes_read
 
     @property
     def read(self) -> Collection[str]:
         """Names of those that were asked for."""
-
-    def says(self, name: str) -> bool:
-        """Whether any number of it is not zero."""
+        return self._read
 
     def check_changes(self, recheck: Callable[[], bool]) -> None:
         """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
         has what it had. Without this it is not."""
+        self._files.recheck = recheck
+
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """Of all tensors, those that nobody asks for included."""
+
+    @abstractmethod
+    def says(self, name: str) -> bool:
+        """Whether any number of it is not zero."""
 
 
-class Checkpoint:
+class Checkpoint(StoredTensors):
     """A folder with `model.safetensors`, or with shards and their index."""
-
-    makes_int4 = False
 
     def __init__(
         self,
@@ -107,31 +120,15 @@ class Checkpoint:
         coverage: QuantCoverage | None = None,
         past_cache: bool = False,
     ) -> None:
-        """`coverage`: which weights config.json says are quantised. `past_cache`: the system keeps nothing of what is
-        read."""
-        self.folder = Path(folder)
-        self._device = device
+        """`coverage`: which weights config.json says are quantised."""
+        super().__init__(Path(folder), device, past_cache)
         self._fp8_block, self._coverage = fp8_block, coverage
-        self._files = TensorFiles(self.folder, past_cache=past_cache)
         self._file_of = _locate(self.folder, self._files)
-        self._read: set[str] = set()
         self._quantised = QuantisedWeights(quantization, self._raw, self.has_tensor, self._where, self._part)
-
-    def check_changes(self, recheck: Callable[[], bool]) -> None:
-        self._files.recheck = recheck
 
     @property
     def names(self) -> Collection[str]:
         return self._file_of.keys()
-
-    @property
-    def read(self) -> Collection[str]:
-        return self._read
-
-    @property
-    def bytes_read(self) -> int:
-        """Of all tensors so far."""
-        return self._files.bytes_read
 
     def says(self, name: str) -> bool:
         bytes_B = self._files.tensor(self._file_of[name], name).flatten().view(torch.uint8)

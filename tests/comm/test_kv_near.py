@@ -273,7 +273,7 @@ def test_who_lingers_does_not_do_so_for_ever():
     (here, _, _), (owner, owners_wires, owners_news) = ends
     try:
         here.pull(owners_wires.address, chain(1, 3), 5.0, request=0, generation=3)
-        assert owners_news.wait(SECONDS)  # the connection stands; nobody turns the owner, and nothing was computed
+        assert owners_news.wait(SECONDS)  # nobody turns the owner, nothing was computed
         rests, began = False, time.monotonic()
         while not rests and time.monotonic() < began + SECONDS / 2:
             here.turn(SECONDS, lingers=True)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-import torch
 
 from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
@@ -25,6 +24,8 @@ from tests.engine.known_answers import KnownAnswers
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.families import tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NEW, VOCAB = 20, 211
 RIGHT = (0.0, 0.3, 0.7, 1.0)
@@ -182,14 +183,6 @@ def noted(step: Callable[[], list[TokenEvent]], events: list[TokenEvent]) -> Cal
         return new
 
     return stepped
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

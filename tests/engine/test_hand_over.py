@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.comm.kv.puller import COMPLETE, Load, Pulled
@@ -21,18 +20,12 @@ from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ASKED = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=5, ignore_eos=True)
 LENGTHS = (5, 41, 120, 150)
 SMALL = {"max_batch_tokens": 32, "kv_blocks": 64}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.disk.passes import Passes
@@ -12,14 +11,7 @@ from afserve.engine.scheduling.request import GenerationRequest
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other make small tensors many times slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True, params=["one pass", "in place", "by copies"])

@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
 
 from afserve.comm.disk.passes import Passes
 from afserve.comm.disk.reader import Queue
@@ -15,16 +14,8 @@ from tests.comm.readers import KINDS, command_of
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WAY = Way(queue=Queue(2, 4096, 4))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["one pass", "by copies"])

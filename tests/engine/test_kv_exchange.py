@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
 
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
@@ -17,14 +16,7 @@ from tests.comm.kv_world import Wires, World
 from tests.engine.driving import FAMILIES, GREEDY, NEW, config, prompts
 from tests.engine.local_cluster import LocalCluster
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other make small tensors many times slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass

@@ -4,7 +4,6 @@ cache, preemption, moves between nodes, copies, prompts that other nodes compute
 from dataclasses import replace
 
 import pytest
-import torch
 
 from afserve.comm.kv.split import SplitMember
 from afserve.config import ModelSource
@@ -19,18 +18,12 @@ from tests.engine.test_kv_exchange import Pair
 from tests.engine.tiered import Node
 from tests.engine.told_drafts import tell_nodes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = (5, 41, 90, 120)
 ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 SMALL = {"max_batch_tokens": 32, "prefill_tokens": 32, "kv_blocks": 64}
 STEP = 32
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def windows(blocks, size, more):

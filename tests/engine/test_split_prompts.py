@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
@@ -13,19 +12,13 @@ from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ASKED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 70, 141, 180)
 SMALL = {"max_batch_tokens": 32, "prefill_tokens": 32, "kv_blocks": 64}
 WITHIN = {2: 1.5, 3: 0.95}  # seconds, so that the longest prompt needs so many nodes
 RATE = 100.0  # tokens per second that nodes are taken to compute; the 180 take 1.8 s at one node
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

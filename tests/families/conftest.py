@@ -16,12 +16,8 @@ NEW = 24
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Products of a few rows are slower on two threads, and much slower where others use the cores too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def all_on_one_thread(one_thread):
+    """Every test of this room."""
 
 
 @pytest.fixture(scope="session")

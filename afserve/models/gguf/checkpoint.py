@@ -20,50 +20,34 @@ from afserve.kernels.grouped import Grouped
 from afserve.kernels.scaled import BlockScaled
 from afserve.models.gguf.blocks import groups, unblocked
 from afserve.models.shards import GGUF_INDEX, read_index
-from afserve.models.tensor_files import TensorFiles
-from afserve.models.weights import FLOATS
+from afserve.models.weights import FLOATS, StoredTensors
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec
 
 _PART = 1 << 22  # numbers that are de-quantised at a time
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(StoredTensors):
     """A folder that `folder.py` made: a config.json and links to GGUF files."""
-
-    makes_int4 = False
 
     def __init__(
         self, folder: Path, spec: ModelSpec, naming: Naming, device: torch.device, past_cache: bool = False
     ) -> None:
-        """`past_cache`: the system keeps nothing of what is read."""
-        self.folder, self._device, self._spec = folder, device, spec
-        self._files = TensorFiles(folder, past_cache=past_cache)
+        super().__init__(folder, device, past_cache)
+        self._spec = spec
         self._file_of = read_index(folder) or {}
         known = architecture_named(
             read_object(folder / GGUF_INDEX, LIST_BYTES).get("architecture"), str(folder)
         )
         self._pieces = pieces_of(self._file_of, naming, known, spec.experts, str(folder))
-        self._read: set[str] = set()
         nets = (kind.attention for kind in spec.kinds if kind.attention.kind == "linear")
         self._delta = next(nets, None)
         how = spec.quantization
         self._kept = how.layout.upper() if how and how.regular else None
 
-    def check_changes(self, recheck: Callable[[], bool]) -> None:
-        self._files.recheck = recheck
-
     @property
     def names(self) -> Collection[str]:
         return self._pieces.keys()
-
-    @property
-    def read(self) -> Collection[str]:
-        return self._read
-
-    @property
-    def bytes_read(self) -> int:
-        return self._files.bytes_read
 
     def says(self, name: str) -> bool:
         """Of blocks any byte counts."""

@@ -58,7 +58,7 @@ class AuditLog:
         self._thread.join(_CLOSE)
 
     def _run(self) -> None:
-        failed = 0  # in a row; only this thread counts these, and only `note_request` those that found no room
+        failed = 0  # in a row; `note_request` counts those that found no room
         while (entry := self._queue.get()) is not None:
             lost = int(str(entry.get("lost", 0))) + failed
             try:
@@ -66,7 +66,7 @@ class AuditLog:
                 failed = 0
             except OSError as error:
                 if not failed:
-                    log.error("audit-log: %s: %s; entries are lost until it can be written", self._path, error)
+                    log.error("audit-log: %s: %s; entries are lost until it ends", self._path, error)
                 failed += 1
         os.close(self._file)
 

@@ -18,19 +18,13 @@ from tests.engine.local_cluster import LocalCluster
 from tests.models.gguf.conftest import TINY
 from tests.models.gguf.writing import convert, described, letters, mxfp4, q4_0, q8_0, renamed, stored, write
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 def asked():
     return requests(prompts(), GREEDY)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
