@@ -161,6 +161,45 @@ def test_a_port_that_is_taken_costs_events_only(config, caplog):
     publisher.stop_publishing()
 
 
+def test_a_fault_is_said_and_everything_is_told_anew(config, caplog):
+    """What was queued behind the fault is told to nobody, and the thread goes on."""
+    pool = BlockPool(8, SIZE)
+    events = CacheEvents(pool)
+    publisher = KvEventPublisher(config, events, 0, SIZE)
+    until = time.monotonic() + SECONDS
+    with zmq.Context() as context:
+        receiver = Receiver(context, config)
+        publisher.publish_news()
+        for news in ([BlocksRemoved((b"nobody",))], [BlocksStored((b"b",), b"nobody", (1, 2, 3, 4), "")]):
+            publisher._queue.put(news)
+        while not publisher._broken.is_set():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        name = b"a" * 16
+        pool.publish(pool.allocate(1)[0], name)
+        publisher.publish_news()  # everything that was told is void; blocks come when they are used next
+        events.stored([name], range(SIZE), 0, 1, "")
+        publisher.publish_news()
+        while receiver.blocks != {told_name(name)}:
+            assert time.monotonic() < until
+            receiver.ask()
+            time.sleep(0.02)
+        receiver.news.close()
+        receiver.replay.close()
+        publisher.stop_publishing()
+    assert "sending KV events failed" in caplog.text and publisher._sent == 3
+
+
+def test_no_more_is_kept_than_some_bytes(config, monkeypatch):
+    monkeypatch.setattr("afserve.control.node.kv_events._MOST_KEPT", 100)
+    publisher = KvEventPublisher(config, CacheEvents(BlockPool(4, SIZE)), 0, SIZE)
+    publisher.stop_publishing()
+    for number in range(9):
+        publisher._keep(bytes([number]), b"x" * 30)
+    publisher._keep(b"long", b"x" * 500)
+    assert [number for number, _ in publisher._kept] == [b"long"] and publisher._kept_bytes == 500
+
+
 def test_what_finds_no_room_in_the_queue_begins_anew(config):
     few = KvEventsConfig(config.endpoint, max_queue_size=1)
     events = CacheEvents(BlockPool(4, SIZE))

@@ -1,6 +1,7 @@
 """The audit log: what stands in it, that its chain finds every change, and that it costs requests nothing."""
 
 import json
+import os
 import threading
 
 import httpx
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from afserve.cli.audit import audit
 from afserve.errors import ConfigError
-from afserve.server.http.audit_log import MOST_WAITING, AuditLog, check_chain
+from afserve.server.http.audit_chain import START, check_chain
+from afserve.server.http.audit_file import AuditFile
+from afserve.server.http.audit_log import MOST_WAITING, AuditLog
 
 
 def entries(path):
@@ -43,7 +46,7 @@ def test_who_asked_what(audited):
     )
     assert spoken["route"] == "/v1/messages" and spoken["prompt_tokens"] > 0 and vector["prompt_tokens"] > 0
     assert missing["status"] == 404 and refused["status"] == 400 and "model" not in refused
-    assert "secret" not in path.read_text() and check_chain(path).broken is None
+    assert "secret" not in path.read_text() and check_chain([path]).broken is None
 
 
 def wait_for(path, count):
@@ -68,7 +71,7 @@ def test_every_change_is_found(tmp_path_factory, data):
     written(path, 6)
     lines = path.read_bytes().splitlines(keepends=True)
     at = data.draw(st.integers(0, 5))
-    how = data.draw(st.sampled_from(["number", "drop", "swap", "twice", "bytes"]))
+    how = data.draw(st.sampled_from(["number", "drop", "swap", "twice", "bytes", "space", "key"]))
     if how == "number":
         lines[at] = lines[at].replace(b'"number":%d' % at, b'"number":%d' % (at + 1))
     elif how == "drop":
@@ -79,12 +82,16 @@ def test_every_change_is_found(tmp_path_factory, data):
         lines[at], lines[other] = lines[other], lines[at]
     elif how == "twice":
         lines.insert(at, lines[at])
+    elif how == "space":
+        lines[at] = lines[at].replace(b",", b", ", 1)
+    elif how == "key":  # a second one, which other readers of JSON take for the first
+        lines[at] = b'{"number":7,' + lines[at][1:]
     else:
         place = data.draw(st.integers(0, len(lines[at]) - 2))
         byte = data.draw(st.integers(0, 255).filter(lambda value: value != lines[at][place] and value != 10))
         lines[at] = lines[at][:place] + bytes([byte]) + lines[at][place + 1 :]
     path.write_bytes(b"".join(lines))
-    assert check_chain(path).broken is not None
+    assert check_chain([path]).broken is not None
 
 
 def test_gateways_share_a_file_and_it_goes_on_after_a_restart(tmp_path):
@@ -95,7 +102,7 @@ def test_gateways_share_a_file_and_it_goes_on_after_a_restart(tmp_path):
     for one in threads:
         one.join(60)
     written(path, 5)
-    found = check_chain(path)
+    found = check_chain([path])
     assert (found.lines, found.broken) == (125, None)
 
 
@@ -114,14 +121,67 @@ def test_the_command_names_the_line(tmp_path):
     path = tmp_path / "log"
     written(path, 3)
     good = CliRunner().invoke(audit, [str(path)])
-    assert good.exit_code == 0 and "3 lines" in good.output
+    last = entries(path)[-1]["hash"]
+    assert good.exit_code == 0 and "3 lines" in good.output and last in good.output
     path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":7'))
     bad = CliRunner().invoke(audit, [str(path)])
     assert bad.exit_code == 1 and "line 2 was changed" in bad.output
     missing = CliRunner().invoke(audit, [str(tmp_path / "none")])
-    assert isinstance(missing.exception, ConfigError) and "No such file" in str(missing.exception)
+    assert isinstance(missing.exception, ConfigError) and "none: No such file" in str(missing.exception)
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "emptied"])
+def test_what_is_done_to_the_file_shows(tmp_path, how):
+    """Two gateways write; the chain goes on in a new file, and no line goes to one that nobody sees."""
+    path, old = tmp_path / "log", tmp_path / "old"
+    one, other = AuditFile(str(path)), AuditFile(str(path))
+    one.append({"number": 0})
+    other.append({"number": 1})
+    old.write_bytes(path.read_bytes())
+    if how == "emptied":
+        os.truncate(path, 0)
+    else:
+        path.rename(old) if how == "moved" else path.unlink()
+    (other if how == "emptied" else one).append({"number": 2})
+    other.append({"number": 3})
+    one.append({"number": 4})
+    assert [entry["number"] for entry in entries(path)] == [2, 3, 4]
+    assert check_chain([old, path]).broken is None and check_chain([old, path]).lines == 5
+    alone = CliRunner().invoke(audit, [str(path)])
+    assert alone.exit_code == 1 and "line 1 does not follow" in alone.output and "--after" in alone.output
+    after = entries(old)[-1]["hash"]
+    assert CliRunner().invoke(audit, [str(path), "--after", after]).exit_code == 0
+    one.close()
+    other.close()
+
+
+def test_a_line_that_a_crash_has_cut_stays_a_line(tmp_path):
+    path = tmp_path / "log"
+    written(path, 2)
+    path.write_bytes(path.read_bytes()[:-9])
+    written(path, 1)
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 3 and json.loads(lines[2])["before"] == START
+    broken = check_chain([path]).broken
+    assert broken is not None and broken[1] == 2
+
+
+def test_long_lines_follow_each_other(tmp_path):
+    """Of another process, so that the end of the file has to be read; none is longer than a line may be."""
+    path = tmp_path / "log"
+    one, other = AuditFile(str(path)), AuditFile(str(path))
+    for size in (10, 5_000, 200_000, 900_000, 3):
+        one.append({"text": "x" * size})
+        other.append({"text": "y" * size})
+    assert check_chain([path]).broken is None
+    one.close()
+    other.close()
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(ConfigError, match="audit-log"):
         AuditLog(str(tmp_path / "no" / "log"))
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(ConfigError, match="regular file"):
+            AuditLog(str(odd))

@@ -28,6 +28,8 @@ def retained(server):
         ({"system": [block("Be short.", **MARK, ttl="1h"), block("Now.", **MARK, ttl="5m")]}, 3600),
         ({"cache_control": {**MARK, "ttl": "1h"}}, 3600),
         ({"messages": [{"role": "user", "content": [block("Hi", **MARK)]}]}, 300),
+        ({"cache_control": MARK, "retain": 7}, 300),
+        ({"cache_control": MARK, "retain": 400}, 400),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": MARK}]}, 300),
     ],
 )
@@ -53,6 +55,8 @@ def test_a_mark_keeps_the_prompt(http, server, more, seconds):
         ({"system": [block("x", type="permanent")]}, "system[0].cache_control: {'type': 'permanent'} is not"),
         ({"cache_control": {**MARK, "ttl": "2h"}}, "cache_control.ttl: '2h' is none of 5m, 1h"),
         ({"cache_control": {**MARK, "ttl": 5}}, "cache_control.ttl: 5 is none"),
+        ({"cache_control": {**MARK, "ttl": ""}}, "cache_control.ttl: '' is none"),
+        ({"cache_control": MARK, "retain": "x"}, "retain: is a string"),
         ({"cache_control": [1]}, "cache_control: [1] is not"),
     ],
 )
@@ -61,7 +65,9 @@ def test_a_wrong_mark_is_refused_by_its_place(http, more, words):
     assert said.status_code == 400 and words in said.json()["error"]["message"], said.text
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/api/generate", "/api/chat"]
+)
 @pytest.mark.parametrize(
     ("more", "seconds"),
     [
@@ -72,10 +78,9 @@ def test_a_wrong_mark_is_refused_by_its_place(http, more, words):
     ],
 )
 def test_openais_words_and_ours(http, server, path, more, seconds):
-    body = (
-        {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
-    )
-    said = http.post(path, json={"input": "hi", **more} if path == "/v1/responses" else {**body, **more})
+    words = {"/v1/responses": "input", "/v1/completions": "prompt", "/api/generate": "prompt"}
+    body = {words[path]: "hi"} if path in words else {"messages": [{"role": "user", "content": "hi"}]}
+    said = http.post(path, json={**body, "model": "tiny", **more})
     assert said.status_code == 200 and retained(server) == seconds, said.text
 
 
@@ -87,6 +92,8 @@ def test_openais_words_and_ours(http, server, path, more, seconds):
 def test_what_is_no_retention_is_refused_by_name(http, more, param):
     said = http.post("/v1/completions", json={"prompt": "hi", **more})
     assert said.status_code == 400 and said.json()["error"]["param"] == param, said.text
+    said = http.post("/api/generate", json={"model": "tiny", "prompt": "hi", **more})
+    assert said.status_code == 400 and said.json()["error"].startswith(f"{param}: "), said.text
 
 
 def test_a_prompt_is_warmed(http, server):
@@ -97,6 +104,12 @@ def test_a_prompt_is_warmed(http, server):
     told = said.json()
     assert told["object"] == "cache.warm" and told["retain"] == 60 and told["seconds"] >= 0
     assert told["usage"]["prompt_tokens"] == len(request.prompt_ids)
+
+
+@pytest.mark.parametrize(("word", "seconds"), [("24h", 86_400), ("in_memory", 0), (None, 300)])
+def test_a_warm_prompt_is_kept_as_openais_word_says(http, server, word, seconds):
+    said = http.post("/v1/cache/warm", json={"prompt": "hello", "prompt_cache_retention": word})
+    assert said.status_code == 200 and said.json()["retain"] == retained(server) == seconds, said.text
 
 
 def test_a_warm_chat_is_the_beginning_of_the_next(http, server):
@@ -115,7 +128,10 @@ def test_a_warm_chat_is_the_beginning_of_the_next(http, server):
     ("body", "param"),
     [({}, "prompt"), ({"prompt": ""}, "prompt"), ({"messages": []}, "messages"), ({"prompt": ["x"] * 300}, "prompt"),
      ({"prompt": "x", "retain": -1}, "retain"), ({"prompt": "x", "resume": 9}, "resume"),
-     ({"prompt": "x", "model": "y"}, "model")],
+     ({"prompt": "x", "model": "y"}, "model"),
+     ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "prompt"),
+     ({"prompt": "x", "tools": []}, "tools"), ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+     ({"system": "x", "messages": [{"role": "user", "content": "y"}]}, "system"), ({"input": "x"}, "input")],
 )  # fmt: skip
 def test_what_cannot_be_warmed_is_refused_by_name(http, body, param):
     said = http.post("/v1/cache/warm", json=body)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
-from afserve.server.bodies.declared import MAX_TOKENS
+from afserve.server.bodies.declared import MAX_TOKENS, SchedulingFields
 from afserve.server.bodies.fields import Fields, or_else
 from afserve.server.bodies.messages import not_read
 from afserve.server.bodies.prepared import ContextLengthError
@@ -52,7 +52,7 @@ def translate(fields: Fields) -> Translated:
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
     chat: Body = {**fields.given(*sampling), "messages": messages}
     if seconds := retention_of(fields):
-        chat["retain"] = seconds
+        chat["retain"] = max(seconds, SchedulingFields(fields).retain or 0.0)
     if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         chat["continue_final_message"] = True
     chat["max_completion_tokens"] = fields.get("max_tokens")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from afserve.errors import RequestError, shown
-from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.fields import Fields, or_else
 
 MOST_BREAKPOINTS = 4
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -27,7 +27,7 @@ def retention_of(fields: Fields) -> float:
 def _seconds(place: str, mark: object) -> float:
     if not isinstance(mark, dict) or mark.get("type") != "ephemeral":
         raise RequestError.about(place, f'{shown(mark)} is not an object with "type": "ephemeral"')
-    ttl = mark.get("ttl") or "5m"
+    ttl = or_else(mark.get("ttl"), "5m")
     if not isinstance(ttl, str) or ttl not in _SECONDS:
         raise RequestError.about(f"{place}.ttl", f"{shown(ttl)} is none of {', '.join(_SECONDS)}")
     return _SECONDS[ttl]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from afserve.errors import AfserveError, RequestError
+from afserve.server.bodies.declared import SchedulingFields
 from afserve.server.bodies.fields import Fields, or_else
 from afserve.server.bodies.unsupported import (
     ANYWHERE,
@@ -127,7 +128,7 @@ def served_name(asked: str, names: Collection[str]) -> str:
 def _common(fields: Fields) -> Body:
     """Streams unless it is asked not to."""
     refuse_known(fields, {**OF_OLLAMA, **_KEEP_ALIVE})
-    chat: Body = {"stream": fields.flag("stream", True)}
+    chat: Body = {"stream": fields.flag("stream", True), **fields.given(*SchedulingFields.declared)}
     options = fields.section("options")
     if options is not None:
         _options(options, chat)
