@@ -1,15 +1,18 @@
-"""Reads a file that holds one JSON object, as checkpoint folders have them, and refuses what is none by its name.
+"""Reads a file that holds one JSON object, as checkpoint folders have them, or a setting that is written as one, and
+refuses what is none by its name.
 
 The size is looked at before anything is read, so that a hostile file costs neither time nor memory. It knows no
 field; `config_json` and `placement/planner/perf/fields` check those.
 """
 
+import difflib
 import json
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
-from afserve.errors import CheckpointError, UserError, shown
+from afserve.errors import CheckpointError, ConfigError, UserError, shown
 
 CONFIG_BYTES = 8 << 20  # config.json and its like: the largest published ones have 2 MiB
 LIST_BYTES = 256 << 20  # a tokenizer's vocabulary, an index of a million tensors
@@ -52,6 +55,24 @@ def parse(text: str, where: str, refusal: Refusal = CheckpointError, *, once: bo
         raise refusal(f"{where}: cannot be read as JSON: an integer has too many digits") from error
     except RecursionError as error:
         raise refusal(f"{where}: cannot be read as JSON: it is nested too deeply") from error
+
+
+def read_setting(text: str, flag: str, known: Collection[str], most: int, example: str) -> dict[str, object]:
+    """What a flag says as a JSON object with `known` keys, each once; those that are null are left out. Raises
+    ConfigError that begins with `flag`, with the nearest key to one that nobody knows; `most` characters are read."""
+    if len(text) > most:
+        raise ConfigError(f"{flag}: has {len(text)} characters, at most {most} are read")
+    try:
+        value = parse(text, flag, ConfigError, once=True)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; write it like {example}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag}: {shown(value)} is no JSON object; write it like {example}")
+    for name in value:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.0)
+            raise ConfigError(f"{flag}: {shown(name)} is no key of it; the nearest is {near[0]}")
+    return {name: item for name, item in value.items() if item is not None}
 
 
 class _Twice(Exception):

@@ -1,6 +1,5 @@
 """What `--kv-events` says, as a value: an endpoint, or vLLM's `--kv-events-config` by its own words. No sockets."""
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Literal, NoReturn
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
-from afserve.json_file import parse
+from afserve.json_file import read_setting
 
 FLAG, PARAM = "--kv-events", "kv_events"
 _EXAMPLE = "tcp://127.0.0.1:5557"
@@ -74,21 +73,13 @@ def kv_events_of(text: str) -> KvEventsConfig | None:
     """None where nothing is told. Raises ConfigError that names the key, its value, and what it may be."""
     if not text:
         return None
-    if len(text) > MOST_CHARACTERS:
-        _refuse(f"has {len(text)} characters, at most {MOST_CHARACTERS} are read")
-    if not text.lstrip().startswith("{"):
+    if len(text) <= MOST_CHARACTERS and not text.lstrip().startswith("{"):
         return KvEventsConfig(_endpoint("", text))
-    given = parse(text, FLAG, ConfigError, once=True)
-    if not isinstance(given, dict):
-        _refuse(f"{shown(text)} is neither an endpoint such as {_EXAMPLE} nor a JSON object")
-    return _of({name: value for name, value in given.items() if value is not None})
+    return _of(read_setting(text, FLAG, _KEYS, MOST_CHARACTERS, f'{{"endpoint": "{_EXAMPLE}"}}'))
 
 
 def _of(given: Mapping[str, object]) -> KvEventsConfig | None:
     for name, value in given.items():
-        if name not in _KEYS:
-            near = difflib.get_close_matches(name, _KEYS, 1, 0.0)
-            _refuse(f"{shown(name)} is no key of it; the nearest is {near[0]}")
         if name in _COUNTS and not _COUNTS[name].holds(value):
             _refuse(f"{name}: {shown(value)} is not {_COUNTS[name]}")
         if name in _CHOICES and value not in _CHOICES[name]:

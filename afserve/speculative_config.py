@@ -4,8 +4,6 @@ Every key that vLLM knows is read. What changes nothing here is passed over and 
 not done is refused.
 """
 
-import difflib
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import NoReturn
@@ -13,6 +11,7 @@ from typing import NoReturn
 from afserve.config_ranges import Range
 from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod, NgramOptions, SuffixOptions
 from afserve.errors import ConfigError, shown
+from afserve.json_file import read_setting
 
 FLAG = "--speculative-config"
 MOST_CHARACTERS = 1 << 14
@@ -58,7 +57,7 @@ _WITHOUT_EFFECT = (
 
 def choice_of(text: str) -> DraftChoice:
     """Raises ConfigError that names the key, its value, and what it may be."""
-    keys = _Keys(_parsed(text))
+    keys = _Keys(read_setting(text, FLAG, (*_READ, *_WITHOUT_EFFECT), MOST_CHARACTERS, _EXAMPLE))
     method = _method(keys)
     tokens = keys.whole("num_speculative_tokens", _COUNT)
     if tokens is not None and not DRAFT_TOKENS.holds(tokens):
@@ -72,34 +71,6 @@ def choice_of(text: str) -> DraftChoice:
     passed = tuple(dict.fromkeys(keys.passed))
     head = (keys.text("model") or "") if method is DraftMethod.EAGLE3 else ""
     return DraftChoice(method, tokens, ngram, suffix, synthetic, passed, head)
-
-
-def _parsed(text: str) -> Mapping[str, object]:
-    if len(text) > MOST_CHARACTERS:
-        refuse(f"has {len(text)} characters, at most {MOST_CHARACTERS} are read")
-    try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        refuse(f"is not valid JSON: {error}; write it like {_EXAMPLE}")
-    if not isinstance(value, dict):
-        refuse(f"{shown(value)} is no JSON object; write it like {_EXAMPLE}")
-    for name in value:
-        if name not in (*_READ, *_WITHOUT_EFFECT):
-            near = difflib.get_close_matches(name, (*_READ, *_WITHOUT_EFFECT), 1, 0.0)
-            refuse(f"{shown(name)} is no key of it; the nearest is {near[0]}")
-    return {name: item for name, item in value.items() if item is not None}
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{shown(next(n for n in names if names.count(n) > 1))} stands there twice")
-    return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def refuse(why: str) -> NoReturn:

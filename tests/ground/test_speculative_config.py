@@ -68,16 +68,16 @@ def test_what_changes_nothing_is_named(config, passed):
 
 
 REFUSED = [
-    ("{", "is not valid JSON"),
-    ("", "is not valid JSON"),
-    ("ngram:4", "is not valid JSON"),
+    ("{", "cannot be read as JSON"),
+    ("", "cannot be read as JSON"),
+    ("ngram:4", "cannot be read as JSON"),
     ("[]", "is no JSON object"),
     ("null", "is no JSON object"),
-    ("[" * 9000 + "]" * 4000, "is not valid JSON"),
+    ("[" * 9000 + "]" * 4000, "cannot be read as JSON"),
     (" " * (MOST_CHARACTERS + 1), f"at most {MOST_CHARACTERS} are read"),
-    ('{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}", "is not valid JSON"),
-    ('{"method": "ngram", "suffix_decoding_min_token_prob": NaN}', "NaN is not JSON"),
-    ('{"method": "ngram", "method": "suffix"}', "'method' stands there twice"),
+    ('{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+    ('{"method": "ngram", "suffix_decoding_min_token_prob": NaN}', "nan is not a number in [0, 1]"),
+    ('{"method": "ngram", "method": "suffix"}', "'method' is there twice"),
     ({}, "method is missing; it is one of ngram, suffix"),
     ({"metod": "ngram"}, "'metod' is no key of it; the nearest is method"),
     (NGRAM | {"num_spec_tokens": 4}, "the nearest is num_speculative_tokens"),

@@ -127,6 +127,27 @@ def test_what_is_no_prediction_is_refused_by_name(path, prediction, param, http)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == param
 
 
+HALF = b'{"%s, "max_tokens": 1, "prediction": {"type": "content", "content": %s}}'
+
+
+@pytest.mark.parametrize("content", [b'"a \\ud800 b"', b'[{"type": "text", "text": "\\udfff"}]'])
+@pytest.mark.parametrize(
+    "path, asked",
+    [
+        ("/v1/completions", b'prompt": "x"'),
+        ("/v1/chat/completions", b'messages": [{"role": "user", "content": "x"}]'),
+    ],
+)
+def test_half_a_character_is_refused_where_it_stands(path, asked, content, http, drafting):
+    """Whether the server drafts or not."""
+    for url in (path, f"{drafting.url}{path}"):
+        headers = {"content-type": "application/json"}
+        said = http.post(url, content=HALF % (asked, content), headers=headers)
+        error = said.json()["error"]
+        assert said.status_code == 400 and error["param"].startswith("prediction.content")
+        assert "lone surrogate" in error["message"] and "\n" not in error["message"]
+
+
 def prepared(checkpoint, tokenizer, body):
     model = replace(model_of(checkpoint), drafts=True)
     preparer = Preparer(model, tokenizer, SamplingParams(), ChatTemplate.from_folder(checkpoint))
