@@ -13,11 +13,14 @@ DEFAULT_DRAFT = "off"
 MTP_TOKENS = 3
 """Each is one more pass of the layer; DeepSeek-V3's and GLM's are trained for the first alone."""
 
+MODEL_TOKENS = 8
+"""Each is one more pass of a draft model."""
+
 
 class DraftMethod(StrEnum):
     """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
     in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp); a head that was trained
-    for the model and stands beside it (eagle3)."""
+    for the model and stands beside it (eagle3); a small model of the same tokenizer (model)."""
 
     OFF = "off"
     AUTO = "auto"
@@ -25,6 +28,7 @@ class DraftMethod(StrEnum):
     SUFFIX = "suffix"
     MTP = "mtp"
     EAGLE3 = "eagle3"
+    MODEL = "model"
 
 
 _FORM = "METHOD or METHOD:N, such as ngram:4"
@@ -41,7 +45,8 @@ def token_count(text: str, spelled: str, form: str) -> int:
     return int(text)
 
 
-_FORM_OF_HEADS = "eagle3:FOLDER or eagle3:FOLDER:N"
+_BESIDE = {DraftMethod.EAGLE3: "a head", DraftMethod.MODEL: "a draft model"}
+"""Those whose weights are in a folder of their own, and what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class SuffixOptions:
 class DraftChoice:
     """`tokens` is how many a sequence drafts in each step; None: as many as pay. `synthetic`, for benchmarks: how often
     the first, the first two, ... tokens of a draft that is right are left right. `passed` are keys that were given and
-    change nothing. `head` is the folder of an EAGLE-3 head, which is read on the hosts of attention nodes alone."""
+    change nothing. `folder`: of an EAGLE-3 head or a draft model, read on the hosts of attention nodes alone."""
 
     method: DraftMethod = DraftMethod.OFF
     tokens: int | None = None
@@ -74,7 +79,7 @@ class DraftChoice:
     suffix: SuffixOptions = SuffixOptions()
     synthetic: tuple[float, ...] = ()
     passed: tuple[str, ...] = field(default=(), compare=False)
-    head: str = ""
+    folder: str = ""
 
     @classmethod
     def parse(cls, text: str, spelled: str = "--draft") -> "DraftChoice":
@@ -85,26 +90,29 @@ class DraftChoice:
             raise ConfigError(
                 f"{spelled}: {shown(method)} is not one of {known}; write {_FORM}", param="draft"
             )
-        made, head = DraftMethod(method), ""
-        if made is DraftMethod.EAGLE3:
-            head, colon, count = _folder_and_count(count)
-            if not head:
+        made, folder = DraftMethod(method), ""
+        if made in _BESIDE:
+            folder, colon, count = _folder_and_count(count)
+            if not folder:
                 raise ConfigError(
-                    f"{spelled}: eagle3 needs the folder of a head; write {_FORM_OF_HEADS}", param="draft"
+                    f"{spelled}: {made} needs the folder of {_BESIDE[made]}; write {made}:FOLDER or {made}:FOLDER:N",
+                    param="draft",
                 )
         if not colon:
-            return cls(made, head=head)
+            return cls(made, folder=folder)
         if made is DraftMethod.OFF:
             raise ConfigError(
                 f"{spelled}: off takes no number; leave out {shown(':' + count)}", param="draft"
             )
-        return cls(made, token_count(count, spelled, _FORM), head=head)
+        return cls(made, token_count(count, spelled, _FORM), folder=folder)
 
     @property
     def most(self) -> int:
         """Tokens of one sequence and step."""
         if self.method is DraftMethod.OFF:
             return 0
+        if self.method is DraftMethod.MODEL:
+            return self.tokens or MODEL_TOKENS
         return self.tokens or (MTP_TOKENS if self.follows else int(DRAFT_TOKENS.high))
 
     @property
@@ -114,12 +122,22 @@ class DraftChoice:
 
     @property
     def follows(self) -> bool:
-        """Whether a layer guesses behind each step, over its rows."""
-        return self.predicts or bool(self.head)
+        """Whether somebody guesses behind each step: a layer over its rows, or a model over its tokens."""
+        return self.predicts or bool(self.folder)
+
+    @property
+    def head(self) -> str:
+        """The folder of an EAGLE-3 head, which reads rows of the model's layers."""
+        return self.folder if self.method is DraftMethod.EAGLE3 else ""
+
+    @property
+    def model(self) -> str:
+        """The folder of a draft model, which reads tokens alone."""
+        return self.folder if self.method is DraftMethod.MODEL else ""
 
     def __str__(self) -> str:
         """As `parse` reads it."""
-        told = f"{self.method}:{self.head}" if self.head else self.method.value
+        told = f"{self.method}:{self.folder}" if self.folder else self.method.value
         return told if self.tokens is None else f"{told}:{self.tokens}"
 
 

@@ -25,16 +25,17 @@ _METHODS: Mapping[str, DraftMethod] = {
     "suffix": DraftMethod.SUFFIX,
     "mtp": DraftMethod.MTP,
     "eagle3": DraftMethod.EAGLE3,
+    "draft_model": DraftMethod.MODEL,
 }
+_SERVED = ("ngram", "suffix", "mtp", "eagle3", "draft_model")
 _NOT_DONE: Mapping[str, str] = {
     **dict.fromkeys(("eagle", "medusa", "mlp_speculator"), "heads beside the model are not run"),
     **dict.fromkeys(("dflash", "dspark"), "drafts of whole blocks are not made"),
-    "draft_model": "no second model is run for drafts",
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
 _SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synthetic_acceptance_rates"
-_PATH = "a draft model of its own is not run, but an EAGLE-3 head (method eagle3)"
+_OF_A_FOLDER = {"eagle3": DraftMethod.EAGLE3, "draft_model": DraftMethod.MODEL}
 
 _COUNT = Range(1, 1 << 20)
 _RUN, _SHORTEST = Range(1, 16), 2  # tokens that are looked for
@@ -69,8 +70,8 @@ def choice_of(text: str) -> DraftChoice:
         keys.passed += [name for name in keys.given if name.startswith(prefix) and method is not own]
     keys.passed += [name for name in keys.given if name in _WITHOUT_EFFECT and keys.given[name] is not False]
     passed = tuple(dict.fromkeys(keys.passed))
-    head = (keys.text("model") or "") if method is DraftMethod.EAGLE3 else ""
-    return DraftChoice(method, tokens, ngram, suffix, synthetic, passed, head)
+    folder = (keys.text("model") or "") if method in _OF_A_FOLDER.values() else ""
+    return DraftChoice(method, tokens, ngram, suffix, synthetic, passed, folder)
 
 
 def refuse(why: str) -> NoReturn:
@@ -139,20 +140,24 @@ def _method(keys: _Keys) -> DraftMethod:
     name, model = keys.text("method"), keys.text("model")
     if model in _METHODS and name in (None, model):
         name = model
-    elif name == DraftMethod.EAGLE3:
+    elif name in _OF_A_FOLDER:
         if not model:
-            refuse('method "eagle3" needs model: the folder of the head')
+            refuse(
+                f'method "{name}" needs model: the folder of the {"head" if name == "eagle3" else "draft model"}'
+            )
     elif model is not None and _predicts(name):
         keys.passed.append("model")  # its layer is the served checkpoint's own
-    elif model is not None:
-        refuse(f"model: {shown(model)}: {_PATH}; the methods here are {', '.join(_served())}")
+    elif model is not None and name is None:
+        name = "draft_model"
+    elif model is not None and name in _METHODS:
+        refuse(f"model: {shown(model)}: method {name} reads none, {' and '.join(_OF_A_FOLDER)} do")
     if name is None:
-        refuse(f"method is missing; it is one of {', '.join(_served())}")
+        refuse(f"method is missing; it is one of {', '.join(_SERVED)}")
     if name in _METHODS:
         return _METHODS[name]
     if _predicts(name):
         return DraftMethod.MTP
-    known = f"the methods here are {', '.join(_served())}"
+    known = f"the methods here are {', '.join(_SERVED)}"
     why = _NOT_DONE.get(name)
     if why is None:
         refuse(f"method: {shown(name)} is none of vLLM's; {known}")
@@ -162,10 +167,6 @@ def _method(keys: _Keys) -> DraftMethod:
 def _predicts(name: str | None) -> bool:
     """deepseek_mtp and others of that end are mtp in vLLM, too."""
     return name is not None and (name == DraftMethod.MTP or name.endswith("_mtp"))
-
-
-def _served() -> list[str]:
-    return list(dict.fromkeys(_METHODS.values()))
 
 
 def _ngram(keys: _Keys) -> NgramOptions:

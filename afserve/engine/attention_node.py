@@ -17,8 +17,9 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
+from afserve.engine.draft.draft_model import DraftModel
 from afserve.engine.draft.drafting import open_drafting
-from afserve.engine.draft.layer_loop import layer_drafter, open_loops
+from afserve.engine.draft.followers import open_followers
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
@@ -58,9 +59,10 @@ class AttentionNode(Generic[T]):
         weights: str = "",
         guides: Guides | None = None,
         groups: Sequence[KvGroup] = (),
+        draft_model: DraftModel | None = None,
     ) -> None:
-        """`weights` names the numbers that were loaded, as `KvCache` wants them named, and `groups` are what its layers
-        keep, as there. Without `guides` no request may have a grammar."""
+        """`weights` names the numbers that were loaded, and `groups` are what layers keep, as `KvCache` wants both.
+        Without `guides` no request may have a grammar. `draft_model`: the one that `config` names."""
         spec = model.spec
         self._link, self._config, self.isa = link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
@@ -72,13 +74,12 @@ class AttentionNode(Generic[T]):
         )
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
-        choice = config.drafts()
-        mtp = layer_drafter(choice)
-        self._drafting = open_drafting(choice, spec, mtp)
+        self._drafting, behind = open_drafting(config.drafts(), spec, config.max_model_len)
         if self._drafting is not None:
             self._scheduler.on_drop = self._drafting.forget
-        drafts = self._scheduler.blocks, self._load, choice, config.max_model_len
-        loops = open_loops(mtp, model, self.kv.head, runners, *drafts)
+        loops = open_followers(
+            behind, draft_model, model, self.kv, runners, self._scheduler.blocks, self._load, config, clock
+        )
         own = model, self.kv, self._scheduler
         self._micro_batches = [
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop)

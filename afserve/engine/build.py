@@ -8,17 +8,19 @@ from pathlib import Path
 
 import torch
 
-from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
+from afserve.comm.m2n.bank import LocalBankLink, LocalTicket, NoBank
 from afserve.comm.m2n.link_contract import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.draft.draft_model import DraftModel
 from afserve.engine.kv.groups import KvGroup, groups_of
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.errors import ConfigError
+from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
 from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
@@ -125,8 +127,9 @@ def build_attention_node(
         config.lm_head,
         load_half,
     )
-    if head := config.drafts().head:
-        model.load_head(head)
+    drafts = config.drafts()
+    if drafts.head:
+        model.load_head(drafts.head)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
@@ -139,11 +142,28 @@ def build_attention_node(
         weights=weights,
         guides=guides,
         groups=groups or groups_of(spec, len(model.keeps), config),
+        draft_model=build_draft_model(drafts.model, model, config) if drafts.model else None,
     )
     node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, StoredTensors):
         node.unread = told_unread(tensors, spec.layers, naming)
     return node
+
+
+def build_draft_model(folder: str, target: AttentionModel, config: EngineConfig) -> DraftModel:
+    """A small model that guesses for `target`, with all its experts, if it has any. Raises CheckpointError, or
+    ConfigError for one that cannot."""
+    spec, ops, dtype = draft_model_spec(folder), target.ops, target.dtype
+    naming, longest = draft_model_naming(spec), min(config.max_model_len, spec.max_position)
+    tensors = Checkpoint(Path(folder), spec.fp8_block, ops.device, coverage=spec.coverage)
+    check_no_more_layers(Path(folder), tensors.names, spec.layers, naming)
+    kept = config.dense_dtype, config.lm_head
+    model = AttentionModel(spec, tensors, naming, ops, dtype, longest, lambda done: None, *kept)
+    if not spec.moe_layers:
+        return DraftModel(model, NoBank(), config)
+    bank = ExpertBank(spec, spec.experts, ops, tensors, naming, dtype, config.expert_dtype)
+    bank.load([(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)], silent)
+    return DraftModel(model, bank, config)
 
 
 def attention_weights(source: ModelSource) -> str:

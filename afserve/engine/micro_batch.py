@@ -16,6 +16,7 @@ from torch import Tensor
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
 from afserve.engine.draft.layer_loop import LayerLoop
+from afserve.engine.draft.model_loop import ModelLoop
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
@@ -67,14 +68,14 @@ class MicroBatch(Generic[T]):
         config: EngineConfig,
         load: ExpertLoad,
         drafting: Drafting | None = None,
-        mtp: LayerLoop[T] | None = None,
+        follower: LayerLoop[T] | ModelLoop | None = None,
     ) -> None:
-        """`load` knows which experts tokens chose. Without `drafting` nobody guesses; with `mtp` a layer of the
-        checkpoint guesses behind each step."""
+        """`load` knows which experts tokens chose. Without `drafting` nobody guesses; a `follower` guesses behind each
+        step."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config, self._load = meter, config, load
-        self._drafting, self._mtp = drafting, mtp
+        self._drafting, self._follower = drafting, follower
         self._buffers = StepBuffers(model.ops.device, config.max_model_len)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -105,7 +106,8 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            every_row = self._mtp is not None and self._mtp.awake
+            follower = self._follower if self._follower is not None and self._follower.awake else None
+            every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             try:
@@ -121,9 +123,9 @@ class MicroBatch(Generic[T]):
             self._meter.did(self.index, "sample", since, told)
             runs = _drawn(self.plan, outcome.accepted)
             passes, since = 0.0, self._meter.now()
-            if self._mtp is not None and every_row:
-                yield from self._mtp.follow(self.plan, step, x_RH, runs)
-                passes = (self._meter.now() - since) / self._mtp.passes
+            if follower is not None:
+                yield from follower.follow(self.plan, step, x_RH, runs)
+                passes = (self._meter.now() - since) / follower.passes
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
             if self._drafting is not None:

@@ -36,7 +36,7 @@ def check(spec: ModelSpec, where: str) -> None:
         raise CheckpointError(
             f"{where}: MoE layers with different (experts, top-k, inner size) {sorted(sizes)} are not supported"
         )
-    if spec.moe_layers * spec.experts > MOST_ROUTED:
+    if sizes and spec.moe_layers * spec.experts > MOST_ROUTED:
         raise CheckpointError(
             f"{where}: num_hidden_layers, {EXPERT_FIELDS}: {spec.moe_layers} layers of {spec.experts} experts "
             f"have more than the {MOST_ROUTED} that afserve can place"

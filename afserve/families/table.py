@@ -7,6 +7,7 @@ A new family is a file here and a row below (docs/add-a-family.md). Families tha
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from afserve.config import ModelSource
 from afserve.config_json import Config, ConfigFields
@@ -116,11 +117,14 @@ def _predicts_not(source: ModelSource, spec: ModelSpec) -> str:
     return ""
 
 
-def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
-    """A model that the engine can run. Raises CheckpointError that begins with `where` for any other."""
-    found = _family(config)
+def spec_from_config(
+    config: Config, where: str = "config.json", also: Mapping[str, Family] = MappingProxyType({})
+) -> ModelSpec:
+    """A model that the engine can run; `also` are families that are not served. Raises CheckpointError that begins with
+    `where` for any other."""
+    found = also.get(str(config.get("model_type"))) or _family(config)
     if found is None:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*also, *FAMILIES))
         named = shown(config.get("model_type") or "missing")
         raise CheckpointError(f"{where}: model_type {named} is not supported; supported: {known}")
     spec = _spec(found.config_view(ConfigFields(config, where)), found)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from afserve.families.eagle import load_eagle
+from afserve.families.drafters.eagle import load_eagle
 from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.families.eagle import EMBEDDING, TO_TARGET, EagleSpec, check_tensors, stem_of
+from afserve.families.drafters.eagle import EMBEDDING, TO_TARGET, EagleSpec, check_tensors, stem_of
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch

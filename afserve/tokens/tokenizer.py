@@ -36,6 +36,7 @@ class Tokenizer:
         self.special = special or {}
         self.byte_level = isinstance(vocabulary.decoder, decoders.ByteLevel)
         added = vocabulary.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size = int(vocabulary.get_vocab_size(with_added_tokens=True))
 
@@ -87,6 +88,12 @@ class Tokenizer:
         with _told("decode"):
             text: str = self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Of all tokens, by their spelling; made anew each time."""
+        found: dict[str, int] = self._vocabulary.get_vocab(with_added_tokens=True)
+        return found
 
     def token(self, token_id: int) -> str:
         """The vocabulary's own spelling of one id; empty for an id without an entry (padding rows of a head)."""

@@ -53,6 +53,19 @@ class Bank(Protocol):
         return
 
 
+class NoBank(Bank):
+    """Of a model whose layers have no experts."""
+
+    def forward(
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
+    ) -> None:
+        raise AssertionError("a layer without experts asked for some")
+
+    @property
+    def packed(self) -> Sequence[PackedExperts]:
+        return ()
+
+
 class LocalTicket(NamedTuple):
     """No message was sent, so there are no `parts`."""
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from afserve.config import ModelSource
 from afserve.drafts import NO_DRAFTS, DraftChoice
 from afserve.engine.build import colocated
-from afserve.engine.draft.layer_loop import LayerDrafter
+from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import ConfigError
@@ -149,8 +149,8 @@ def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, mon
                 patch.setattr(StackRunner, "chain", lambda runner: None)
             node = colocated(source, config(**ROOMY, draft="mtp:4"))
             for batch in node._micro_batches:
-                assert batch._mtp is not None
-                batch._mtp._least = least
+                assert batch._follower is not None
+                batch._follower._drafter.least = least
             tokens = collect(drive(node, asked))
         routed = node.take_routed()
         return tokens, told, routed.decode_LE.tolist(), routed.prefill_LE.tolist()

@@ -9,7 +9,7 @@ from transformers.modeling_layers import MtpModel
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.engine.draft.layer_loop import LayerDrafter
+from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.conftest import DEEPSEEK, SIZES, TINY
 from tests.engine.driving import collect, config, drive, prompts

@@ -34,5 +34,5 @@ def tell_nodes(monkeypatch: pytest.MonkeyPatch, texts, most=4):
     """Nodes that are built from now on draft up to `most` tokens."""
     monkeypatch.setattr(
         "afserve.engine.attention_node.open_drafting",
-        lambda *_: Drafting([ToldDrafter(texts)], FixedPrice(), most),
+        lambda *_: (Drafting([ToldDrafter(texts)], FixedPrice(), most), None),
     )

@@ -12,7 +12,7 @@ from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.draft.drafter import LAYERS, SEARCHERS, Drafter
 from afserve.engine.draft.forced import ForcedDrafter
-from afserve.engine.draft.layer_loop import LayerDrafter
+from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.prediction import PredictionDrafter
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep, Verified
@@ -126,21 +126,25 @@ class Drafting:
         return self._counts.stats()
 
 
-def open_drafting(choice: DraftChoice, spec: ModelSpec, mtp: LayerDrafter | None = None) -> Drafting | None:
-    """None where nobody drafts. `mtp` is told what it says."""
+def open_drafting(
+    choice: DraftChoice, spec: ModelSpec, longest: int
+) -> tuple[Drafting | None, LayerDrafter | None]:
+    """None where nobody drafts; and who is told what is guessed behind steps, of the first `longest` tokens of a
+    sequence, or None where nobody does that."""
     if choice.method is DraftMethod.OFF:
-        return None
+        return None, None
+    behind = LayerDrafter(choice, longest) if choice.follows else None
     price: DraftPrice = (
         FixedPrice()
         if choice.tokens
-        else AdaptivePrice(spec.experts, spec.top_k, None if mtp is None else mtp.trials)
+        else AdaptivePrice(spec.experts, spec.top_k, None if behind is None else behind.trials)
     )
     drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter()]
     if choice.method is DraftMethod.NGRAM:
         drafters.append(NgramDrafter(choice.ngram))
-    elif mtp is None or choice.tokens is None:
+    elif behind is None or choice.tokens is None:
         drafters.append(SuffixDrafter(choice.suffix))
-    drafters += [] if mtp is None else [mtp]
+    drafters += [] if behind is None else [behind]
     if choice.synthetic:
         drafters = [SpoiledDrafter(each, choice.synthetic) for each in drafters]
-    return Drafting(drafters, price, choice.most)
+    return Drafting(drafters, price, choice.most), behind

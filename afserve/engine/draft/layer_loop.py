@@ -15,62 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afserve.drafts import DraftChoice
-from afserve.engine.draft.drafter import NO_DRAFT, Draft
-from afserve.engine.draft.layer import DraftLayer, draft_layers
-from afserve.engine.draft.layer_trials import LayerTrials
+from afserve.engine.draft.layer import DraftLayer
+from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
-from afserve.engine.scheduling.step_plan import Chunk, StepPlan
+from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.load import ExpertLoad
-from afserve.engine.step.runner import PredictorRunner, StepRun, T
+from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, block_tables, paged_batch
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
-from afserve.models.decoder import AttentionModel
-from afserve.models.eagle import BoundEagle
-
-
-class LayerDrafter:
-    """What was drafted for each sequence behind its last step, by order."""
-
-    def __init__(self, name: str = "mtp", trials: LayerTrials | None = None) -> None:
-        """`trials` say when nothing is drafted; without them always something is."""
-        self.name, self.trials = name, trials
-        self._made: dict[int, tuple[int, list[int], list[float]]] = {}
-        self._asked: set[int] = set()  # those whose draft was told since their last step
-
-    def begin(self, sequence: Sequence, length: int) -> None:
-        """What is added next follows the first `length` tokens."""
-        self._made[sequence.order] = length, [], []
-
-    def add(self, sequence: Sequence, token: int, confidence: float) -> None:
-        _, tokens, likely = self._made[sequence.order]
-        tokens.append(token)
-        likely.append(confidence)
-
-    def guess(self, sequence: Sequence, most: int) -> Draft:
-        length, tokens, confidence = self._made.get(sequence.order, (0, [], []))
-        if length != len(sequence.tokens):
-            return NO_DRAFT
-        self._asked.add(sequence.order)
-        return Draft(tokens[:most], confidence[:most])
-
-    def verified(self, chunk: Chunk) -> int:
-        """How many of its tokens this chunk verified; once."""
-        order = chunk.sequence.order
-        if order not in self._asked:
-            return 0
-        self._asked.discard(order)
-        return chunk.supposed
-
-    def forget(self, sequence: Sequence) -> None:
-        self._made.pop(sequence.order, None)
-        self._asked.discard(sequence.order)
-
-
-_UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +44,18 @@ class _Drafted:
 class LayerLoop(Generic[T]):
     """Of one micro-batch: what it runs between the tokens of a step and its end."""
 
+    reads_rows = True  # of the whole step
+
     def __init__(
         self,
         drafter: LayerDrafter,
         layer: DraftLayer[T],
         blocks: SequenceBlocks,
         load: ExpertLoad,
-        choice: DraftChoice,
         longest: int,
     ) -> None:
-        """No token is drafted beyond a sequence's first `longest`. Where the price says how many, none behind what is
-        unlikely."""
         self._drafter, self._layer = drafter, layer
-        self._blocks, self._load, self._choice, self._longest = blocks, load, choice, longest
-        self._least = _UNLIKELY if choice.tokens is None else 0.0
+        self._blocks, self._load, self._longest = blocks, load, longest
         self._buffers = StepBuffers(layer.ops.device, longest)
         self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
 
@@ -117,7 +70,7 @@ class LayerLoop(Generic[T]):
     ) -> StepRun[T]:
         """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
         of a chunk. The step's sequences are in flight meanwhile."""
-        verified = [self._drafter.verified(chunk) for chunk in plan.chunks]
+        verified = self._drafter.take_verified(plan)
         (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
@@ -163,7 +116,7 @@ class LayerLoop(Generic[T]):
         table_SB = block_tables(tables, size, self._buffers, "grown")
         ends_3S = torch.tensor(ends, dtype=torch.int32)
         paged = replace(paged, block_table_SB=table_SB)
-        made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self._least, size)
+        made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self._drafter.least, size)
         self._load.predicted(made.expert_RK[: paged.tokens], decodes)
         if len(further_RK := made.expert_RK[paged.tokens :]):
             self._load.predicted(further_RK, len(further_RK))
@@ -177,21 +130,9 @@ class LayerLoop(Generic[T]):
         self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]], verified: Many[int]
     ) -> Iterator[_Drafted]:
         """Those that are drafted for."""
-        for index, run in runs.items():
-            chunk, sequence = plan.chunks[index], plan.chunks[index].sequence
-            length = len(sequence.tokens) + len(run)
-            left = sequence.prompt_length + sequence.request.params.max_tokens - length - 1
-            most = min(self._wanted(verified[index]), left, self._longest - length)
-            if most > 0 and not sequence.cancelled and sequence.eos_ids.isdisjoint(run):
-                self._drafter.begin(sequence, length)
-                row = step.paged.starts[index] + length - 2 - chunk.start
-                yield _Drafted(sequence, index, row, length - 2, most)
-
-    def _wanted(self, verified: int) -> int:
-        """Where the price says how many are verified, one more than it let the last step verify."""
-        if self._choice.tokens is not None:
-            return self._choice.tokens
-        return min(self._choice.most, verified + 1)
+        for index, length, most in self._drafter.begin_runs(plan, runs, verified):
+            row = step.paged.starts[index] + length - 2 - plan.chunks[index].start
+            yield _Drafted(plan.chunks[index].sequence, index, row, length - 2, most)
 
     def _go_on(self, drafted: Many[_Drafted], tokens: list[int], likely: list[float]) -> Iterator[_Drafted]:
         """Keeps a token of each; those that go on, by their place in `drafted`."""
@@ -201,7 +142,7 @@ class LayerLoop(Generic[T]):
             sequence, position = one.sequence, one.position + 1
             self._drafter.add(sequence, token, confidence)
             product = one.product * confidence
-            if one.most == 1 or product < self._least:
+            if one.most == 1 or product < self._drafter.least:
                 continue
             known = position + 1 - sequence.computed
             if self._blocks.grow_spare(sequence, known) == known:
@@ -221,28 +162,6 @@ class LayerLoop(Generic[T]):
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
         return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))
-
-
-def layer_drafter(choice: DraftChoice) -> LayerDrafter | None:
-    """None where no layer guesses behind steps."""
-    return LayerDrafter(choice.method, None if choice.tokens else LayerTrials()) if choice.follows else None
-
-
-def open_loops(
-    drafter: LayerDrafter | None,
-    model: AttentionModel,
-    head: BoundEagle | None,
-    runners: Many[PredictorRunner[T]],
-    blocks: SequenceBlocks,
-    load: ExpertLoad,
-    choice: DraftChoice,
-    longest: int,
-) -> Many[LayerLoop[T] | None]:
-    """One for each runner; None without a drafter."""
-    if drafter is None:
-        return [None] * len(runners)
-    layers = draft_layers(model, head, runners)
-    return [LayerLoop(drafter, layer, blocks, load, choice, longest) for layer in layers]
 
 
 def _following(plan: StepPlan, runs: Mapping[int, Many[int]]) -> list[int]:

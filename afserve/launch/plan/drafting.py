@@ -1,17 +1,21 @@
-"""What is served of a checkpoint: its layers, and with `--draft mtp` its layer of multi-token prediction."""
+"""What is served of a checkpoint: its layers, with `--draft mtp` its layer of multi-token prediction, and whether what
+stands beside it to draft, a head or a small model, fits it."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
-from afserve.errors import ConfigError
-from afserve.families.eagle import FROM_TARGET, TO_TARGET, EagleSpec, check_tensors, load_eagle
+from afserve.errors import ConfigError, shown
+from afserve.families.drafters.dense import draft_model_spec
+from afserve.families.drafters.eagle import FROM_TARGET, TO_TARGET, check_tensors, load_eagle
 from afserve.families.table import naming_of, served_spec
 from afserve.gguf.names import join_of_predictor
 from afserve.models.shards import stored_names, stored_shapes
 from afserve.spec import ModelSpec
+from afserve.tokens.tokenizer import Tokenizer
 
 
 def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
@@ -26,6 +30,9 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     spec = served_spec(source, draft)
     if draft.head:
         check_tensors(draft.head, load_eagle(draft.head, spec), stored_shapes(Path(draft.head)))
+    if draft.model:
+        draft_model_spec(draft.model)
+        check_same_tokens(source.path, draft.model)
     naming = naming_of(spec)
     if not spec.predictors or source.load_format == "dummy" or naming.predictor is None:
         return spec
@@ -42,14 +49,39 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
     return spec
 
 
-def head_of(draft: DraftChoice, spec: ModelSpec) -> EagleSpec | None:
-    """The head beside a model, where one drafts. Raises CheckpointError or ConfigError."""
-    return load_eagle(draft.head, spec) if draft.head else None
+def check_same_tokens(served: str, small: str) -> None:
+    """Raises ConfigError where a token is another one of the draft model's, or one that it has not; tokens that were
+    added to the served model's, such as those of a chat, it need not have."""
+    tokenizer = Tokenizer.from_folder(served)
+    if not (Path(small) / "tokenizer.json").is_file():
+        refuse_model(
+            f"{small} has no tokenizer.json, so whether its tokens are those of {served} is not known"
+        )
+    ids, theirs = tokenizer.ids, Tokenizer.from_folder(small).ids
+    again = f"take a draft model of the same tokenizer as {served}, or --draft suffix"
+    for token, number in sorted(ids.items(), key=lambda one: one[1]):
+        found = theirs.get(token)
+        if found is None and number not in tokenizer.added_ids:
+            refuse_model(f"{small} has no token {shown(token)}, which is {number} of {served}; {again}")
+        if found not in (None, number):
+            refuse_model(f"{shown(token)} is token {found} of {small}, and {number} of {served}; {again}")
 
 
-def head_numbers(draft: DraftChoice) -> int:
-    """How many weights the head beside a model has; 0 without one."""
-    shapes = stored_shapes(Path(draft.head)) if draft.head else {}
+def refuse_model(why: str) -> NoReturn:
+    raise ConfigError(f"--draft model: {why}", param="draft")
+
+
+def bytes_beside(draft: DraftChoice, spec: ModelSpec, element: int) -> int:
+    """What a head or a draft model keeps of a token of KV, in numbers of so many bytes; 0 without one. Raises
+    CheckpointError or ConfigError."""
+    if draft.model:
+        return draft_model_spec(draft.model).kv_bytes_per_token(element)
+    return load_eagle(draft.head, spec).attention.kv_bytes(element) if draft.head else 0
+
+
+def numbers_beside(draft: DraftChoice) -> int:
+    """How many weights a head or a draft model has; 0 without one."""
+    shapes = stored_shapes(Path(draft.folder)) if draft.folder else {}
     return sum(math.prod(shape) for name, shape in shapes.items() if name not in (TO_TARGET, FROM_TARGET))
 
 
@@ -64,7 +96,7 @@ def decided(engine: EngineSettings, spec: ModelSpec, picked: dict[str, str]) -> 
         )
     if draft.method is not DraftMethod.OFF:
         count = "as many tokens a step as pay" if draft.tokens is None else f"{draft.tokens} tokens a step"
-        who = f"{draft.method} of {draft.head}" if draft.head else str(draft.method)
+        who = f"{draft.method} of {draft.folder}" if draft.folder else str(draft.method)
         picked["draft"] = f"{who}, {count}{why}"
         if draft.synthetic:
             picked["draft"] += (

@@ -14,7 +14,7 @@ from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
-from afserve.launch.plan.drafting import decided, head_of
+from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
     first_placement,
@@ -245,8 +245,7 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
     sequences = wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
-    head = head_of(wishes.engine.drafts(), spec)
-    beside = 0 if head is None else head.attention.kv_bytes(element)
+    beside = bytes_beside(wishes.engine.drafts(), spec, element)
     return kv_room(spec, element, _block(spec, source, wishes), sequences, step, beside)
 
 

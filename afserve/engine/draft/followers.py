@@ -1,0 +1,36 @@
+"""Who guesses behind the steps of a node's micro-batches: a layer, a head, a small model, or nobody."""
+
+from collections.abc import Sequence
+
+from afserve.clock import Clock
+from afserve.config import EngineConfig
+from afserve.engine.draft.draft_model import DraftModel
+from afserve.engine.draft.layer import draft_layers
+from afserve.engine.draft.layer_drafter import LayerDrafter
+from afserve.engine.draft.layer_loop import LayerLoop
+from afserve.engine.draft.model_loop import ModelLoop
+from afserve.engine.kv.cache import KvCache
+from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
+from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.runner import PredictorRunner, T
+from afserve.models.decoder import AttentionModel
+
+
+def open_followers(
+    drafter: LayerDrafter | None,
+    draft_model: DraftModel | None,
+    model: AttentionModel,
+    kv: KvCache,
+    runners: Sequence[PredictorRunner[T]],
+    blocks: SequenceBlocks,
+    load: ExpertLoad,
+    config: EngineConfig,
+    clock: Clock | None,
+) -> Sequence[LayerLoop[T] | ModelLoop | None]:
+    """One for each runner; None without a drafter. Without a `draft_model` it is a layer of `model`, or the head."""
+    if drafter is None:
+        return [None] * len(runners)
+    if draft_model is not None:
+        return [ModelLoop(drafter, draft_model, clock)] * len(runners)
+    layers = draft_layers(model, kv.head, runners)
+    return [LayerLoop(drafter, layer, blocks, load, config.max_model_len) for layer in layers]

@@ -1,0 +1,77 @@
+"""What was guessed behind a step, by a layer or by a model beside the served one, until the next step asks for it.
+
+It knows no tensors: who computes the guesses is `layer_loop.py` or `model_loop.py`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
+
+from afserve.drafts import DraftChoice
+from afserve.engine.draft.drafter import NO_DRAFT, Draft
+from afserve.engine.draft.layer_trials import LayerTrials
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import Chunk, StepPlan
+
+_UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
+
+
+class LayerDrafter:
+    """What was drafted for each sequence behind its last step, by order."""
+
+    def __init__(self, choice: DraftChoice, longest: int) -> None:
+        """No token is drafted beyond a sequence's first `longest`. Where the price says how many are verified, none
+        behind what is unlikely, and `trials` say when nothing is drafted at all."""
+        self.name, self._choice, self._longest = choice.method.value, choice, longest
+        self.trials = None if choice.tokens else LayerTrials()
+        self.least = 0.0 if choice.tokens else _UNLIKELY  # likelihood of a whole draft that goes on
+        self.on_forget: Callable[[Sequence], object] = id
+        self._made: dict[int, tuple[int, list[int], list[float]]] = {}
+        self._asked: set[int] = set()  # those whose draft was told since their last step
+
+    def begin_runs(
+        self, plan: StepPlan, runs: Mapping[int, Many[int]], verified: Many[int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Of the chunks whose step gave tokens (`runs`) those that are drafted for: the index, how many tokens the
+        sequence has then, which the draft follows, and the most tokens of that."""
+        for index, run in runs.items():
+            sequence = plan.chunks[index].sequence
+            length = len(sequence.tokens) + len(run)
+            params = sequence.request.params
+            left = sequence.prompt_length + params.max_tokens - length - 1
+            most = min(self._wanted(verified[index]), left, self._longest - length)
+            most = most if params.draft is None else min(most, params.draft)
+            if most > 0 and not sequence.cancelled and sequence.eos_ids.isdisjoint(run):
+                self._made[sequence.order] = length, [], []
+                yield index, length, most
+
+    def _wanted(self, verified: int) -> int:
+        """Where the price says how many are verified, one more than it let the last step verify."""
+        return self._choice.tokens or min(self._choice.most, verified + 1)
+
+    def add(self, sequence: Sequence, token: int, confidence: float) -> None:
+        _, tokens, likely = self._made[sequence.order]
+        tokens.append(token)
+        likely.append(confidence)
+
+    def guess(self, sequence: Sequence, most: int) -> Draft:
+        length, tokens, confidence = self._made.get(sequence.order, (0, [], []))
+        if length != len(sequence.tokens):
+            return NO_DRAFT
+        self._asked.add(sequence.order)
+        return Draft(tokens[:most], confidence[:most])
+
+    def take_verified(self, plan: StepPlan) -> list[int]:
+        """How many of its tokens each chunk verified; once."""
+        return [self._verified(chunk) for chunk in plan.chunks]
+
+    def _verified(self, chunk: Chunk) -> int:
+        order = chunk.sequence.order
+        if order not in self._asked:
+            return 0
+        self._asked.discard(order)
+        return chunk.supposed
+
+    def forget(self, sequence: Sequence) -> None:
+        self._made.pop(sequence.order, None)
+        self._asked.discard(sequence.order)
+        self.on_forget(sequence)
