@@ -56,7 +56,7 @@ def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
     return click.option(
         flag,
         type=str if listed else _type(one),
-        default="" if listed else one.default,
+        default=",".join(one.default) if isinstance(one.default, tuple) else one.default,
         show_default=shown,
         metavar=one.metavar,
         callback=_parts if listed else None,

@@ -54,7 +54,10 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
     http = HttpMetrics()
     times = Times(settings.ttft or None, settings.tpot or None)
     hosted = Models(
-        [Hosted.over_backend(backend, tokenizer, http.clock, times) for backend, tokenizer in models]
+        [
+            Hosted.over_backend(backend, tokenizer, http.clock, times, settings.answer_tokens)
+            for backend, tokenizer in models
+        ]
     )
     database = Database(settings.state_dir)
     ring = Keyring(settings.api_keys, settings.admin_keys, settings.keys_file)
@@ -118,6 +121,7 @@ def _text_model(served: ServedModel, settings: ServerSettings) -> TextModel:
         settings.strict,
         served.drafts,
         served.routed_bytes,
+        settings.left_out_lines,
     )
 
 

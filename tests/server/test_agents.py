@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.errors import ConfigError
+from afserve.server.bodies.changing_lines import ChangingLines
 from afserve.server.bodies.fields import Fields
+from afserve.server.http.settings import ServerSettings
 from afserve.server.surfaces import anthropic, responses
 from tests.server.test_tools import roomy, server  # noqa: F401 - fixtures
 
@@ -238,13 +241,56 @@ def test_a_billing_header_is_one_line_in_front(header, space, rest, blocks, name
     line = f"{space}{name}:{header}"
     value = [text(f"{line}\n{rest}"), text(line), text("Be short.")] if blocks else f"{line}\n{rest}"
     asked = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": value}
-    first = anthropic.translate(Fields(asked)).body["messages"][0]
+    lines = ChangingLines(["x-anthropic-billing-header"])
+    first = anthropic.translate(Fields(lines.left_out(asked))).body["messages"][0]
     kept = [each for each in (rest, "Be short.") if each] if blocks else [rest]
     assert first == (
         {"role": "system", "content": "\n".join(kept)} if any(kept) else {"role": "user", "content": "x"}
     )
     mention = f"See the {name}: {header}"
-    assert anthropic.translate(Fields({**asked, "system": mention})).body["messages"][0]["content"] == mention
+    for untouched in ({**asked, "system": mention}, {"messages": [{"role": "user", "content": value}]}):
+        assert lines.left_out(untouched) is untouched
+    assert ChangingLines([]).left_out(asked) is asked
+
+
+LINE = "x-anthropic-billing-header: cc=1;"
+WITH_LINES = [
+    ("/v1/chat/completions", {"messages": [{"role": "system", "content": f"{LINE}\nBe short."}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "system", "content": [text(LINE), text("Be short.")]}]}),
+    ("/v1/responses", {"instructions": f"{LINE}\nBe short.", "input": "Hi"}),
+    ("/v1/responses", {"input": [{"role": "developer", "content": [{"type": "input_text", "text": LINE}]}]}),
+    ("/api/generate", {"system": f"{LINE}\nBe short.", "prompt": "Hi", "stream": False}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WITH_LINES)
+def test_changing_lines_enter_no_prompt_of_any_api(http, server, path, body):  # noqa: F811
+    said = http.post(path, json={"model": "tiny", **body})
+    assert said.status_code == 200, said.text
+    assert "billing" not in prompt_text(server)
+    if path == "/v1/responses" and "instructions" in body:
+        followed = {**body, "previous_response_id": said.json()["id"]}
+        assert http.post(path, json={"model": "tiny", **followed}).status_code == 200
+        assert "billing" not in prompt_text(server) and "Be short." in prompt_text(server)
+
+
+def test_which_lines_change_is_a_setting(make_backend, run_server):
+    """It is told, other names may be given, and it can be switched off."""
+    system = {
+        "system": f"{LINE}\nX-Run: 7\nBe short.",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "x"}],
+    }
+    for names, kept in ((("X-Run", "x-anthropic-billing-header"), ""), (("off",), f"{LINE}\nX-Run: 7\n")):
+        with (
+            run_server(make_backend(), changing_lines=names) as one,
+            httpx.Client(base_url=one.url, timeout=20) as client,
+        ):
+            assert client.post("/v1/messages", json=system).status_code == 200
+            assert f"<|system|>{kept}Be short." in prompt_text(one)
+            assert client.get("/tokenizer_info").json()["changing_lines"] == ([*names] if not kept else [])
+    with pytest.raises(ConfigError, match="changing-lines"):
+        ServerSettings(changing_lines=("no name",))
 
 
 def test_a_stream_of_messages_counts_its_cache_from_the_start(http):

@@ -128,7 +128,7 @@ class Asked:
             "owner": self.owner,
             "prompts": len(self.prepared.prompts),
         }
-        return json.dumps(head).encode() + b"\n" + to_bytes(replace(self.prepared, prompts=()))
+        return json.dumps(head).encode() + b"\n" + to_bytes(replace(self.prepared, prompts=(), written=None))
 
     @classmethod
     def restored(cls, about: bytes, prompt_of: Mapping[int, tuple[int, ...]]) -> "Asked":

@@ -117,6 +117,7 @@ class SequenceRun:
         )
         self._timed, self._free = paid is None, paid or 0
         self._failure: Exception | None = None
+        self._ids = array("i") if task.asked.written is not None else None
 
     def _open(self) -> Opened:
         """Nobody takes an event whose piece may be the last before the engine says so, or has to wait for its turn."""
@@ -135,6 +136,8 @@ class SequenceRun:
                     for number, part in enumerate(split(event) if one_by_one else (event,), 1):
                         piece = self._decoder.decode_event(part)
                         reason = piece.finish_reason or reason
+                        if piece.finish_reason is not None:
+                            self._keep_answer(part, piece)
                         yield self._index, part, piece
                         if piece.finish_reason is not None:
                             return
@@ -155,12 +158,21 @@ class SequenceRun:
             if self._task.span is not NOWHERE:
                 self._task.span.sequence(self._timer.phases(), self._timer.attributes(reason))
 
+    def _keep_answer(self, last: TokenEvent, piece: TextPiece) -> None:
+        """What stop strings cut is another text than its tokens."""
+        if self._ids is None or piece.stop is not None:
+            return
+        ended = last.stop_token_id is not None and self._ids[-1:] == array("i", (last.stop_token_id,))
+        self._model.keep_answer(self._task.asked, self._ids[:-1] if ended else self._ids)
+
     def _count(self, event: TokenEvent) -> None:
         """Raises what went wrong with an event before."""
         if self._failure is not None:
             raise self._failure
         if self._timed:
             self._timer.saw(event)
+        if self._ids is not None:
+            self._ids.extend(event.token_ids)
         spent = max(0, len(event.token_ids) - self._free)
         self._free -= len(event.token_ids) - spent
         self._task.account.spend(spent)

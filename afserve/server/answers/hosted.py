@@ -1,11 +1,16 @@
 """The models of one gateway: who computes each, how its tokens are words, and what is counted of its requests."""
 
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
+from afserve.server.answers.earlier import EarlierAnswers
+from afserve.server.bodies.prepared import Prepared
 from afserve.server.metrics.observe import ANY_TIME, ServerMetrics, Times
 from afserve.server.text.preparers import unserved
 from afserve.tokens.tokenizer import Tokenizer
@@ -16,18 +21,50 @@ class Hosted:
     backend: Backend
     tokenizer: Tokenizer
     metrics: ServerMetrics
+    earlier: EarlierAnswers
+    advice: Adviser
+    keeper: ThreadPoolExecutor
 
     @classmethod
     def over_backend(
-        cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME
+        cls,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        times: Times = ANY_TIME,
+        answer_tokens: int = 0,
     ) -> "Hosted":
-        """`times` are those that the server asks for."""
-        return cls(backend, tokenizer, ServerMetrics(clock, times, backend.draw_counts))
+        """`times` are those that the server asks for, `answer_tokens` those of earlier answers that it keeps."""
+        metrics = ServerMetrics(clock, times, backend.draw_counts)
+        earlier = EarlierAnswers(tokenizer, answer_tokens)
+        advice, keeper = Adviser("keeping token ids of answers"), ThreadPoolExecutor(1, "earlier-answers")
+        return cls(backend, tokenizer, metrics, earlier, advice, keeper)
 
     @property
     def model_name(self) -> str:
         """What answers have."""
         return self.backend.model.name
+
+    def as_generated(self, asked: Prepared) -> Prepared:
+        """With the token ids of earlier answers in its prompt, which makes room for the few that they are more."""
+        if asked.written is None:
+            return asked
+        prompt = self.earlier.as_generated(asked.written, asked.scheduling.cache_salt)
+        room = min(asked.params.max_tokens, self.backend.model.max_model_len - len(prompt))
+        if prompt is asked.written or room < max(1, asked.params.min_tokens):
+            return asked
+        return replace(asked, prompts=(prompt,), params=replace(asked.params, max_tokens=room))
+
+    def keep_answer(self, asked: Prepared, ids: "array[int]") -> None:
+        """For the turns that follow; a thread finds out whether they differ from what the tokenizer writes."""
+        if self.earlier.takes(ids):
+            self.keeper.submit(self._keep, asked, ids)
+
+    def _keep(self, asked: Prepared, ids: "array[int]") -> None:
+        prompt, salt = asked.written, asked.scheduling.cache_salt
+        if prompt is not None:
+            now = self.metrics.clock.now()
+            self.advice.ask(now, lambda: self.earlier.keep_answer(prompt, ids, salt), None)
 
 
 class Models:

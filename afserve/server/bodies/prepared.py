@@ -56,7 +56,8 @@ class Prepared:
 
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
     request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
-    for `params.grammar`, `expected` are the tokens of an answer that is expected.
+    for `params.grammar`, `expected` are the tokens of an answer that is expected. `written`: as the tokenizer writes
+    what a chat template rendered, where it did.
     """
 
     prompts: tuple["array[int]", ...]
@@ -74,6 +75,7 @@ class Prepared:
     ignored: tuple[str, ...] = ()
     format_field: str = ""
     expected: "array[int]" = field(default_factory=lambda: array("i"))
+    written: "array[int] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
     listed = (*answer.prompts, answer.expected)
     words["prompts"] = [len(ids) for ids in listed]
     del words["expected"]
+    words["written"] = answer.written is not None
     words["kept"] = len(answer.kept)
     return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in listed) + answer.kept
 
@@ -131,6 +134,7 @@ def from_bytes(data: bytes) -> Answer:
         tuple(words["ignored"]),
         words["format_field"],
         expected,
+        prompts[0] if words["written"] else None,
     )
 
 

@@ -81,7 +81,7 @@ class Service:
         tenant = Tenant(scheduling.tenant, scheduling.share)
         wanted = Objectives(ttft, tpot, scheduling.deadline, tenant, scheduling.cache_salt)
         model.backend.admit(asked.prompts, wanted)
-        return model, replace(asked, scheduling=scheduling)
+        return model, model.as_generated(replace(asked, scheduling=scheduling))
 
     def answer_now(self, model: Hosted, task: Task, surface: Surface, keep: Keep | None = None) -> Answer:
         """Of a request that ends with its connection, computed while the client reads."""

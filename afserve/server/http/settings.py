@@ -4,17 +4,19 @@ A limit is declared here once, with its range and what it is for; `afserve up` h
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
-from afserve.errors import ConfigError
+from afserve.errors import ConfigError, shown
 from afserve.logs import FORMATS, STDERR
 from afserve.server.access.key_file import check_private
 from afserve.settings import FileUse, check, flag_of, setting
 
 KIB, MIB = 1 << 10, 1 << 20
+_LINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _SECONDS = Range(0.01, 86_400, whole=False)
 
 
@@ -157,6 +159,20 @@ class ServerSettings:
         "and named in the header x-afserve-ignored.",
         topic="http",
     )
+    answer_tokens: int = _limit(
+        1 << 20,
+        Range(0, 1 << 28),
+        "Token ids of earlier answers that are kept where the tokenizer would spell them otherwise, so that next turns "
+        "begin with them; 0 keeps none.",
+        topic="kv",
+    )
+    changing_lines: tuple[str, ...] = setting(
+        ("x-anthropic-billing-header",),
+        "Lines `NAME: ...` in front of system prompts that are left out of them: they differ with every request, so "
+        "that nothing behind them would be found in the cache. `off` keeps all.",
+        metavar="NAME[,NAME]",
+        topic="kv",
+    )
     share_prefixes: bool = setting(
         False,
         "With keys: cached beginnings of prompts are shared by all keys, each of which can tell so.",
@@ -175,6 +191,15 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check(self, flag_of)
+        for name in self.changing_lines:
+            if not _LINE_NAME.fullmatch(name):
+                raise ConfigError.about(
+                    "changing-lines", f"{shown(name)} is no name of a line; write letters, digits and hyphens"
+                )
+
+    @property
+    def left_out_lines(self) -> tuple[str, ...]:
+        return () if self.changing_lines == ("off",) else self.changing_lines
 
 
 def read_keys(path: str | Path) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """POST /v1/messages, Anthropic's API, as a chat request: content blocks to text, calls and results."""
 
 import json
-import re
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
@@ -30,8 +29,6 @@ NAMES: Mapping[str, str] = {
 }
 _HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# What Claude Code writes in front of its system prompt: it differs with every question, and says nothing to a model.
-_BILLING = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+", re.IGNORECASE)
 
 
 def translate(fields: Fields) -> Translated:
@@ -122,10 +119,9 @@ def _output(output: Fields, chat: Body) -> Mapping[str, str]:
 def _system(fields: Fields) -> list[Body]:
     value = fields.get("system")
     if isinstance(value, list):
-        texts = [_text(block) for block in fields.sections("system")]
-        value = "\n".join(_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text))
+        value = "\n".join(_text(block) for block in fields.sections("system"))
     elif value is not None:
-        value = _BILLING.sub("", fields.text("system") or "")
+        value = fields.text("system")
     return [{"role": "system", "content": value}] if value else []
 
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
+from afserve.server.bodies.changing_lines import ChangingLines
 from afserve.server.bodies.declared import (
     PREDICTION,
     GenerationBody,
@@ -103,6 +104,7 @@ class Preparer:
         self._defaults = defaults
         self._conversation = conversation_of(template, tokenizer)
         self._formats = Formats(compiler)
+        self._lines = ChangingLines(model.changing_lines)
         self._elsewhere = elsewhere
 
     @property
@@ -122,6 +124,7 @@ class Preparer:
         return Computed(answer, ignored) if isinstance(answer, bytes) else replace(answer, ignored=ignored)
 
     def _prepare(self, kind: BodyKind, fields: Fields) -> Prepared | bytes:
+        fields = Fields(self._lines.left_out(fields.raw()), passed=fields.passed)
         if kind is BodyKind.COMPLETION:
             self._check_sequences(prompt_count(fields), SamplingFields(fields).n)
             if self._elsewhere and asks_format(fields):
@@ -186,7 +189,8 @@ class Preparer:
             asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
         )
         skips = not conversation.shows_special(reading)
-        return self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
+        prepared = self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
+        return replace(prepared, written=ids)
 
     def _translated(self, kind: BodyKind, fields: Fields) -> Prepared | bytes:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
@@ -286,7 +290,7 @@ class Preparer:
         if self._elsewhere:
             raise Elsewhere  # it has no template
         source = None if self._conversation is None else self._conversation.template_source
-        return tokenizer_facts(self._tokenizer, self._model.max_model_len, source)
+        return tokenizer_facts(self._tokenizer, self._model.max_model_len, source, self._model.changing_lines)
 
     def _detokenize(self, fields: Fields) -> bytes:
         """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""

@@ -22,7 +22,7 @@ SAMPLED_CHARACTERS = 4096
 class TextModel:
     """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template; `strict`
     refuses wishes that the model cannot follow. `drafts`: its nodes verify what is guessed. A token's experts are
-    `routed_bytes`."""
+    `routed_bytes`. `changing_lines` are names of lines that do not enter prompts."""
 
     folder: str
     name: str
@@ -33,6 +33,7 @@ class TextModel:
     strict: bool = False
     drafts: bool = False
     routed_bytes: int = 0
+    changing_lines: Sequence[str] = ()
 
 
 class Elsewhere(Exception):
