@@ -10,6 +10,7 @@ prints "not measured" and writes nothing.
 import argparse
 import json
 import multiprocessing
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
+from afserve.comm.peer_memory.cuda_driver import CudaDriver
+from afserve.comm.peer_memory.ipc_domain import IpcDomain, Shared
 from afserve.comm.transport import Kind, Layout, WireType
 from bench.origin import ROOT, origin
 
@@ -36,24 +38,22 @@ def layout_of(wire: str) -> Layout:
     return Layout(HIDDEN, TOP_K, ROWS, 1, 1, PER_NODE, WIRES[wire], WireType.BFLOAT16)
 
 
-def share(port: int, node: int, rank: int, layout: Layout, device: torch.device) -> object:
-    """The memory of the pair of the attention node with expert node `node`."""
-    from afserve.comm.transports.symm import NvlinkDomain
+def share(connection: socket.socket, layout: Layout, device: torch.device) -> Shared:
+    """The memory of the attention node and an expert node, which hand it to each other there."""
     from bench.symm_device import Region
 
-    store = TCPStore("127.0.0.1", port, is_master=False)
     size = max(Region.of(kind, layout).size for kind in (Kind.DISPATCH, Kind.COMBINE))
-    return NvlinkDomain().share(f"bench-{node}", rank, size, device, store)
+    return IpcDomain(CudaDriver(device)).share(connection, size, LONGEST)
 
 
-def expert(node: int, port: int, wire: str, rounds: int, pipe: Connection) -> None:
+def expert(node: int, connection: socket.socket, wire: str, rounds: int, pipe: Connection) -> None:
     from bench.symm_device import Boxes, Patience, SymmExpert
 
     device = torch.device("cuda", node + 1)
     torch.cuda.set_device(device)
     layout = layout_of(wire)
-    shared = share(port, node, 0, layout, device)
-    boxes = Boxes.at([shared.mine_B.data_ptr()], [shared.theirs_B.data_ptr()], device, shared)  # type: ignore[attr-defined]
+    shared = share(connection, layout, device)
+    boxes = Boxes.at([shared.mine_B.data_ptr()], [shared.theirs_B.data_ptr()], device, shared)
     end = SymmExpert(layout, [boxes], Patience(PATIENCE_NS))
     y_NH = torch.ones(ROWS, HIDDEN, dtype=torch.bfloat16, device=device)
 
@@ -72,15 +72,17 @@ def expert(node: int, port: int, wire: str, rounds: int, pipe: Connection) -> No
     pipe.recv()
 
 
-def attention(nodes: int, port: int, wire: str, rounds: int, pipes: list[Connection]) -> dict[str, object]:
+def attention(
+    connections: list[socket.socket], wire: str, rounds: int, pipes: list[Connection]
+) -> dict[str, object]:
     from bench.cuda_clock import Clock
     from bench.symm_device import Boxes, Patience, SymmAttention
 
     device = torch.device("cuda", 0)
     layout = layout_of(wire)
-    shared = [share(port, node, 1, layout, device) for node in range(nodes)]
-    mine = [one.mine_B.data_ptr() for one in shared]  # type: ignore[attr-defined]
-    theirs = [one.theirs_B.data_ptr() for one in shared]  # type: ignore[attr-defined]
+    nodes, shared = len(connections), [share(connection, layout, device) for connection in connections]
+    mine = [one.mine_B.data_ptr() for one in shared]
+    theirs = [one.theirs_B.data_ptr() for one in shared]
     end = SymmAttention(layout, [Boxes.at(mine, theirs, device, shared)], Patience(PATIENCE_NS))
     x_TH, slot_TK, weight_TK, stamp = inputs(nodes, device)
 
@@ -194,16 +196,16 @@ def row(wire: str, nodes: int, sent: int, seconds: list[float], copy: float) -> 
 
 
 def measure(wire: str, nodes: int, rounds: int) -> dict[str, object]:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipes, processes = [], []
+    pipes, processes, connections = [], [], []
     for node in range(nodes):
-        mine, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=expert, args=(node, store.port, wire, rounds, theirs), daemon=True)
+        (mine, theirs), (here, there) = SPAWN.Pipe(), socket.socketpair()
+        process = SPAWN.Process(target=expert, args=(node, there, wire, rounds, theirs), daemon=True)
         process.start()
         pipes.append(mine)
         processes.append(process)
+        connections.append(here)
     try:
-        return attention(nodes, store.port, wire, rounds, pipes)
+        return attention(connections, wire, rounds, pipes)
     finally:
         for process in processes:
             process.join(5.0)

@@ -156,7 +156,8 @@ class SymmAttention(_End):
                 COLUMNS=self._columns, WIRE=_WIRES[layout.dispatch_wire], FP8=self._fp8, **FUSED,
             )  # fmt: skip
         symm_kernels.signal_boxes[(len(boxes),)](
-            boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, num_warps=1, **FUSED,
+            boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, TIMED=self._patience.timed, num_warps=1,
+            **FUSED,
         )  # fmt: skip
         return SymmTicket(micro_batch, place_NT)
 
@@ -237,5 +238,5 @@ class SymmExpert(_End):
             COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
         )  # fmt: skip
         symm_kernels.signal_boxes[(len(boxes),)](
-            boxes.peer_N, number_N, count_N, stamp, region.half, num_warps=1, **FUSED,
+            boxes.peer_N, number_N, count_N, stamp, region.half, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip

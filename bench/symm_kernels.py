@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 from afserve.kernels.triton.quant import fp8_scale, to_fp8
-from afserve.kernels.triton.symm import typed
+from afserve.kernels.triton.symm import acquire, release, typed
 
 HEAD = tl.constexpr(256)
 BLOCK = tl.constexpr(128)  # columns with one scale
@@ -97,7 +97,7 @@ def put_rows(
 
 
 @triton.jit
-def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes):
+def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes, TIMED: tl.constexpr):
     """What the kernels before this one wrote into a peer's half is a message from now on."""
     box = tl.program_id(0)
     number = tl.load(number_N_ptr + box)
@@ -106,7 +106,7 @@ def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes):
     tl.store(header + 1, tl.load(stamp_ptr))
     tl.store(header + 2, tl.load(stamp_ptr + 1))
     tl.debug_barrier()
-    tl.atomic_xchg(typed(tl.load(peer_N_ptr + box), tl.int32), number, sem="release", scope="sys")
+    release(typed(tl.load(peer_N_ptr + box), tl.int32), number, TIMED)
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def wait_boxes(
     box = tl.program_id(0)
     number = tl.load(number_N_ptr + box) + NEXT
     flag = typed(tl.load(own_N_ptr + box), tl.int32)
-    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    seen = acquire(flag)
     used = tl.full((), 0, dtype=tl.int64)
     began = used
     if TIMED:
@@ -133,7 +133,7 @@ def wait_boxes(
             used = globaltimer() - began
         else:
             used += 1
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        seen = acquire(flag)
     rows = tl.full((), 0, dtype=tl.int32)
     if seen == number:
         header = typed(_half(own_N_ptr, box, number, half_bytes), tl.int32)

@@ -5,10 +5,9 @@ certificates `tcp+tls:HOST:PORT`, where both ends must have one for attention no
 what travels.
 """
 
-import secrets
 import socket
 
-from afserve.comm.transports import entrance
+from afserve.comm.transports import entrance, unix
 from afserve.comm.transports.encrypted import Connection
 from afserve.errors import RendezvousError
 from afserve.tls import Certificates, CertifiedRole, is_loopback
@@ -21,16 +20,13 @@ def listen_at(host: str) -> socket.socket:
 
 def listen_here() -> socket.socket:
     """Inside this host: an abstract Unix socket, which leaves no file."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0afserve-kv-{secrets.token_hex(12)}")
-    listener.listen(entrance.BACKLOG)
-    return listener
+    return unix.listen_here("kv")
 
 
 def address_of(listener: socket.socket, certificates: Certificates | None = None) -> str:
     """What `connect` takes."""
     if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()[1:].decode()}"
+        return f"unix:{unix.name_of(listener)}"
     return entrance.address_of(listener, certificates)
 
 
@@ -40,11 +36,7 @@ def connect(address: str, timeout: float, certificates: Certificates | None = No
     kind, _, name = address.partition(":")
     if kind != "unix" or not name:
         return entrance.dial(address, "KV blocks", timeout, certificates, CertifiedRole.ATTENTION)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout)
     try:
-        connection.connect(f"\0{name}")
+        return unix.dial_here(name, timeout)
     except OSError as error:
-        connection.close()
         raise RendezvousError(f"nobody answers at {address} ({error})") from error
-    return connection

@@ -105,7 +105,7 @@ def _opening(kind: str) -> Opening:
         return opening
     if kind == "symm":
         raise ConfigError(
-            "transport: symm is for GPUs of one NVLink domain, and this machine has no CUDA device that PyTorch "
+            "transport: symm is for GPUs of one host, and this machine has no CUDA device that PyTorch "
             f"{torch.__version__} can use; here are {', '.join(kinds())}",
             param="transport",
         )

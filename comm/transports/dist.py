@@ -5,7 +5,6 @@ passes messages on. The address is `dist:HOST:PORT`, where the expert node's sto
 travels.
 """
 
-import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -19,16 +18,17 @@ from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_seg
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Offers, Queue
-from afserve.comm.transports.entrance import Newcomer, listen_on
-from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
+from afserve.comm.transports.entrance import Newcomer
+from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK
 from afserve.comm.transports.handshake import Places, ask
-from afserve.comm.transports.in_time import Late, in_time
 from afserve.comm.transports.pair_stream import Carriage, PairStream, follows
 from afserve.comm.transports.tcp import TcpTransport, join_all
+from afserve.comm.transports.venue import Introduction
 from afserve.errors import ProtocolError, RendezvousError
 
-_MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
-_DOOR = "door"  # in the store: the port that attention nodes connect to
+_MEET_SECONDS = (
+    60.0  # that an expert node gives a node that has greeted it: eight contexts of CUDA begin at once
+)
 
 
 class DistTransport(TcpTransport):
@@ -114,22 +114,26 @@ def listen(at: ListenSpec, carriage: Carriage | None = None) -> tuple[DistTransp
     way, layout = carriage or Carriage(at.device), at.layout
     check_layout(layout)
     way.check()
-    meeting, listener = open_store(at.host), listen_on(at.host)
-    meeting.store.set(_DOOR, str(listener.getsockname()[1]))
+    there = way.venue.listen(at.host)
     segment = record_segment(SegmentMap(layout, at.expert, at.attention_nodes), way.device)
     end = DistTransport([segment], layout, None, way)
 
     def greet(newcomer: Newcomer, attention: int, name: str) -> PairStream:
         """In a group of two, whose name nobody else is told."""
+        known = Introduction(
+            newcomer.plain, there.meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout
+        )
         try:
-            pair = way.open(meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
+            pair = way.open(known)
         except RuntimeError as error:  # it gave up, or died, between greeting and meeting
-            raise RendezvousError(f"attention-{attention} did not come to meet this node") from error
+            raise RendezvousError(
+                f"attention-{attention} did not come to meet this node ({_first_line(error)})"
+            ) from error
         boxes = _boxes(segment, attention, Kind.DISPATCH), _boxes(segment, attention, Kind.COMBINE)
         return PairStream(newcomer.plain, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
 
-    end.open_entrance(listener, None, Places(segment.map, at.credentials.token), greet)
-    return end, f"{way.kind}:{meeting.host}:{meeting.port}"
+    end.open_entrance(there.listener, None, Places(segment.map, at.credentials.token), greet)
+    return end, f"{way.kind}:{there.where}"
 
 
 def connect(to: Connecting, carriage: Carriage | None = None) -> DistTransport:
@@ -145,20 +149,24 @@ def connect(to: Connecting, carriage: Carriage | None = None) -> DistTransport:
 
 def _join(address: str, expert: int, to: Connecting, carriage: Carriage) -> tuple[RecordSegment, PairStream]:
     peer = str(member.expert_node(expert))
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind != carriage.kind or not host or not port.isdecimal():
-        raise RendezvousError(f"{peer}: {address!r} is not an address of the form {carriage.kind}:HOST:PORT")
+    kind, _, where = address.partition(":")
+    found = carriage.venue.find(where, peer, to.timeout) if kind == carriage.kind else None
+    if found is None:
+        raise RendezvousError(
+            f"{peer}: {address!r} is not an address of the form {carriage.kind}:{carriage.venue.form}"
+        )
     attention, timeout = to.attention, to.timeout
-    meeting = join_store(host, int(port), peer, timeout)
-    joined = ask(lambda seconds: _dial(meeting, peer, seconds), expert, to)
+    joined = ask(found.dial, expert, to)
     with ExitStack() as opened:
         opened.callback(joined.connection.close)
+        known = Introduction(
+            joined.connection, found.meeting, joined.name, ATTENTION_RANK, timeout, carriage.device, to.layout
+        )
         try:
-            pair = carriage.open(meeting, joined.name, ATTENTION_RANK, timeout, carriage.device, to.layout)
+            pair = carriage.open(known)
         except RuntimeError as error:
             raise RendezvousError(
-                f"{peer} did not meet attention-{attention} within {timeout:g} s ({str(error).partition(chr(10))[0]})"
+                f"{peer} did not meet attention-{attention} within {timeout:g} s ({_first_line(error)})"
             ) from error
         own = SegmentMap(to.layout, expert, 1, attention)
         segment = record_segment(own, carriage.device, attention, joined.turn)
@@ -169,18 +177,8 @@ def _join(address: str, expert: int, to: Connecting, carriage: Carriage) -> tupl
         )
 
 
-def _dial(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
-    try:
-        door = in_time(timeout, lambda: meeting.store.get(_DOOR))
-        return socket.create_connection((meeting.host, int(door)), timeout)
-    except Late as error:
-        raise RendezvousError(
-            f"{peer} said nothing for {timeout:g} s after it was reached; is it stopped?"
-        ) from error
-    except (OSError, RuntimeError, ValueError) as error:
-        raise RendezvousError(
-            f"{peer}: its store at {meeting.host}:{meeting.port} is no expert node's"
-        ) from error
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _boxes(segment: RecordSegment, attention: int, kind: Kind) -> dict[int, RecordMailbox]:

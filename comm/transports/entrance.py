@@ -58,7 +58,7 @@ class Entrance:
         self._listener, self._certificates = listener, certificates
         self._lock = threading.Lock()
         self._unproven: dict[Newcomer, None] = {}  # the oldest first
-        self._greeters: set[threading.Thread] = set()
+        self._greeters: dict[threading.Thread, Newcomer] = {}
         self._closed = threading.Event()
         self._refusals = Refusals(log, _named(listener))
         self._accepting = threading.Thread(target=self._accept_all, name="entrance", daemon=True)
@@ -77,7 +77,7 @@ class Entrance:
             self._accepting.join()
         with self._lock:
             greeters = list(self._greeters)
-            for newcomer in self._unproven:
+            for newcomer in self._greeters.values():
                 _end(newcomer.plain)
         for thread in greeters:
             thread.join()
@@ -126,12 +126,12 @@ class Entrance:
         greeter = threading.Thread(target=self._greet_one, args=(newcomer,), name="greeter", daemon=True)
         with self._lock:
             self._unproven[newcomer] = None
-            self._greeters.add(greeter)
+            self._greeters[greeter] = newcomer
             try:
                 greeter.start()
             except RuntimeError:  # this process may have no more threads
                 del self._unproven[newcomer]
-                self._greeters.discard(greeter)
+                del self._greeters[greeter]
                 plain.close()
 
     def _drop_one(self, why: str) -> None:
@@ -173,7 +173,7 @@ class Entrance:
         finally:
             with self._lock:
                 self._unproven.pop(newcomer, None)
-                self._greeters.discard(threading.current_thread())
+                self._greeters.pop(threading.current_thread(), None)
 
     def _refuse(self, newcomer: Newcomer, error: Exception) -> None:
         if not newcomer.dropped and not self._closed.is_set():

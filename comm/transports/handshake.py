@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from afserve import member
 from afserve.comm.mailbox.rendezvous import FIELDS, compare, terms
@@ -40,6 +40,22 @@ class Held(Protocol):
 
     @property
     def lost(self) -> str | None: ...
+
+
+class Ending(Held, Protocol):
+    """What can be let in, or ended."""
+
+    def end(self, why: str) -> None: ...
+
+
+AnyHeld = TypeVar("AnyHeld", bound=Ending)
+
+
+@dataclass(eq=False, slots=True)
+class _Coming:
+    """Greeted, and not let in yet."""
+
+    lost: str | None = None
 
 
 def ask(dial: Callable[[float], Connection], expert: int, to: Connecting) -> Joined:
@@ -74,11 +90,15 @@ class Places:
         self._holders: dict[int, tuple[Held, int]] = {}  # with its generation
         self._deciding = threading.Lock()
 
-    def admit(self, newcomer: Newcomer, welcome: Callable[[int, str], Held]) -> None:
-        """By a newcomer's own thread: greets it, and gives it its place by `welcome(attention, name)`, for one at a
-        time. Raises what the greeting raises, or RendezvousError; then it is told why."""
+    def admit(
+        self, newcomer: Newcomer, meet: Callable[[int, str], AnyHeld], let_in: Callable[[int, AnyHeld], None]
+    ) -> None:
+        """By a newcomer's own thread: greets it, gives it its place, and lets in what `meet(attention, name)` makes of
+        it. That may take long, and holds up only nodes of the same index. Raises what the greeting or `meet` raises, or
+        RendezvousError; where it has no place it is told why."""
         caller = greeting.listen(newcomer.connection, self._token, PURPOSE, newcomer.until)
         newcomer.proven()
+        coming = _Coming()
         with self._deciding:
             try:
                 attention, generation = self._checked(caller.words)
@@ -88,7 +108,18 @@ class Places:
             self._turns[attention] += 1
             name = secrets.token_hex(16)
             caller.send_answer(_texts(self._terms) | {_TURN: str(self._turns[attention]), _NAME: name})
-            self._holders[attention] = welcome(attention, name), generation
+            self._holders[attention] = coming, generation
+        try:
+            held = meet(attention, name)
+        except BaseException:
+            coming.lost = "it did not come"
+            raise
+        with self._deciding:
+            if self._holders[attention][0] is not coming:
+                held.end("another one has taken its place")
+                raise RendezvousError("a later life of the same node has taken its place")
+            self._holders[attention] = held, generation
+            let_in(attention, held)
 
     def _checked(self, words: greeting.Words) -> tuple[int, int]:
         """Who may come in. Raises RendezvousError."""

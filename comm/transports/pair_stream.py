@@ -15,10 +15,11 @@ from torch import Tensor
 
 from afserve.comm.mailbox.record import TAIL_BYTES, RecordMailbox
 from afserve.comm.mailbox.wire import HEADER_BYTES, extent
-from afserve.comm.transport import Kind, Layout, Queue
+from afserve.comm.transport import Kind, Queue
 from afserve.comm.transports.encrypted import Connection
-from afserve.comm.transports.groups import Meeting, Pair, check_device
+from afserve.comm.transports.group_pair import check_device, open_pair
 from afserve.comm.transports.stream import MessageStream, Place
+from afserve.comm.transports.venue import BY_STORE, Introduction, Venue
 
 # Faster over the connection at every size tried, up to 8 MiB; more is taken in by gloo's thread while a node computes.
 INLINE_BYTES = 16 << 20
@@ -48,21 +49,24 @@ class Payloads(Protocol):
     def close(self) -> None: ...
 
 
-OpenPayloads = Callable[[Meeting, str, int, float, torch.device, Layout], Payloads]
+# Blocks until the other end does the same; raises RuntimeError when it does not in time.
+OpenPayloads = Callable[[Introduction], Payloads]
 
 
 @dataclass(frozen=True, slots=True)
 class Carriage:
-    """Where payloads lie at this end, up to how many bytes they follow their headers, and what carries the others."""
+    """Where payloads lie at this end, up to how many bytes they follow their headers, what carries the others, and
+    where nodes meet."""
 
     device: torch.device
     inline_most: int = INLINE_BYTES
     kind: str = "dist"
-    open: OpenPayloads = Pair
+    open: OpenPayloads = open_pair
+    venue: Venue = BY_STORE
 
     def check(self) -> None:
         """Raises ConfigError where payloads on this device have no way to travel."""
-        if self.open is Pair:
+        if self.open is open_pair:
             check_device(self.device)
 
 

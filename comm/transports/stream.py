@@ -1,4 +1,4 @@
-"""One TCP connection as a stream of messages, received straight into their mailboxes and sent whole; it never blocks.
+"""One connection as a stream of messages, received straight into their mailboxes and sent whole; it never blocks.
 
 It reads a message's header just far enough to find the message's end. The caller says which mailbox it belongs to.
 """
@@ -24,13 +24,10 @@ class MessageStream:
 
     def __init__(self, connection: Connection) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
+            _notice_silence(connection)
         self._connection = connection
         self._number = connection.fileno()
         self._head = memoryview(bytearray(HEADER_BYTES))
@@ -114,3 +111,12 @@ class MessageStream:
                 return False
             self._done += count
         return True
+
+
+def _notice_silence(connection: Connection) -> None:
+    """Inside a host the kernel says at once who is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

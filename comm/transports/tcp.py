@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from afserve import member
@@ -143,12 +144,7 @@ class TcpTransport(LaneEnd):
         makes."""
 
         def admit(newcomer: Newcomer) -> None:
-            def welcome(attention: int, name: str) -> MessageStream:
-                stream = greet(newcomer, attention, name)
-                self.welcome(attention, stream)
-                return stream
-
-            places.admit(newcomer, welcome)
+            places.admit(newcomer, partial(greet, newcomer), self.welcome)
 
         self._entrance = Entrance(listener, certificates)
         self._entrance.start(admit)

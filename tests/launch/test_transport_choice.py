@@ -94,12 +94,15 @@ def test_symm_is_for_gpus():
         choose_transport("symm", hosted("cpu", "cpu"), NO_GPUS)
 
 
-@pytest.mark.parametrize("name", ["symm", "dist"])
-def test_what_needs_a_gpu_for_each_node_says_so(name):
-    with pytest.raises(
-        ConfigError, match=f"--transport {name}: needs a GPU for each node, but 2 nodes are on"
-    ):
-        choose_transport(name, hosted("cuda:0", "cuda:0"), gpus(1))
+def test_nccl_needs_a_gpu_for_each_node_and_symm_does_not():
+    with pytest.raises(ConfigError, match="--transport dist: needs a GPU for each node, but 2 nodes are on"):
+        choose_transport("dist", hosted("cuda:0", "cuda:0"), gpus(1))
+    assert choose_transport("symm", hosted("cuda:0", "cuda:0"), gpus(1)).kind == "symm"
+
+
+def test_symm_is_for_gpus_that_reach_each_other():
+    with pytest.raises(ConfigError, match="--transport symm: these GPUs do not reach each other's memory"):
+        choose_transport("symm", hosted("cuda:0", "cuda:1"), gpus(2, reach=False))
 
 
 def run_of(device, attention, experts):

@@ -1,9 +1,10 @@
 """Chooses the transport that carries rows between the nodes of a run, and says why. Values in, a choice out. What
 carries KV blocks is asked for by name, and only checked here.
 
-Between GPUs rows stay in device memory: over symmetric memory where every GPU of this machine reaches the others', else
-over NCCL. Rows pass through host memory, pinned at a GPU's end, where one end is on a CPU or where nodes share a GPU
-(NCCL takes one process per GPU).
+Between GPUs rows stay in device memory: in the other GPU's mailboxes where every GPU of this machine reaches the
+others', else over NCCL. Rows pass through host memory, pinned at a GPU's end, where one end is on a CPU or where nodes
+share a GPU: NCCL takes one process per GPU, and a kernel of `symm` that waits holds the others up; it works there when
+it is asked for.
 """
 
 from collections import Counter
@@ -48,8 +49,13 @@ def choose_transport(
     on_gpus = [one for one in hosted if one.device != "cpu"]
     if asked == "symm" and len(on_gpus) < len(hosted):
         raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda")
-    if asked in ("symm", "dist") and on_gpus:
-        _check_own(asked, on_gpus)
+    if asked == "symm" and not gpus.reach:
+        raise ConfigError(
+            "--transport symm: these GPUs do not reach each other's memory (nvidia-smi topo -p2p r says which do); "
+            "use shm or dist"
+        )
+    if asked == "dist" and on_gpus:
+        _check_own(on_gpus)
     return Choice(asked, "as asked")
 
 
@@ -94,12 +100,12 @@ def _in_host_memory(hosted: Sequence[HostedNode]) -> tuple[str, str]:
     return "tcp", "between hosts"
 
 
-def _check_own(asked: str, hosted: Sequence[HostedNode]) -> None:
+def _check_own(hosted: Sequence[HostedNode]) -> None:
     shared = _most_shared(hosted)
     if shared is not None:
         device, nodes = shared
         raise ConfigError(
-            f"--transport {asked}: needs a GPU for each node, but {nodes} nodes are on {device}; use shm or tcp, "
+            f"--transport dist: needs a GPU for each node, but {nodes} nodes are on {device}; use shm or tcp, "
             "start fewer nodes, or give --device cuda where there are more GPUs"
         )
 

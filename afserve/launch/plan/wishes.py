@@ -229,7 +229,7 @@ class RunSettings:
     )
     transport: str = setting(
         "auto",
-        "Between nodes: shm on one host, tcp or dist between hosts, pairs for both, symm in one NVLink domain.",
+        "Between nodes: shm on one host, tcp or dist between hosts, pairs for both, symm between GPUs of one host.",
         TRANSPORTS,
     )
     verify: str = setting(

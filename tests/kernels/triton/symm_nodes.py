@@ -2,7 +2,6 @@
 
 import math
 import traceback
-from pathlib import Path
 
 import torch
 
@@ -12,6 +11,7 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     interpret()  # before the kernels are imported
 
+from afserve.comm.peer_memory.driver import HostDriver  # noqa: E402
 from afserve.comm.transport import Kind, ListenSpec, Parcel  # noqa: E402
 from afserve.comm.transports import dist, symm  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
@@ -82,28 +82,11 @@ def serve(shared, f, turns):
     back.check()
 
 
-class FileDomain:
-    """Memory of two ends as two files that both map."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def share(self, name, rank, size, device, store):
-        def mapped(of):
-            path = Path(self.folder, f"{name.replace('/', '-')}-{of}")
-            return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-        mine_B = mapped(rank)
-        store.set(f"made-{rank}", "1")
-        store.wait([f"made-{1 - rank}"])
-        return symm.Shared(mine_B, mapped(1 - rank))
-
-
-def way(folder, index=0):
-    """On the GPU of that index, or on one that is shared."""
+def way(index=0):
+    """On the GPU of that index, or on one that is shared; without any, in host memory."""
     if CUDA:
         return symm.on_gpu(torch.device("cuda", index % torch.cuda.device_count()))
-    return symm.carriage(torch.device("cpu"), FileDomain(folder), timed=False)
+    return symm.carriage(torch.device("cpu"), HostDriver(), chip=False)
 
 
 def on_host(parcel):
@@ -116,10 +99,10 @@ def fill(source, target):
             there.copy_(here)
 
 
-def remote_end(expert, attention, layout, folder, pipe):
+def remote_end(expert, attention, layout, pipe):
     if CUDA:
         torch.cuda.set_device(expert % torch.cuda.device_count())
-    end, address = dist.listen(ListenSpec(expert, attention, layout), way(folder, expert))
+    end, address = dist.listen(ListenSpec(expert, attention, layout), way(expert))
     pipe.send(("value", address))
     while True:
         word, *rest = pipe.recv()

@@ -1,6 +1,11 @@
 """The protocol of M2N between GPUs, by nodes that take turns, and in the interpreter by processes that do not."""
 
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,6 +138,40 @@ def test_hostile_counts_and_slots_stay_inside():
     half_B[region.slot : region.slot + 4 * layout.max_rows * layout.top_k].view(torch.int32).fill_(1 << 20)
     arrival = domain.expert(0).receive(0)
     assert arrival.x_NH.shape[0] == layout.max_rows and (arrival.slot_NK == -1).all()
+
+
+def test_numbers_of_both_directions_wrap():
+    """At 2^31 messages, weeks of serving, and at 2^32."""
+    for last in (2**31 - 2, -2):
+        layout = make_layout()
+        domain = Domain(1, 1, layout)
+        front, back = domain.attention(0), domain.expert(0)
+        for end in (front, back):
+            end._number_MN[0].fill_(last)
+        for turn in range(4):
+            sent = scripted(2, layout, 1, turn)
+            ticket = front.dispatch(*sent, STAMP, 0)
+            arrival = back.receive(0)
+            back.answer(arrival, compute(arrival, 0, layout.slots))
+            assert torch.equal(front.combine(ticket), by_hand(*sent))
+        front.check()
+        assert front._number_MN[0].item() == (last + 4 + 2**31) % 2**32 - 2**31
+
+
+def test_flags_order_memory_as_they_say_and_are_compiled_once():
+    """A peer's memory is written by plain stores, released at system scope: PCIe has no atomics between GPUs."""
+    command = [sys.executable, str(Path(__file__).parent / "symm_ptx.py"), "90"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    for name in ("raise_flag", "signal_boxes"):
+        assert found[name] == {"variants": 1, "orders": ["st.release.sys.global.b32"]}
+    awaits = found["await_flag"]["orders"]
+    assert any("acquire" in one and "sys" in one for one in awaits) and "ld.volatile.global.b32" in awaits
+    assert found["await_flag"]["variants"] == 1
+    assert any("acquire" in one and "sys" in one for one in found["wait_boxes"]["orders"])
+    assert not [one for kernel in found.values() for one in kernel["orders"] if "exch" in one]
 
 
 @pytest.mark.gpu

@@ -1,26 +1,30 @@
 """`symm` passes every transport's battery: between processes that share one GPU or have one each, and in Triton's
-interpreter over files that both ends map where there is none.
+interpreter over host memory that both ends map where there is none.
 
 With a GPU everything is `pytest tests/kernels/triton/test_symm.py tests/kernels/triton/test_symm_transport.py`.
 """
 
 import multiprocessing
-import os
+import socket
+import threading
+import time
 
 import pytest
 import torch
 
+from afserve.comm.peer_memory.cuda_driver import CudaDriver
+from afserve.comm.peer_memory.ipc_domain import IpcDomain
 from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Parcel, WireType
 from afserve.comm.transports import dist, symm
-from afserve.errors import ConfigError, PeerLost
+from afserve.errors import ConfigError, PeerLost, RendezvousError
 from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
+from tests.comm.fake_libcuda import FakeCuda
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
 CUDA = torch.cuda.is_available()
 BOX = Box(0, 0, 0)
 SPAWN = multiprocessing.get_context("spawn")  # a fork would crash in what this process's threads held
-OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # several processes may then share one GPU
 
 
 class OnHost:
@@ -50,12 +54,11 @@ class OnHost:
 class Remote:
     """An expert node's end in a process of its own, as if it were here: what it takes and stages is copied."""
 
-    def __init__(self, expert, attention, layout, folder):
+    def __init__(self, expert, attention, layout):
         self.layout, self._staged = layout, {}
         self._pipe, theirs = SPAWN.Pipe()
-        os.environ[OVERLAP] = "1"
         self._process = SPAWN.Process(
-            target=remote_end, args=(expert, attention, layout, folder, theirs), daemon=True
+            target=remote_end, args=(expert, attention, layout, theirs), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -114,44 +117,29 @@ class Remote:
         self._process.join()
 
 
-def between_processes(folder):
-    def open_ends(attention, experts, layout):
-        remotes = [Remote(f, attention, layout, folder) for f in range(experts)]
-        addresses = [remote.address for remote in remotes]
-        return Ends(
-            [
-                OnHost(dist.connect(Connecting(dict(enumerate(addresses)), a, layout, 60.0), way(folder, a)))
-                for a in range(attention)
-            ],
-            remotes,
-        )
-
-    return open_ends
+def between_processes(attention, experts, layout):
+    remotes = [Remote(f, attention, layout) for f in range(experts)]
+    addresses = {f: remote.address for f, remote in enumerate(remotes)}
+    fronts = [OnHost(dist.connect(Connecting(addresses, a, layout, 60.0), way(a))) for a in range(attention)]
+    return Ends(fronts, remotes)
 
 
-def in_this_process(folder):
-    def open_ends(attention, experts, layout):
-        pairs = [dist.listen(ListenSpec(f, attention, layout), way(folder)) for f in range(experts)]
-        addresses = [address for _, address in pairs]
-        fronts = [
-            OnHost(dist.connect(Connecting(dict(enumerate(addresses)), a, layout, 10.0), way(folder)))
-            for a in range(attention)
-        ]
-        return Ends(fronts, [OnHost(end) for end, _ in pairs])
-
-    return open_ends
+def in_this_process(attention, experts, layout):
+    pairs = [dist.listen(ListenSpec(f, attention, layout), way()) for f in range(experts)]
+    addresses = {f: address for f, (_, address) in enumerate(pairs)}
+    fronts = [OnHost(dist.connect(Connecting(addresses, a, layout, 10.0), way())) for a in range(attention)]
+    return Ends(fronts, [OnHost(end) for end, _ in pairs])
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
-def test_battery(check, tmp_path):
-    """In one process without a GPU: it is quicker, and symmetric memory of PyTorch is only ever between processes."""
-    check((between_processes if CUDA else in_this_process)(str(tmp_path)))
+def test_battery(check):
+    """In one process without a GPU: it is quicker."""
+    check(between_processes if CUDA else in_this_process)
 
 
 @pytest.mark.process
-def test_two_processes_and_one_that_dies(tmp_path):
-    ends = between_processes(str(tmp_path))(1, 1, LAYOUT)
+def test_two_processes_and_one_that_dies():
+    ends = between_processes(1, 1, LAYOUT)
     front, back = ends.attention[0], ends.experts[0]
     for turn in range(3):
         sent = send(front, BOX, turn, 4)
@@ -165,10 +153,10 @@ def test_two_processes_and_one_that_dies(tmp_path):
     ends.close()
 
 
-def test_a_flag_that_is_never_raised_makes_the_payload_no_number_and_ends_the_pair(tmp_path, monkeypatch):
+def test_a_flag_that_is_never_raised_makes_the_payload_no_number_and_ends_the_pair(monkeypatch):
     if CUDA:
         pytest.skip("both ends are in this process")
-    ends = in_this_process(str(tmp_path))(1, 1, LAYOUT)
+    ends = in_this_process(1, 1, LAYOUT)
     monkeypatch.setattr("afserve.comm.transports.symm.SymmPair.send", lambda *_: None)
     send(ends.attention[0], BOX, 1, 2)
     got = arrive(ends.experts[0], BOX)
@@ -180,11 +168,11 @@ def test_a_flag_that_is_never_raised_makes_the_payload_no_number_and_ends_the_pa
     ends.close()
 
 
-def test_a_mailbox_of_a_pair_that_ended_is_memory_of_its_own(tmp_path):
+def test_a_mailbox_of_a_pair_that_ended_is_memory_of_its_own():
     """Who stages before it knows that the peer is gone must not write where the peer's memory was."""
     if CUDA:
         pytest.skip("both ends are in this process")
-    ends = in_this_process(str(tmp_path))(1, 1, LAYOUT)
+    ends = in_this_process(1, 1, LAYOUT)
     front = ends.attention[0]
     outbox = front._lanes.outgoing(BOX)
     before = outbox.payload_B.data_ptr()
@@ -197,6 +185,80 @@ def test_a_mailbox_of_a_pair_that_ended_is_memory_of_its_own(tmp_path):
     front.close()
 
 
+def streams_of(end):
+    """Once the newcomer is let in."""
+    until = time.monotonic() + PATIENCE
+    while not end._streams and time.monotonic() < until:
+        end.wait([BOX], 0.01)
+    return end._streams.values()
+
+
+def test_messages_go_on_when_their_numbers_wrap():
+    if CUDA:
+        pytest.skip("both ends are in this process")
+    ends = in_this_process(1, 1, LAYOUT)
+    front, back = ends.attention[0], ends.experts[0]
+    for end in (front, back):
+        (stream,) = streams_of(end)
+        for counts in (stream._pair._sent, stream._pair._received):
+            counts.fill_(2**31 - 2)
+    for turn in range(4):
+        sent = send(front, BOX, turn, 4)
+        got = arrive(back, BOX)
+        assert torch.equal(got.x_RH, sent.x_RH)
+        answer(back, BOX, got.header, turn)
+        assert torch.equal(arrive(front, BOX).x_RH, content(turn, 4, LAYOUT.hidden))
+    assert stream._pair._received[0, 0] == -(2**31) + 2
+    ends.close()
+
+
+def test_the_host_ends_a_wait_for_a_payload_that_does_not_come(monkeypatch):
+    """A peer that was killed between its header and its payload: as soon as its connection has ended."""
+    if CUDA:
+        pytest.skip("both ends are in this process")
+    monkeypatch.setattr(symm, "_LOOKS", 1 << 40)
+    ends = in_this_process(1, 1, LAYOUT)
+    back = ends.experts[0]
+    (stream,) = streams_of(back)
+    payload_B = torch.zeros(64, dtype=torch.uint8)
+    waiting = threading.Thread(target=lambda: stream._pair.receive(payload_B, 0, PATIENCE), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    ends.attention[0].close()
+    with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
+        back.wait([BOX], PATIENCE)
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive() and (payload_B == 255).all()
+    back.close()
+
+
+def test_an_end_that_cannot_share_is_named_to_the_other_one():
+    if CUDA:
+        pytest.skip("both ends are in this process")
+    end, address = dist.listen(ListenSpec(0, 1, LAYOUT), way())
+    broken = symm.carriage(torch.device("cpu"), CudaDriver(torch.device("cpu"), FakeCuda()), chip=False)
+    with pytest.raises(
+        RendezvousError,
+        match=r"expert-0 did not meet attention-0 .*it shares \d+ bytes of host memory and this end",
+    ):
+        dist.connect(Connecting({0: address}, 0, LAYOUT, 10.0), broken)
+    good = dist.connect(Connecting({0: address}, 0, LAYOUT, 10.0), way())
+    good.close()
+    end.close()
+
+
+def test_an_address_of_another_kind_is_none():
+    with pytest.raises(
+        RendezvousError, match=r"expert-0: 'symm:127.0.0.1:9' is not an address of the form symm:NAME"
+    ):
+        dist.connect(Connecting({0: "symm:127.0.0.1:9"}, 0, LAYOUT, 1.0), way())
+    with pytest.raises(
+        RendezvousError, match=r"expert-0: nobody answers at afserve-rows-00 .*same network namespace"
+    ):
+        dist.connect(Connecting({0: "symm:afserve-rows-00"}, 0, LAYOUT, 1.0), way())
+
+
 @pytest.mark.skipif(CUDA, reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_to_do():
     with pytest.raises(ConfigError, match=r"device cpu is none of this machine's GPUs.*another --transport"):
@@ -206,12 +268,11 @@ def test_without_a_gpu_the_error_says_what_to_do():
 V3 = Layout(7168, 8, 128, 1, 2, 32, WireType.FLOAT8, WireType.BFLOAT16)
 
 
-def serve_graph(store_port, replays, pipe):
+def serve_graph(connection, replays, pipe):
     """An expert node whose whole layer is one graph: FFN of global slot s is (s + 1) * x."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    store = torch.distributed.TCPStore("127.0.0.1", store_port, is_master=False)
-    shared = share_boxes(store, 0, device)
+    shared = share_boxes(connection, device)
     end = SymmExpert(V3, [one_box(shared)], Patience(20_000_000_000), torch.bfloat16)
 
     def layer():
@@ -236,9 +297,9 @@ def serve_graph(store_port, replays, pipe):
     pipe.recv()
 
 
-def share_boxes(store, rank, device):
+def share_boxes(connection, device):
     size = max(Region.of(kind, V3).size for kind in (Kind.DISPATCH, Kind.COMBINE))
-    return symm.NvlinkDomain().share("afserve-graph", rank, size, device, store)
+    return IpcDomain(CudaDriver(device)).share(connection, size, 60.0)
 
 
 def one_box(shared):
@@ -247,15 +308,14 @@ def one_box(shared):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
-def test_a_graph_replays_dispatch_and_combine_with_other_rows(monkeypatch):
-    monkeypatch.setenv(OVERLAP, "1")
+def test_a_graph_replays_dispatch_and_combine_with_other_rows():
     replays, device = 5, torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    here, there = socket.socketpair()
     pipe, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=serve_graph, args=(store.port, replays, theirs), daemon=True)
+    process = SPAWN.Process(target=serve_graph, args=(there, replays, theirs), daemon=True)
     process.start()
-    shared = share_boxes(store, 1, device)
+    shared = share_boxes(here, device)
     end = SymmAttention(V3, [one_box(shared)], Patience(20_000_000_000))
     x_TH = torch.zeros(128, 7168, dtype=torch.bfloat16, device=device)
     slot_TK = torch.zeros(128, 8, dtype=torch.int32, device=device)
