@@ -139,7 +139,7 @@ def consumer() -> Iterator[Typed]:
         line = (
             "--model mimo-v2-flash --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --attention-precision fp8 "
             "--kv-precision fp8 --context 1024 --attention-devices 1 --expert-devices 4 --devices 4 "
-            f"--expert-slices --objective latency --concurrency {streams}"
+            f"--expert-slices --objective latency --concurrency {streams} --engine vllm --engine fastafd"
         )
         yield Typed(
             f"one RTX 5090 beside four DGX Sparks, {streams} streams", tuple(line.split()), True, note=note

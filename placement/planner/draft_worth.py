@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.panel import asked_of_all, differences
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import WITHIN_80, Plan
-from afserve.placement.planner.question import Question, RankedPlans, answer
+from afserve.placement.planner.question import Question, RankedPlans
 from afserve.placement.planner.same_layout import family_of
+from afserve.placement.planner.sensitivity import verdict
 
 Array = NDArray[np.float64]
 _POINTS = 64
@@ -24,7 +26,8 @@ class DraftWorth:
     """drafts: those of the best plan, or where it has none the best of those that were offered. gain: tokens per second
     over those without, at the plan's layout and batch; low and high hold 80 % of what is known of the acceptance.
     pays_up_to: the largest batch of a rank and micro-batch up to which drafts pay, 0 where they never do, None where
-    they pay at every batch that fits. chosen: whether the best plan drafts. without: the best plans with no drafts."""
+    they pay at every batch that fits. chosen: whether the best plan drafts. without: the best plans with no drafts,
+    and the verdict on them over all engines."""
 
     drafts: Drafts
     gain: float
@@ -33,6 +36,7 @@ class DraftWorth:
     pays_up_to: int | None
     chosen: bool
     without: RankedPlans
+    verdict: str
 
 
 def draft_worth(question: Question, best: Plan) -> DraftWorth | None:
@@ -53,6 +57,8 @@ def draft_worth(question: Question, best: Plan) -> DraftWorth | None:
     drafts = best.drafts if best.drafts.tokens else max(offered, key=lambda one: float(gain(one, here)[0]))
     low, middle, high = (float(gain(drafts, here, far)[0]) for far in (-WITHIN_80, 0.0, WITHIN_80))
     batches = _batches(question, best, replace(setting, drafts=drafts))
+    plain, without, panel = asked_of_all(question.with_drafts(NO_DRAFTS))
+    first = without.best()
     return DraftWorth(
         drafts,
         middle,
@@ -60,7 +66,8 @@ def draft_worth(question: Question, best: Plan) -> DraftWorth | None:
         high,
         _pays_up_to(batches, gain(drafts, batches) > 1),
         best.drafts.tokens > 0,
-        answer(question.with_drafts(NO_DRAFTS)),
+        without,
+        verdict(plain, without, panel.chance, differences(plain, panel, first)) if first else "",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from afserve.placement.pipeline import StageTimes
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
-from afserve.placement.planner.perf.engine_rows import Like
+from afserve.placement.planner.perf.engine_rows import ClosestRow, Like
 from afserve.placement.planner.perf.first_token import crowd_of, first_token
 from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
@@ -46,7 +46,7 @@ class Plan:
     micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
     those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
     take with one of them, seconds. drafts: of each sequence in a step; what is not known of their acceptance is in
-    error and half_width.
+    error and half_width. closest: the row of the engine that is most like it, None where nothing was measured.
     """
 
     kind: str
@@ -74,6 +74,7 @@ class Plan:
     prompt_parts: int = 1
     prompt_alone: float = 0.0
     drafts: Drafts = NO_DRAFTS
+    closest: ClosestRow | None = None
 
     @property
     def devices(self) -> int:
@@ -182,7 +183,18 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         prompt_parts=int(stages.prompt_parts[0]),
         prompt_alone=float(alone.first_token[0]),
         drafts=setting.drafts,
+        closest=_closest(one, _decoding_setting(one, setting), batch),
     )
+
+
+def _closest(family: PlanFamily, setting: Setting, batch: float) -> ClosestRow | None:
+    return setting.engine.rows.closest(layout_like(family, setting), *_size(family, batch))
+
+
+def _size(family: PlanFamily, batch: float) -> tuple[float, float]:
+    """(requests in decode, devices that decode) of the one layout of `family`."""
+    requests = float(family.ranks[0] * batch * family.micro_batches)
+    return requests, float(family.ranks[0] * family.tensor_parallel + family.expert_devices[0])
 
 
 def _first_token(family: PlanFamily, setting: Setting, stages: Stages, batch: float) -> float:
@@ -219,9 +231,7 @@ def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: f
 def _own_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
     if not setting.engine.measured:
         return WITHIN_80 * _error(family, setting, times, core)
-    requests = float(family.ranks[0] * batch * family.micro_batches)
-    devices = float(family.ranks[0] * family.tensor_parallel + family.expert_devices[0])
-    return setting.engine.half_width(layout_like(family, setting), requests, devices)
+    return setting.engine.half_width(layout_like(family, setting), *_size(family, batch))
 
 
 def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
@@ -299,5 +309,5 @@ def _error(family: PlanFamily, setting: Setting, times: StageTimes, core: float)
         (_step_seconds(setting) / setting.shape.layers, curves.pick("step", precision.attention).spread),
     )
     own = sum((seconds / total * spread) ** 2 for seconds, spread in parts if total > 0)
-    model = max(curves.spread_on(family.attention.name), curves.spread_on(family.experts.name))
+    model = max(curves.spread_on(family.attention.rows_name), curves.spread_on(family.experts.rows_name))
     return float((own + model**2) ** 0.5)

@@ -39,7 +39,8 @@ USEFUL = 0.2
 class Question:
     """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `speed`: tokens per
     second, of the requests in flight; `count`: fewest devices that sustain `tokens_per_second`), which micro-batch
-    counts and kinds to try. engines: by kind. prompts: who may read them, as in `families`. machine: all nodes of AFD
+    counts and kinds to try. engines: by kind. others: those whose
+    rows bear on it too (`panel.py`). prompts: who may read them, as in `families`. machine: all nodes of AFD
     are its processes, with the requests in flight of `setting`; None where each has a host of its own. draftable: with
     0, 1, 2 and so on drafted tokens, where each candidate takes the best of them; none where `setting` says it."""
 
@@ -52,6 +53,7 @@ class Question:
     tokens_per_second: float = 0.0
     layout: GivenLayout = ANY
     engines: tuple[tuple[str, Engine], ...] = ()
+    others: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
     machine: OneMachine | None = None
     draftable: tuple[Drafts, ...] = ()

@@ -16,7 +16,8 @@ from afserve.placement.planner.same_layout import conditions_of, targets_of, tok
 
 MORE = 1.1  # times each resource
 _MOST_DOUBLINGS = 20  # of devices that a row can have been measured on
-_CLOSE = 0.1  # of a probability to one half: nobody knows which is better
+_SAME = 5e-4  # of a gain
+CLOSE = 0.1  # of a probability to one half: nobody knows which is better
 _ATTENTION, _EXPERTS = ("attention",), ("experts",)
 _RESOURCES = {
     "attention bandwidth": (_ATTENTION, ("bandwidth",)),
@@ -50,16 +51,18 @@ def _change(before: float | None, after: float | None) -> float | None:
     return after / before - 1 if before and after else None
 
 
-def verdict(question: Question, found: RankedPlans) -> str:
-    """Disaggregate or not, by how much, and why; how sure that is, and what would make it surer."""
+def verdict(question: Question, found: RankedPlans, chance: float | None = None, among: str = "") -> str:
+    """Disaggregate or not, by how much, and why; how sure that is, and what would make it surer. chance: over several
+    engines, that AFD is better; `among` says where they differ."""
     colocated, afd = found.best("colocated"), found.best("afd")
-    said = _conclusion(question, found)
     if afd is None or colocated is None:
-        return said
-    return f"{said} {chance_words(question, afd, colocated)}"
+        return " ".join(filter(None, (_conclusion(question, found, 0.5), among)))
+    sure = probability(question, afd, colocated) if chance is None else chance
+    said = _conclusion(question, found, sure)
+    return " ".join(filter(None, (said, among, chance_words(question, afd, colocated, sure))))
 
 
-def _conclusion(question: Question, found: RankedPlans) -> str:
+def _conclusion(question: Question, found: RankedPlans, chance: float) -> str:
     colocated, afd = found.best("colocated"), found.best("afd")
     if afd is None and colocated is None:
         return "Nothing meets the targets in these pools."
@@ -71,15 +74,28 @@ def _conclusion(question: Question, found: RankedPlans) -> str:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
     gain = merit(question, afd) / merit(question, colocated) - 1
-    unit = _UNITS[question.objective]
     if question.objective == "count" and afd.devices != colocated.devices:
         return _fewer(afd, colocated)
-    if abs(probability(question, afd, colocated) - 0.5) < _CLOSE:
-        than = f"{abs(gain):.1%} {'higher' if gain > 0 else 'lower'}"
-        return f"Undecided: AFD has {than} {unit} than colocated, which is within the error of both."
+    than = _than(question, afd, colocated, gain)
+    if abs(chance - 0.5) < CLOSE:
+        return f"Undecided: {than}, which is within what is not known of both."
+    if (chance > 0.5) != (gain > 0):
+        side = "Disaggregate" if chance > 0.5 else "Do not disaggregate"
+        return f"{side}, although {than}: other engines outweigh it."
     if gain > 0:
-        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}"
-    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}"
+        return f"Disaggregate: {than}. {_why_wins(afd, colocated)}"
+    return f"Do not disaggregate: {than}. {_why_loses(afd)}"
+
+
+def _than(question: Question, afd: Plan, colocated: Plan, gain: float) -> str:
+    unit = UNITS[question.objective]
+    sides = ""
+    if afd.engine != colocated.engine:
+        sides = f" ({afd.engine} against {colocated.engine})"
+    if abs(gain) < _SAME:
+        return f"AFD and colocated have the same {unit}{sides}"
+    much = f"{abs(gain):.1%}" if abs(gain) < CLOSE else f"{abs(gain):.0%}"
+    return f"AFD has {much} {'higher' if gain > 0 else 'lower'} {unit} than colocated{sides}"
 
 
 def probability(question: Question, afd: Plan, colocated: Plan) -> float:
@@ -91,16 +107,16 @@ def probability(question: Question, afd: Plan, colocated: Plan) -> float:
     return NormalDist(0.0, max(error, 1e-6)).cdf(gain)
 
 
-def chance_words(question: Question, afd: Plan, colocated: Plan) -> str:
+def chance_words(question: Question, afd: Plan, colocated: Plan, chance: float) -> str:
     """The probability, and whose measurement would move it most."""
-    words = f"AFD is better with probability {probability(question, afd, colocated):.2f}."
-    deciding = decider(question, afd, colocated)
+    words = f"AFD is better with probability {chance:.2f}."
+    deciding = decider(question, afd, colocated, chance)
     return f"{words} What would decide it: {deciding}" if deciding else words
 
 
-def decider(question: Question, afd: Plan, colocated: Plan) -> str:
+def decider(question: Question, afd: Plan, colocated: Plan, chance: float) -> str:
     """The measurement that would decide between the two; "" where the answer is sure enough without one."""
-    if not 0.1 < probability(question, afd, colocated) < 0.9:
+    if not 0.1 < chance < 0.9:
         return ""
     least = afd if afd.error >= colocated.error else colocated
     engine = f" with {least.engine}" if least.engine else ""
@@ -124,13 +140,13 @@ def _measured_elsewhere(question: Question, plan: Plan) -> str:
     return f" {engine.name} was measured on {devices} {' or '.join(sorted(set(chips)))}."
 
 
-_UNITS = {
+UNITS = {
     "dollar": "tokens per dollar",
     "device": "tokens per device",
     "watt": "tokens per joule",
     "latency": "token rate per request",
     "speed": "tokens per second",
-    "count": "tokens per device",
+    "count": "devices for this rate",
 }
 
 

@@ -36,7 +36,8 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Swing:
-    """Tokens per second per device at both ends of an assumption; None where no batch meets the targets there."""
+    """Tokens per second per device at both ends of an assumption; None where no batch meets the targets there. names:
+    of what is no number, at the low end, as planned and at the high end."""
 
     name: str
     unit: str
@@ -46,6 +47,7 @@ class Swing:
     at_low: float | None
     at_high: float | None
     why: str
+    names: tuple[str, str, str] | None = None
 
     def effect(self, planned: float) -> float:
         """Between the largest and the smallest of the three rates; missing the targets counts as no tokens at all."""
@@ -74,12 +76,28 @@ def tornado(question: Question, plan: Plan) -> tuple[Swing, ...]:
         )
         for one in assumptions(conditions_of(question, plan))
     ]
+    swings += _engines(question, plan, rate)
     return tuple(sorted(swings, key=lambda swing: (-swing.effect(plan.tok_s_per_device), swing.name)))
+
+
+def _engines(question: Question, plan: Plan, rate: Callable[[Conditions], float | None]) -> Iterator[Swing]:
+    """The same layout under each other engine of its kind; at the ends stand the slowest and the fastest."""
+    given = conditions_of(question, plan)
+    rates = {
+        engine.name: rate(replace(given, setting=given.setting.served_by(engine)))
+        for kind, engine in question.others
+        if kind == plan.kind and engine.name != plan.engine
+    }
+    if rates:
+        rates[plan.engine] = plan.tok_s_per_device
+        slow, fast = (pick(rates, key=lambda name: rates[name] or 0.0) for pick in (min, max))
+        why = "the same layout under each engine whose rows bear on it"
+        yield Swing("engine", "name", -1, 0, 1, rates[slow], rates[fast], why, (slow, plan.engine, fast))
 
 
 def assumptions(given: Conditions) -> Iterator[Assumption]:
     """Those that this question has: no skew where experts were counted, no acceptance without drafts."""
-    sigma = max(given.setting.curves.spread_on(chip.name) for chip in (given.attention, given.experts))
+    sigma = max(given.setting.curves.spread_on(chip.rows_name) for chip in (given.attention, given.experts))
     factor = math.exp(WITHIN_80 * sigma)
     spread = f"80 % of the kernels' spread here, +-{sigma:.0%}"
     for name, low, high, vary, why in (

@@ -91,7 +91,7 @@ def test_sixteen_streams_on_consumer_hardware_are_nearly_undecided(
     line = (
         "plan --model mimo-v2-flash --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --attention-precision fp8 "
         "--kv-precision fp8 --context 1024 --attention-devices 1 --expert-devices 4 --devices 4 --expert-slices "
-        "--objective latency --concurrency 16 --json"
+        "--objective latency --concurrency 16 --engine vllm --engine fastafd --json"
     )
     assert json.loads(call(capsys, line)[1])["probability_afd_better"] > 0.5, "the model that was measured"
 

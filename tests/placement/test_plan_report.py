@@ -225,7 +225,10 @@ def test_the_tornado_evaluates_one_layout_and_searches_none(monkeypatch: pytest.
 
     monkeypatch.setattr(same_layout, "best_batches", counted)
     swings = tornado(question, best)
-    assert len(swings) == 7 and set(evaluated) == {1} and len(evaluated) == 14
+    others = sum(kind == best.kind for kind, _ in question.others)
+    assert len(swings) == 8 and set(evaluated) == {1} and len(evaluated) == 14 + others
+    engine = next(swing for swing in swings if swing.names)
+    assert best.engine == engine.names[1] and others >= 1
     effects = [swing.effect(best.tok_s_per_device) for swing in swings]
     assert effects == sorted(effects, reverse=True)
     assert all(swing.low <= swing.planned <= swing.high for swing in swings)

@@ -5,6 +5,8 @@ The only part of the planner that opens configuration files. A wrong name is ans
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import afserve
@@ -27,7 +29,24 @@ CONFIGS = Path(afserve.__file__).parent / "configs"
 
 
 def load_model(name: str) -> ModelShape:
-    """A name in configs/models (or an alias), `nano`, a TOML file, a config.json or a folder that holds one."""
+    """A name in configs/models (or an alias), `nano`, a TOML file, a config.json or a folder that holds one. The same
+    layers as a known model's are that model, whatever the name."""
+    found = _shape(name)
+    if found.name in _measured_models():
+        other = not found.same_layers(_shape(found.name))
+        return replace(found, rows_of=f"{found.name} of {name}" if other else "")
+    known = next((one for one in _measured_models() if found.same_layers(_shape(one))), "")
+    return replace(found, rows_of=known)
+
+
+@lru_cache(maxsize=1)
+def _measured_models() -> tuple[str, ...]:
+    """Those of which an engine has rows."""
+    rows = (row for name in engine_names() for row in load_engine(name).rows.like)
+    return tuple(sorted({like.model for like in rows}))
+
+
+def _shape(name: str) -> ModelShape:
     path = Path(name)
     for folder in (path, CONFIGS / name):
         if folder.is_dir() and (folder / "config.json").is_file():
@@ -63,7 +82,12 @@ def load_hardware(name: str) -> Hardware:
             "to describe your own and give its path",
             param="pool",
         )
-    return hardware_from_table(str(found), _read_toml(found))
+    chip = hardware_from_table(str(found), _read_toml(found))
+    if found.parent == CONFIGS / "hardware":
+        return chip
+    known = (load_hardware(one) for one in _names("hardware"))
+    same = next((one.name for one in known if chip.same_figures(one)), "")
+    return replace(chip, rows_of=same or f"{chip.name} of {found}")
 
 
 def load_curves(

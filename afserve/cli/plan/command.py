@@ -21,6 +21,7 @@ from afserve.cli.plan.goodput import (
     played_lines,
     played_values,
 )
+from afserve.cli.plan.heard import heard_lines
 from afserve.cli.plan.layout import on_one_machine
 from afserve.cli.plan.options import asked_question, question_flags
 from afserve.cli.plan.printed import as_table
@@ -33,8 +34,9 @@ from afserve.errors import ConfigError, DoesNotFitError, shown
 from afserve.placement.planner.cluster_file import cluster_toml, obstacle, on_cpu, phases_toml
 from afserve.placement.planner.draft_worth import DraftWorth, draft_worth
 from afserve.placement.planner.infeasible import describe, explain
+from afserve.placement.planner.panel import Panel, asked_of_all, differences
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.question import Question, RankedPlans, answer, pareto
+from afserve.placement.planner.question import Question, RankedPlans, pareto
 from afserve.placement.planner.scale import on_more_devices
 from afserve.placement.planner.sensitivity import sensitivity, verdict
 
@@ -115,24 +117,24 @@ def plan(asked: AnswerFlags, **flags: Any) -> None:
     question = on_one_machine(asked_question(flags), asked.cores)
     if asked.goodput:
         check_goodput(question, typed)
-    found = answer(question)
+    question, found, panel = asked_of_all(question)
     best = found.best()
     if best is None:
         raise DoesNotFitError(explain(question))
-    words, changes = verdict(question, found), sensitivity(question, best)
+    words = verdict(question, found, panel.chance, differences(question, panel, best))
+    changes = sensitivity(question, best)
     words = " ".join(filter(None, (words, on_more_devices(question, found))))
     worth = draft_worth(question, best)
     if asked.reports:
-        _write_reports(
-            asked.reports, question, found, words, changes, typed_flags(click.get_current_context()), worth
-        )
+        typed_here = typed_flags(click.get_current_context())
+        _write_reports(asked.reports, question, found, panel, words, changes, typed_here, worth)
     played = goodput_with(question, best.drafts) if asked.goodput else PlayedGoodputs()
     if asked.as_json:
-        values = as_values(question, found, words, changes) | draft_values(question, worth)
+        values = as_values(question, found, panel, words, changes) | draft_values(worth)
         values |= played_values(played)
         click.echo(json.dumps(values, indent=2))
     else:
-        said = draft_lines(question, worth)
+        said = [*heard_lines(question, panel), *draft_lines(worth)]
         click.echo(as_table(question, found, words, changes, asked.top, said) + played_lines(played))
     if asked.cluster is not None and not (
         played.found and _write_phases(asked.cluster, question, played.found, model)
@@ -154,13 +156,14 @@ def _write_reports(
     paths: tuple[Path, ...],
     question: Question,
     found: RankedPlans,
+    panel: Panel,
     verdict: str,
     changes: dict[str, float | None],
     typed: dict[str, str],
     worth: DraftWorth | None,
 ) -> None:
     """All from one evaluation: pages and JSON say the same."""
-    report = report_of(question, found, verdict, changes, typed, worth)
+    report = report_of(question, found, panel, verdict, changes, typed, worth)
     for path in paths:
         if path.suffix == ".html":
             _write(path, "report", report_html(report))

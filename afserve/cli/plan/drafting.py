@@ -10,8 +10,6 @@ from afserve.placement.planner.perf.acceptance import OTHER, Accepted, expected_
 from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, DrafterCosts, Drafts
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.plan import WITHIN_80
-from afserve.placement.planner.question import Question
-from afserve.placement.planner.sensitivity import verdict
 
 _AUTO, _OFF = "auto", "off"
 
@@ -62,7 +60,7 @@ def _drafter(method: str, shape: ModelShape) -> DrafterCosts:
 def _accepted(drafter: DrafterCosts, typed: str | None, domain: str, shape: ModelShape) -> Accepted:
     if typed is not None:
         return typed_lengths(typed, drafter, int(DRAFT_TOKENS.high))
-    found = expected_lengths(load_lengths(), shape.name, drafter, domain)
+    found = expected_lengths(load_lengths(), shape.rows_name, drafter, domain)
     if found is None:
         raise ConfigError(
             f"--draft {drafter.name}: it hangs on the text alone how much is accepted, and nobody published it; add "
@@ -72,7 +70,7 @@ def _accepted(drafter: DrafterCosts, typed: str | None, domain: str, shape: Mode
     return found
 
 
-def draft_lines(question: Question, worth: DraftWorth | None) -> list[str]:
+def draft_lines(worth: DraftWorth | None) -> list[str]:
     """Whether drafts pay, and the plans without them; nothing where none were asked for."""
     if worth is None:
         return []
@@ -87,7 +85,7 @@ def draft_lines(question: Question, worth: DraftWorth | None) -> list[str]:
     return [
         *lines,
         f"Without drafts: {describe(without)}, TPOT {without.tpot * 1e3:.1f} ms, {without.tok_s_per_device:,.0f} "
-        f"tok/s/dev, ${without.usd_per_mtok:.3f}/Mtok. {verdict(question.with_drafts(NO_DRAFTS), worth.without)}",
+        f"tok/s/dev, ${without.usd_per_mtok:.3f}/Mtok. {worth.verdict}",
     ]
 
 
@@ -107,7 +105,7 @@ def draft_verdict(worth: DraftWorth) -> str:
     return f"{said}; do not draft beyond batch {worth.pays_up_to:,}."
 
 
-def draft_values(question: Question, worth: DraftWorth | None) -> dict[str, object]:
+def draft_values(worth: DraftWorth | None) -> dict[str, object]:
     """The `drafts` of --json, where any were asked for."""
     if worth is None:
         return {}
@@ -130,7 +128,7 @@ def draft_values(question: Question, worth: DraftWorth | None) -> dict[str, obje
                 "tpot_ms": round(without.tpot * 1e3, 3),
                 "tok_s_per_device": round(without.tok_s_per_device, 2),
                 "usd_per_mtok": round(without.usd_per_mtok, 5),
-                "verdict": verdict(question.with_drafts(NO_DRAFTS), worth.without),
+                "verdict": worth.verdict,
             },
         }
     }

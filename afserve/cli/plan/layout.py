@@ -7,20 +7,14 @@ from pathlib import Path
 import click
 
 from afserve.cli.options import Within, option
-from afserve.cli.plan.catalog import load_engine
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.one_machine import OneMachine
-from afserve.placement.planner.perf.engine import PLAIN, Engine
 from afserve.placement.planner.perf.setting import PrefillSetting, Setting
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.search import DevicePool, GivenLayout
 
 _DEVICES = Within(1, 1 << 20, whole=True)
-COLOCATED = ("vllm", "sglang", "tensorrt-llm", "deepseek")
-AFD = ("fastafd", "step-3")
-"""The engines among which one is taken where none is named: that with the rows most like the question, or the first."""
-_ALIKE = 0.11  # likeness below which no row says anything: another model on another chip
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,52 +158,6 @@ def on_one_machine(question: Question, cores: int | None) -> Question:
         if given:
             raise ConfigError(f"--cores {cores}: {said}; drop one of them")
     return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
-
-
-def engines_of(
-    flags: LayoutFlags, pools: tuple[DevicePool, ...], curves: str, setting: Setting
-) -> tuple[tuple[str, Engine], ...]:
-    """(kind, engine) of both kinds. Kernel curves of the user's own, and CPU hosts, are planned as afserve."""
-    if any(name.endswith(".jsonl") for name in flags.engines):
-        own = replace(PLAIN, about=f"afserve as it was calibrated in {flags.engines[0]}")
-        return ("colocated", own), ("afd", own)
-    own_curves = Path(curves).suffix in (".jsonl", ".toml")
-    plain = own_curves or all(on_cpu(pool.chip.name) for pool in pools)
-    if not flags.engines and not plain:
-        return tuple((kind, _nearest(kind, pools, setting)) for kind in ("colocated", "afd"))
-    names = flags.engines or ("afserve",)
-    found: dict[str, Engine] = {}
-    loaded = [load_engine(name) for name in names]
-    for engine in loaded:
-        for kind in engine.kinds:
-            if kind in found and len(loaded) > 1:
-                raise ConfigError(
-                    f"--engine {engine.name}: {found[kind].name} is of the same kind, {kind}; name one per kind"
-                )
-            found[kind] = engine
-    if flags.kind and flags.engines and flags.kind not in found:
-        raise ConfigError(
-            f"--engine {loaded[0].name}: it has no plans of --kind {flags.kind}; name an engine of that kind, or drop "
-            "--kind to compare"
-        )
-    for kind in ("colocated", "afd"):
-        if kind not in found:
-            found[kind] = _other(loaded[0], kind)
-    return tuple(found.items())
-
-
-def _other(engine: Engine, kind: str) -> Engine:
-    """The engine of the other kind that this one is compared with."""
-    return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD)[0])
-
-
-def _nearest(kind: str, pools: tuple[DevicePool, ...], setting: Setting) -> Engine:
-    """The engine of that kind with the measured row most like the question, on any of the pools."""
-    layouts = ("dp", "tp", "tp ep") if kind == "colocated" else ("afd",)
-    asked = [setting.like(pool.chip, layout) for pool in pools for layout in layouts]
-    loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]
-    alike = [max(engine.rows.nearest(like) for like in asked) for engine in loaded]
-    return loaded[alike.index(max(alike))] if max(alike) > _ALIKE else loaded[0]
 
 
 def micro_batches_of(text: str) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ import click
 from afserve.cli.options import Within, declare_options, gather_group, option
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_counts, read_lines
 from afserve.cli.plan.drafting import draftable_of
+from afserve.cli.plan.engines import engines_of, others_of
 from afserve.cli.plan.layout import (
     LayoutFlags,
     calibration_of,
     check_calibrated,
-    engines_of,
     layout_of,
     micro_batches_of,
     with_requests,
@@ -231,6 +231,7 @@ def build_question(
         kinds=KINDS if layout.kind is None else (layout.kind,),
         layout=layout_of(layout, offered),
         engines=engines_of(layout, offered, curves, setting),
+        others=others_of(layout, offered, curves, setting),
         prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
         draftable=draftable if len(draftable) > 1 else (),
     )

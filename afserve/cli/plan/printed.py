@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from afserve.cli.plan.aligned import aligned
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
@@ -34,14 +35,7 @@ def as_table(
     if all(plan.prefill is None for _, plan in shown):
         rows = [row[:_PROMPTS] + row[_PROMPTS + 1 :] for row in rows]
     words = rows[0].index("tp")
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [_heading(question), ""]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if place < words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
+    lines = [_heading(question), "", *aligned(rows, left=range(words))]
     best = shown[0][1]
     counted = "speed of each request" if _for_speed(question) else "throughput inside the targets"
     lines += [
@@ -258,17 +252,11 @@ def _details(question: Question, best: Plan) -> list[str]:
         lines.append(f"{taken}; TTFT is a mean, see `afserve simulate` for p99")
         lines += _shared(question, best)
         lines += _found(question, best)
-    copies = min(
-        (
-            pool.count // best.devices_used[pool.chip.name]
-            for pool in question.pools
-            if pool.chip.name in best.devices_used
-        ),
-        default=1,
-    )
+    copies = instances_of(question, best)
     if copies > 1:
         lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
-    lines += _left_over(question, best, copies)
+    left = idle_words(question, best)
+    lines += [f"Idle: {left} of the pools"] if left else []
     return lines
 
 
@@ -297,14 +285,19 @@ def _found(question: Question, best: Plan) -> list[str]:
     ]
 
 
-def _left_over(question: Question, best: Plan, copies: int) -> list[str]:
-    """Devices on offer that no instance takes."""
-    left = {
-        pool.chip.name: pool.count - copies * best.devices_used.get(pool.chip.name, 0)
-        for pool in question.pools
-    }
-    named = ", ".join(f"{count} {name}" for name, count in left.items() if count)
-    return [f"Idle: {named} of the pools"] if named else []
+def instances_of(question: Question, best: Plan) -> int:
+    """How many such plans the pools hold."""
+    used = best.devices_used
+    return min(
+        (pool.count // used[pool.chip.name] for pool in question.pools if pool.chip.name in used), default=1
+    )
+
+
+def idle_words(question: Question, best: Plan) -> str:
+    """Devices on offer that no instance takes; "" where all are busy."""
+    copies, used = instances_of(question, best), best.devices_used
+    left = {pool.chip.name: pool.count - copies * used.get(pool.chip.name, 0) for pool in question.pools}
+    return ", ".join(f"{count:,} {name}" for name, count in left.items() if count)
 
 
 def _sensitivity(changes: dict[str, float | None]) -> str:

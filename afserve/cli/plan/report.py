@@ -10,10 +10,13 @@ import click
 from click.core import ParameterSource
 
 from afserve.cli.plan.drafting import draft_values, draft_verdict
+from afserve.cli.plan.heard import heard_rows
+from afserve.cli.plan.printed import idle_words
 from afserve.cli.plan.report_assumed import Assumed, assumed
-from afserve.cli.plan.values import as_values, chance
+from afserve.cli.plan.values import as_values
 from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
+from afserve.placement.planner.panel import Panel
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans, pareto
 from afserve.placement.planner.sensitivity import decider
@@ -85,7 +88,8 @@ _ONE_KIND = "Only one kind has a plan here: there is nothing to decide between."
 class PlanReport:
     """chance: that AFD is better, None where only one kind has a plan. wanted: tokens per second and user that the
     targets ask for. front: by kind, fastest first, the chosen plan among them. heights: of its charts; by the first
-    one the plans were chosen. answer: the values of `--json`."""
+    one the plans were chosen. heard: rows of the engines that were asked, where there were several. idle: devices on
+    offer that no instance takes. answer: the values of `--json`."""
 
     asked: str
     question: Question
@@ -98,12 +102,15 @@ class PlanReport:
     front: Mapping[str, Sequence[Plan]]
     swings: tuple[Swing, ...]
     assumed: tuple[Assumed, ...]
+    heard: tuple[tuple[str, ...], ...]
+    idle: str
     answer: Mapping[str, object]
 
 
 def report_of(
     question: Question,
     found: RankedPlans,
+    panel: Panel,
     verdict: str,
     changes: dict[str, float | None],
     typed: Mapping[str, str],
@@ -117,22 +124,24 @@ def report_of(
         question=question,
         best=best,
         verdict=" ".join([verdict, *([draft_verdict(worth)] if worth else [])]),
-        chance=chance(question, found),
-        decider=_decider(question, found),
+        chance=panel.chance,
+        decider=_decider(question, found, panel),
         wanted=1 / tpot if tpot < float("inf") else None,
         heights=measures(question.objective),
         front=_front(question, best),
         swings=tornado(question, best),
         assumed=tuple(assumed(question, typed)),
-        answer=as_values(question, found, verdict, changes) | draft_values(question, worth),
+        heard=tuple(heard_rows(panel)) if panel.several else (),
+        idle=idle_words(question, best),
+        answer=as_values(question, found, panel, verdict, changes) | draft_values(worth),
     )
 
 
-def _decider(question: Question, found: RankedPlans) -> str:
+def _decider(question: Question, found: RankedPlans, panel: Panel) -> str:
     afd, colocated = found.best("afd"), found.best("colocated")
-    if afd is None or colocated is None:
+    if afd is None or colocated is None or panel.chance is None:
         return _ONE_KIND
-    words = decider(question, afd, colocated)
+    words = decider(question, afd, colocated, panel.chance)
     return words[:1].upper() + words[1:] if words else _SURE
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from afserve.cli.plan.heard import HEAD, RULE
 from afserve.cli.plan.report import Measure, PlanReport, optimised
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
@@ -71,6 +72,8 @@ def rate(value: float) -> str:
 
 
 def amount(swing: Swing, value: float) -> str:
+    if swing.names:
+        return swing.names[(swing.low, swing.planned, swing.high).index(value)]
     return f"x {value:.2f}" if swing.unit == TIMES else f"{value:,.4g}"
 
 
@@ -127,5 +130,5 @@ _PAGES = Environment(
 _PAGES.globals |= {
     "KINDS": KINDS, "SAID": SAID, "amount": amount, "bar_frame_of": _bar_frame_of, "describe": describe,
     "endless": math.inf, "frame_of": _frame_of, "rate": rate, "shown_swings": shown_swings, "stages": stages,
-    "ticks": _ticks,
+    "ticks": _ticks, "HEARD": HEAD, "LIKENESS": RULE,
 }  # fmt: skip

@@ -1,14 +1,19 @@
 """A planner's answer for programs: the JSON of `afserve plan --json`."""
 
+from afserve.cli.plan.heard import heard_values
 from afserve.cli.plan.printed import beyond_of, notes_of
+from afserve.placement.planner.panel import Panel
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.plan import Plan, Side
 from afserve.placement.planner.question import Question, RankedPlans
-from afserve.placement.planner.sensitivity import probability
 
 
 def as_values(
-    question: Question, found: RankedPlans, verdict: str, changes: dict[str, float | None]
+    question: Question,
+    found: RankedPlans,
+    panel: Panel,
+    verdict: str,
+    changes: dict[str, float | None],
 ) -> dict[str, object]:
     """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
     plans = [_values(plan) for plan in found.plans]
@@ -21,19 +26,12 @@ def as_values(
             name: None if change is None else round(change, 4) + 0.0 for name, change in changes.items()
         },
         "verdict": verdict,
-        "probability_afd_better": chance(question, found),
+        "probability_afd_better": None if panel.chance is None else round(panel.chance, 3),
+        **heard_values(panel),
         "engines": {kind: _engine(engine) for kind, engine in question.engines},
         "notes": notes_of(question) + beyond_of(question, found.plans[0]),
         "layouts_tried": found.tried,
     }
-
-
-def chance(question: Question, found: RankedPlans) -> float | None:
-    """The probability that AFD is better; none where only one kind has a plan."""
-    afd, colocated = found.best("afd"), found.best("colocated")
-    if afd is None or colocated is None:
-        return None
-    return round(probability(question, afd, colocated), 3)
 
 
 def _engine(engine: Engine) -> dict[str, object]:

@@ -27,6 +27,8 @@ FAR, FAR_WEIGHT = 0.16, 0.5
 NEW = 0.4
 """What a question like no row at all adds. So the 80 % interval holds 84 % of rows of models that a fit has not seen,
 and 78 % of chips; with 0 it held 36 % and 53 %."""
+BEARS = 0.11
+"""Likeness from which a row bears on a question: less is another model on another chip."""
 OFF = "off"
 _MOST_REQUESTS, _MOST_DEVICES, _DEVICE_STEP = 23, 13, 0.5
 
@@ -57,6 +59,26 @@ class Like:
             f"experts {self.experts}",
             f"prompts {self.prompts}",
         )
+
+
+def likeness_of(name: str) -> float:
+    """What a difference in that name alone leaves of the likeness."""
+    return float(np.exp(-UNLIKE[name]))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosestRow:
+    """The measured row most like a question, and how much: 1 is the same."""
+
+    likeness: float
+    like: Like
+    requests: float
+    devices: float
+
+    def __str__(self) -> str:
+        one = self.like
+        where = f"{self.devices:.0f} {one.chip}, {one.layout}, {self.requests:,.0f} requests"
+        return f"{one.model} {one.experts} on {where}"
 
 
 def _none() -> Array:
@@ -90,9 +112,21 @@ class MeasuredRows:
         """Whether any was measured with drafts."""
         return _drafted(self)
 
-    def nearest(self, like: Like) -> float:
-        """The likeness of the row most like this one, whatever its requests and devices."""
-        return float(_ends(self, like).max(initial=0.0))
+    def nearest(self, like: Like, most_devices: float) -> float:
+        """The likeness of the row most like this one, whatever its requests; rows of more devices than there are to be
+        had are as much less alike as the best layout would differ from them."""
+        nearest = np.minimum(self.devices, np.log2(max(most_devices, 1.0)))
+        fits = _near(self.devices, nearest, DEVICES)
+        return float((_ends(self, like) * fits).max(initial=0.0))
+
+    def closest(self, like: Like, requests: float, devices: float) -> "ClosestRow | None":
+        """The row most like this question; None without rows."""
+        if not self.like:
+            return None
+        alike = self.alike(like, requests, devices)
+        at = int(np.argmax(alike))
+        counts = (float(np.exp2(numbers[at])) for numbers in (self.requests, self.devices))
+        return ClosestRow(float(alike[at]), self.like[at], *counts)
 
     def half_width(self, like: Like, requests: float, devices: float) -> float:
         return self.quantile * float(local_error(self.alike(like, requests, devices)[None, :], self.wrong)[0])

@@ -19,7 +19,8 @@ class Hardware:
 
     `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). reduce,
     reduce_latency: bytes of the message per second, and seconds, of an all-reduce over the network where that was
-    measured (0: not). sources: where a figure is from, by its key in the file.
+    measured (0: not). sources: where a figure is from, by its key in the file. rows_of: the known chip with the same
+    figures, where the name is another.
     """
 
     name: str
@@ -39,6 +40,17 @@ class Hardware:
     reduce: float = 0.0
     reduce_latency: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    rows_of: str = field(default="", compare=False)
+
+    @property
+    def rows_name(self) -> str:
+        """The chip whose measured rows are this one's: a copy of a file under another name is no other chip."""
+        return self.rows_of or self.name
+
+    def same_figures(self, other: "Hardware") -> bool:
+        """Whether both are the same devices, whatever their names, watts and prices."""
+        bare = replace(self, name=other.name, watts=other.watts, usd_per_hour=other.usd_per_hour)
+        return bare == other
 
     def flops(self, precision: str) -> float:
         """Peak at this precision; without such units the next wider one computes."""

@@ -123,8 +123,8 @@ class Setting:
         no row has drafts, what rows say of an engine holds with drafts too."""
         work = self.workload
         return Like(
-            model=self.shape.name,
-            chip=chip.name,
+            model=self.shape.rows_name,
+            chip=chip.rows_name,
             experts=self.precision.experts,
             layout=layout,
             prompts="elsewhere" if work.decode_only else "here",

@@ -4,7 +4,7 @@ Elements, not bytes: precision is the caller's. `shape_attention.py` and `shape_
 layers of a `config.json`; this file only holds them and adds them up. It knows no hardware and no batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,16 @@ class ModelShape:
     dense_elems: int
     mtp_layers: int = 0
     source: str = ""
+    rows_of: str = ""
+
+    @property
+    def rows_name(self) -> str:
+        """The model whose measured rows are this one's: the same layers under another name are no other model."""
+        return self.rows_of or self.name
+
+    def same_layers(self, other: "ModelShape") -> bool:
+        """Whether both are the same shape, whatever their names."""
+        return replace(self, name=other.name, source=other.source, rows_of=other.rows_of) == other
 
     @property
     def layers(self) -> int:
