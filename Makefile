@@ -46,12 +46,12 @@ endif
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -n $(QUICK_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# What `make test` leaves out for its time; .github/workflows/nightly.yml runs it every night.
+# What `make test` leaves out for its time, and every example that tests draw; .github/workflows/nightly.yml runs it every night.
 long: setup
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest --whole -m "long or hypothesis" $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --whole $(ARGS)
 
 check: setup
 	$(BIN)/python -m ruff format --check -q .

@@ -101,6 +101,9 @@ NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
 QUICK_CASES = 1  # of each test
 LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
 QUICK_EXAMPLES = settings.get_profile("quick").max_examples
+DAY_SHARE = (
+    0.4  # of the examples that a test asks for, and ten at least; `--whole`, as by night, draws all of them
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,6 +112,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, {QUICK_EXAMPLES} drawn examples",
     )
+    parser.addoption("--whole", action="store_true", help="tests draw all the examples that they ask for")
     parser.addoption(
         "--alone",
         action="store_true",
@@ -160,6 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in known])
         items[:] = kept
+    elif not config.getoption("--whole"):
+        for item in {getattr(item, "obj", None): item for item in items}.values():
+            _draw_some(item, lambda own: max(10, int(DAY_SHARE * own)))
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
@@ -178,17 +185,17 @@ def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:
         if seen[test] < QUICK_CASES and not any(item.get_closest_marker(mark) for mark in NOT_QUICK_MARKS):
             seen[test] += 1
             kept.append(item)
-            _draw_few(item)
+            _draw_some(item, lambda own: QUICK_EXAMPLES)
     return kept
 
 
-def _draw_few(item: pytest.Item) -> None:
+def _draw_some(item: pytest.Item, most: Callable[[int], int]) -> None:
     """A test's own number of examples overrules the profile's."""
     method = getattr(item, "obj", None)
     function: Any = getattr(method, "__func__", method)
     own = getattr(function, "_hypothesis_internal_use_settings", None)
     if own is not None:
-        few = min(own.max_examples, QUICK_EXAMPLES)
+        few = min(own.max_examples, most(own.max_examples))
         function._hypothesis_internal_use_settings = settings(own, max_examples=few)
 
 
