@@ -138,6 +138,7 @@ RANGES: dict[str, Range] = {
     "logits_scaling": _real(1e-6, 1e4),
     "clip_qkv": _real(1e-6, 1e6),
     "attn_scale": _real(0.0, 1e3),
+    "llama_4_scaling_beta": _real(0.0, 1e3),
     "moe_norm_min": _real(0.0, 1.0),
     "moe_normalize_expert_weights": _real(1e-6, 1e3),
     "router_jitter_noise": _real(0.0, 0.5),

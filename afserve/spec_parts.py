@@ -71,8 +71,8 @@ class AttentionSpec:
 
     `qk_norm`: queries and keys are normalised, `head` by head or over the `width` of all heads; `late` after the rotary
     embedding; `unit` without weights. `clip` bounds what the projections of q, k and v give. `scale` of the softmax is
-    one over the root of `head_dim` where it is None, `out_scale` multiplies the output. `temperature` (f, s) multiplies
-    the query at position p by 1 + s ln(1 + floor((p + 1) / f)).
+    one over the root of `head_dim` where it is None, `out_scale` multiplies the output. `temperature` (f, s, a)
+    multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
     """
 
     kind: Literal["gqa", "mla", "mfa", "linear"]
@@ -87,7 +87,7 @@ class AttentionSpec:
     clip: float | None = None
     scale: float | None = None
     out_scale: float = 1.0
-    temperature: tuple[float, float] | None = None
+    temperature: tuple[float, float, int] | None = None
     window: int | None = None
     chunk: int | None = None
     sinks: bool = False

@@ -36,6 +36,8 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
         query = ops.linear(ranked_TR, layer.q_up)
         if layer.indexer is not None:
             batch.chosen.rows = _choose(ops, normed_TH, ranked_TR, layer.indexer, bound, batch)
+    if layer.steps.q_scale_P is not None:
+        query = (query * layer.steps.q_scale_P[batch.position_T][:, None]).to(query.dtype)
     q_nope, q_rope = query.view(tokens, layer.heads, head).split((layer.nope, layer.rope), 2)
     latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
     k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)

@@ -97,6 +97,8 @@ def why_not_mla(layer: MlaLayer, gate: _native.Linear | None) -> str:
         return "norms with gaps"
     if layer.rank + layer.rope > MOST_LATENT:
         return f"latents of {layer.rank + layer.rope} elements"
+    if layer.steps.names():
+        return layer.steps.names()
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
     if layer.indexer is not None and (odd := _odd_indexer(layer.indexer, dtype)):

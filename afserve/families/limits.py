@@ -132,7 +132,7 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
             f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",
             f"one latent, and qk_nope_head_dim + qk_rope_head_dim = {a.nope_dim + a.rope_dim}",
         )
-    grouped, scaled = "grouped-query attention", (a.clip, a.scale, a.temperature) != (None, None, None)
+    grouped, scaled = "grouped-query attention", (a.clip, a.scale) != (None, None)
     for asked, what, instead in (
         (a.window, f"sliding_window: {a.window} with latent attention", "all of the context"),
         (a.sinks, "attention sinks with latent attention", grouped),

@@ -32,7 +32,7 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     turned = replace(plain, qk_norm="unit" if fields.flag("use_qk_norm", True) else "")
     tuned = bool(fields.config.get("attn_temperature_tuning", True))
     floor, scale = fields.integer("floor_scale", default=8192), fields.number("attn_scale", default=0.1)
-    still = replace(plain, rope=None, temperature=(floor, scale) if tuned else None)
+    still = replace(plain, rope=None, temperature=(floor, scale, 1) if tuned else None)
     turns = _with_rope(fields)
     names = ("chunked_attention", "full_attention")
     types = layer_types(fields, *names) if fields.has("layer_types") else [names[not turn] for turn in turns]

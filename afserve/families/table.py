@@ -50,6 +50,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": deepseek_v3.V32,
     "glm_moe_dsa": deepseek_v3.GLM5,
     "deepseek_v2": deepseek_v2.FAMILY,
+    "mistral4": deepseek_v2.MISTRAL4,
+    "mistral3": deepseek_v2.MISTRAL4_WITH_VISION,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
     "qwen3_5_moe_text": qwen3_next.QWEN3_5,

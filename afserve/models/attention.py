@@ -206,6 +206,7 @@ class LatentHalf:
         up_k, up_v = (share.cut_rows(up, a.heads) for up in _up_projections(a, tensors))
         out = share.cut_columns(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), a.heads)
         bias = tensors.attention("o_proj.bias", h) if a.out_bias and share.index == 0 else None
+        scale_P = query_scale(a, len(rope.cos_PD))
         self._prepared = ops.prepare_mla(
             MlaLayer(
                 input_norm_H=input_norm,
@@ -230,6 +231,7 @@ class LatentHalf:
                 eps=spec.eps,
                 latent_eps=LATENT_EPS,
                 scale=mla_scale(a.rope, a.head_dim),
+                steps=Steps(q_scale_P=None if scale_P is None else scale_P.to(ops.device)),
                 indexer=indexer,
                 reuses=a.indexer is not None and a.indexer.reuses,
             )

@@ -58,11 +58,11 @@ def head_order(a: AttentionSpec) -> Tensor | None:
 
 
 def query_scale(a: AttentionSpec, positions: int) -> Tensor | None:
-    """What queries are multiplied by at each position, (P,) float32; None where that is 1 everywhere (Llama 4)."""
+    """What queries are multiplied by at each position, (P,) float32; None where that is 1 everywhere."""
     if a.temperature is None:
         return None
-    floor, scale = a.temperature
-    steps_P = ((torch.arange(positions, dtype=torch.float32) + 1.0) / floor).floor()
+    floor, scale, ahead = a.temperature
+    steps_P = ((torch.arange(positions, dtype=torch.float32) + ahead) / floor).floor()
     return 1.0 + scale * steps_P.log1p() if bool(steps_P.any()) else None
 
 

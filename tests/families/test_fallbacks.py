@@ -13,12 +13,15 @@ from tests.families.tiny import TINY
 
 NORM, CHUNKS = "LayerNorm", "attention in chunks"
 GATE = {("gqa_half", "a gate for the output")}
+SCALED = {("mla_half", "queries scaled by position")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
     "olmoe": {("gqa_half", "clipped projections")},
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "qwen3-next-one-group": GATE,
+    "mistral4": SCALED,
+    "mistral4-odd": SCALED,
     "phimoe": MIXER,
     "phimoe-window": MIXER,
     "dbrx": {("gqa_half", f"{NORM}, clipped projections")},

@@ -32,7 +32,7 @@ def test_a_family_is_a_short_file(name):
 def test_every_family_has_a_published_model():
     """But those that are text models beside a vision model, and one whose sizes are not known."""
     covered = {MODELS[name]["model_type"] for name in SERVED}
-    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe", "granitemoe_swa"}
+    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe", "mistral3", "granitemoe_swa"}
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -101,7 +101,23 @@ def test_qwen3_5_beside_a_vision_model():
     assert naming.embedding == "model.language_model.embed_tokens.weight" and naming.head == "lm_head.weight"
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text"])
+def test_mistral_4_beside_a_vision_model():
+    text = MODELS["mistral-small-4-119b"]
+    spec = spec_from_config({"model_type": "mistral3", "text_config": text, "vision_config": {"depth": 7}})
+    assert spec.layer(0).attention.temperature == (8192, 0.1, 0) and spec.moe.shared_inner == 2048
+    naming = naming_of(spec)
+    assert naming.embedding == "language_model.model.embed_tokens.weight"
+    assert naming.head == "language_model.lm_head.weight"
+    with pytest.raises(CheckpointError) as refused:
+        spec_from_config({"model_type": "mistral3", "text_config": {**text, "model_type": "mistral"}})
+    assert str(refused.value) == (
+        "config.json: text_config: model_type: 'mistral' is not supported; supported: mistral4"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text", "mistral3"]
+)
 def test_stacked_experts_are_read_by_expert_nodes(name):
     naming = FAMILIES[name].naming
     stacked = naming.stacked

@@ -42,6 +42,8 @@ GLM = {
 MLA = {
     **GLM, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20,
 }  # fmt: skip
+MISTRAL = {**MLA, "first_k_dense_replace": 0, "num_key_value_heads": 4, "head_dim": 20}
+MISTRAL_ROPE = {**YARN, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16}
 INDEXED = {  # with few heads many scores are 0, and transformers chooses any of equal ones
     **MLA, "num_key_value_heads": 4, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8, "n_shared_experts": 1,
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
@@ -111,6 +113,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**INDEXED, "num_hidden_layers": 5, "index_topk_freq": 2, "index_topk": 11, "num_attention_heads": 5,
          "num_key_value_heads": 5, "index_n_heads": 21, "index_head_dim": 8, "first_k_dense_replace": 2,
          "norm_topk_prob": False},
+    ),
+    "mistral4": ("Mistral4", {**MISTRAL, "rope_parameters": {**MISTRAL_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "mistral4-odd": (
+        "Mistral4",
+        {**MISTRAL, "first_k_dense_replace": 1, "q_lora_rank": None, "n_group": 4, "topk_group": 2,
+         "n_shared_experts": 2, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False,
+         "routed_scaling_factor": 1.8, "num_attention_heads": 3, "num_key_value_heads": 3, "rope_parameters":
+         {**MISTRAL_ROPE, "original_max_position_embeddings": 11}},
     ),
     "solar": (
         "SolarOpen",

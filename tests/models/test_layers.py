@@ -106,7 +106,7 @@ OF_SHORT = {"short_factor": ((3.0,) * 8, ""), "short_mscale": 1.5}
 OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
-    "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5), ""), "sinks": True,
+    "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5, 1), ""), "sinks": True,
     "gated": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
     "taps": (4, REFUSED),
@@ -114,7 +114,7 @@ OF_GQA = {
 OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
-    "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5), REFUSED),
+    "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
@@ -124,7 +124,7 @@ OF_DELTA = {
     "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
     "window": (5, REFUSED), "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED),
-    "temperature": ((4, 0.5), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED),
+    "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
