@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from afserve.placement.planner.perf.hardware import PRECISIONS
-from afserve.placement.planner.perf.kv import USABLE, cache_bytes
+from afserve.placement.planner.perf.kv import cache_bytes
 from afserve.placement.planner.perf.prefill import MOST_PARTS, reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, answer
@@ -87,11 +87,19 @@ def _rate_words(question: Question) -> str:
         both = [plan for plan in most.plans if plan.tpot <= question.targets.tpot]
         nearest = f"; nearest: {describe(both[0])}" if both else ""
         return f"no deployment of {_pools(question)} meets TPOT and TTFT together{nearest}. Relax one of them"
-    best = max(plans, key=lambda plan: plan.tok_s)
+
+    def most_of(plan: Plan) -> int:
+        used = plan.devices_used
+        return min(pool.count // used[pool.chip.name] for pool in question.pools if pool.chip.name in used)
+
+    best = max(plans, key=lambda plan: plan.tok_s * most_of(plan))
+    held, wanted = most_of(best), int(np.ceil(question.tokens_per_second / best.tok_s))
+    takes = " and ".join(f"{wanted * count:,} {name}" for name, count in best.devices_used.items())
+    several = f"{held:,} instances of " if held > 1 else ""
     return (
-        f"{_pools(question)} sustain at most about {best.tok_s:,.0f} tok/s inside the targets, "
-        f"{best.tok_s / question.tokens_per_second - 1:+.0%} of the {question.tokens_per_second:,.0f} asked for, with "
-        f"{describe(best)}. Offer more devices or lower --rate"
+        f"{_pools(question)} sustain at most about {held * best.tok_s:,.0f} tok/s inside the targets, with {several}"
+        f"{describe(best)}; {question.tokens_per_second:,.0f} are asked for, which would take about {takes}. Offer so "
+        "many (--pool NAME without a count is as many as it takes) or lower --rate"
     )
 
 
@@ -107,7 +115,7 @@ def why_none(question: Question, kind: str) -> str:
         return f"no {name} deployment fits the memory of {_pools(question)}"
     if answer(replace(one, targets=Targets(), tokens_per_second=0.0)).best() is None:
         return f"prompts would take more than 95 % of the time of every {name} deployment"
-    return f"no {name} deployment meets the targets"
+    return f"no {name} deployment meets the targets{' at that rate' * bool(question.tokens_per_second)}"
 
 
 def describe(plan: Plan) -> str:
@@ -125,7 +133,11 @@ def describe(plan: Plan) -> str:
 
 def _anything_fits(question: Question) -> bool:
     tried = families(list(question.pools), question.micro_batches, question.kinds, question.layout)
-    return any((family.batch_limit(question.setting) >= 1).any() for family in tried if len(family.ranks))
+    return any(
+        (family.batch_limit(question.setting_for(family.kind)) >= 1).any()
+        for family in tried
+        if len(family.ranks)
+    )
 
 
 def _memory_words(question: Question) -> str:
@@ -135,10 +147,17 @@ def _memory_words(question: Question) -> str:
     kept = precision.experts if copies == 1 else f"{precision.experts}, {copies} copies"
     attention = shape.attention_elems * PRECISIONS[precision.attention]
     cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
-    have = sum(pool.count * pool.chip.memory * USABLE for pool in question.pools)
+    usable = max(question.setting_for(kind).engine.memory for kind in question.kinds)
+    have = sum(pool.count * pool.chip.memory * usable for pool in question.pools)
+    parallel = question.layout.tensor_parallel
+    each = (
+        f", {attention / parallel / _GIB:,.1f} GiB on each device of a rank of {parallel}"
+        if parallel > 1
+        else ""
+    )
     return (
         f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
-        f"({kept}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
+        f"({kept}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}{each}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
         f"{_enough(question)}"
     )
@@ -161,9 +180,10 @@ def _layout_words(question: Question) -> str:
 def _enough(question: Question) -> str:
     """The least count of the roomiest device that holds everything, found by asking the search."""
     chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
+    free = replace(ANY, running=question.layout.running, slices=question.layout.slices)
 
     def fits(count: int) -> bool:
-        return _anything_fits(replace(question, pools=(DevicePool(chip, count),)))
+        return _anything_fits(replace(question, pools=(DevicePool(chip, count),), layout=free))
 
     high = next((1 << power for power in range(1, _MOST) if fits(1 << power)), 0)
     if not high:
@@ -178,4 +198,4 @@ def _enough(question: Question) -> str:
 
 
 def _pools(question: Question) -> str:
-    return " + ".join(f"{pool.count} {pool.chip.name}" for pool in question.pools)
+    return " + ".join(map(str, question.pools))

@@ -46,7 +46,8 @@ class Plan:
     micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
     those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
     take with one of them, seconds. drafts: of each sequence in a step; what is not known of their acceptance is in
-    error and half_width. closest: the row of the engine that is most like it, None where nothing was measured.
+    error and half_width. closest: the row of the engine that is most like it, None where nothing was measured. asked:
+    requests that clients keep in flight, 0 where they come at random. instances: how many of it a rate takes.
     """
 
     kind: str
@@ -75,6 +76,8 @@ class Plan:
     prompt_alone: float = 0.0
     drafts: Drafts = NO_DRAFTS
     closest: ClosestRow | None = None
+    asked: float = 0.0
+    instances: int = 1
 
     @property
     def devices(self) -> int:
@@ -106,7 +109,13 @@ class Plan:
     @property
     def requests(self) -> int:
         """Requests in decode at once."""
-        return self.ranks * self.batch * self.micro_batches
+        places = self.ranks * self.batch * self.micro_batches
+        return min(places, math.ceil(self.asked)) if self.asked else places
+
+    @property
+    def all_devices(self) -> int:
+        """Of all instances."""
+        return self.instances * self.devices
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -183,6 +192,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         prompt_parts=int(stages.prompt_parts[0]),
         prompt_alone=float(alone.first_token[0]),
         drafts=setting.drafts,
+        asked=setting.concurrency,
         closest=_closest(one, _decoding_setting(one, setting), batch),
     )
 

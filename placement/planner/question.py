@@ -167,14 +167,15 @@ def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | Non
 def _best_inside(
     family: PlanFamily, question: Question, targets: Targets, limit_name: str
 ) -> tuple[float, Plan] | None:
-    cost = None if question.tokens_per_second else _cost(family, question.objective)
     setting = question.setting_for(family.kind)
+    capped = question.tokens_per_second or setting.concurrency
+    cost = None if capped else _cost(family, question.objective)
     kept, batch, limit = best_batches(family, setting, targets, cost, question.layout.running)
     if not len(batch):
         return None
     if question.objective == "latency" and not question.tokens_per_second:
         batch = np.ones_like(batch)
-    score = _score(kept, question, setting, batch)
+    score, instances = _score(kept, question, setting, batch)
     index = int(np.argmin(score))
     if not np.isfinite(score[index]):
         return None
@@ -182,7 +183,8 @@ def _best_inside(
     limited_by = limit_name if best < most else _full(setting, kept, most, index)
     if question.objective == "latency" and not question.tokens_per_second:
         limited_by = "objective"
-    return float(score[index]), plan_of(kept, setting, index, best, limited_by)
+    plan = plan_of(kept, setting, index, best, limited_by)
+    return float(score[index]), replace(plan, instances=int(instances[index]))
 
 
 def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
@@ -211,20 +213,45 @@ def _counted(chip: Hardware | None, objective: str) -> float:
     return {"dollar": chip.usd_per_hour, "watt": chip.watts}.get(objective, 1.0)
 
 
-def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> Array:
-    """Lower is better; infinite where the wanted rate is not reached."""
+def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> tuple[Array, Array]:
+    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes)."""
     stages = family.stages(setting, batch)
     speed = family.ranks * batch * family.micro_batches / stages.tpot
+    speed = np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
     cost = _cost(family, question.objective)
     if cost is not None:
         score = (cost + stages.prefill * _counted(family.prefill, question.objective)) / speed
     elif question.objective == "latency":
         score = stages.tpot
     elif question.objective == "speed":
-        score = 1 / np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
+        score = 1 / speed
     else:
         score = family.ranks * family.tensor_parallel + family.expert_devices + stages.prefill
-    return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
+    if not question.tokens_per_second:
+        return np.asarray(score), np.ones_like(speed)
+    instances = np.ceil(question.tokens_per_second / speed * (1 - 1e-9))
+    whole = (
+        score
+        * instances
+        * (speed if cost is not None else 1.0 if question.objective == "count" else 1 / instances)
+    )
+    held = _instances_held(family, question.pools, stages.prefill)
+    return np.asarray(np.where(instances <= held, whole, np.inf)), instances
+
+
+def _instances_held(family: PlanFamily, pools: tuple[DevicePool, ...], prefill: Array) -> Array:
+    """How many instances of each layout the pools hold."""
+    sides = [
+        (family.attention, family.ranks * family.tensor_parallel),
+        (family.experts, family.expert_devices),
+    ]
+    sides += [(family.prefill, prefill)] if family.prefill is not None else []
+    held = np.full_like(family.ranks, np.inf)
+    for pool in pools:
+        used = sum((devices for chip, devices in sides if chip.name == pool.chip.name), np.zeros_like(held))
+        if not pool.endless:
+            held = np.where(used > 0, np.minimum(held, pool.count // np.maximum(used, 1.0)), held)
+    return np.asarray(held)
 
 
 def pareto(question: Question, points: int = 12) -> Iterator[tuple[float, dict[str, list[Plan]]]]:

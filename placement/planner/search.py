@@ -30,8 +30,14 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class DevicePool:
+    """endless: as many devices as it takes are to be had; `count` is then of one instance at most."""
+
     chip: Hardware
     count: int
+    endless: bool = False
+
+    def __str__(self) -> str:
+        return f"any number of {self.chip.name}" if self.endless else f"{self.count} {self.chip.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +210,15 @@ def _parallel(pool: DevicePool, layout: GivenLayout) -> list[int]:
 
 
 def _counts(pool: DevicePool, group: int, devices: int = 0) -> Array:
-    """How many groups of so many devices: any number within one node, then whole nodes (several at a time where that
-    would be more than GRID steps), and the whole pool; or as many as make `devices`."""
+    """How many groups of so many devices: any number within one node, then whole nodes (GRID numbers of them, as close
+    for few as for many, where there are more), and the whole pool; or as many as make `devices`."""
     if devices:
         fits = devices % group == 0 and devices <= pool.count
         return np.array([devices / group] if fits else [], dtype=np.float64)
     groups, node = pool.count // group, max(1, pool.chip.devices // group)
-    unit = node * max(1, -(-groups // (node * GRID)))
-    within, beyond = np.arange(1, min(node, groups) + 1), np.arange(unit, groups + 1, unit)
+    nodes = groups // node
+    beyond = node * (np.arange(1, nodes + 1) if nodes <= GRID else np.rint(np.geomspace(1, nodes, GRID)))
+    within = np.arange(1, min(node, groups) + 1)
     return np.unique(np.concatenate([within, beyond, [groups] * (groups > 0)])).astype(np.float64)
 
 
@@ -225,7 +232,8 @@ def _tidy(pool: DevicePool, devices: Array) -> NDArray[np.bool_]:
 def _layouts(
     attention: DevicePool, experts: DevicePool, tensor_parallel: int, layout: GivenLayout
 ) -> tuple[Array, Array]:
-    """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
+    """Every pair of counts. Of one kind on both sides: every pair of up to GRID devices, and of counts beyond, with a
+    tidy sum."""
     same = attention.chip.name == experts.chip.name
     given = bool(layout.attention_devices or layout.expert_devices)
     if given:
@@ -238,6 +246,13 @@ def _layouts(
     grid_ranks, grid_devices = (grid.ravel() for grid in np.meshgrid(ranks, devices, indexing="ij"))
     if not same:
         return grid_ranks, grid_devices
+    if not given and attention.count > GRID:
+        few = _layouts(replace(attention, count=GRID), replace(experts, count=GRID), tensor_parallel, layout)
+        pairs = np.unique(
+            np.stack([np.concatenate(both) for both in zip((grid_ranks, grid_devices), few, strict=True)]),
+            axis=1,
+        )
+        grid_ranks, grid_devices = pairs
     total = grid_ranks * tensor_parallel + grid_devices
     keep = (total <= attention.count) & (given | _tidy(attention, total))
     return grid_ranks[keep], grid_devices[keep]

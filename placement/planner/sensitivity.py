@@ -74,7 +74,7 @@ def _conclusion(question: Question, found: RankedPlans, chance: float) -> str:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
     gain = merit(question, afd) / merit(question, colocated) - 1
-    if question.objective == "count" and afd.devices != colocated.devices:
+    if question.objective == "count":
         return _fewer(afd, colocated)
     than = _than(question, afd, colocated, gain)
     if abs(chance - 0.5) < CLOSE:
@@ -152,19 +152,20 @@ UNITS = {
 
 def _fewer(afd: Plan, colocated: Plan) -> str:
     """The verdict in devices."""
-    if afd.devices < colocated.devices:
-        return (
-            f"Disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
-            f"{_why_wins(afd, colocated)}"
-        )
-    return (
-        f"Do not disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
-        f"{_why_loses(afd)}"
-    )
+    few, many = afd.all_devices, colocated.all_devices
+    if few == many:
+        return f"Undecided: AFD and colocated need the same number of devices for this rate, {few:,}."
+    counts = f"AFD needs {few:,} devices for this rate, colocated {many:,}"
+    if few < many:
+        return f"Disaggregate: {counts}. {_why_wins(afd, colocated)}"
+    return f"Do not disaggregate: {counts}. {_why_loses(afd)}"
 
 
 def merit(question: Question, plan: Plan) -> float:
-    """Higher is better."""
+    """Higher is better. For a rate it counts what all instances take."""
+    if question.tokens_per_second and question.objective in ("dollar", "device", "watt", "count"):
+        taken = {"dollar": plan.usd_per_hour, "watt": plan.watts}.get(question.objective, plan.devices)
+        return 1 / (plan.instances * taken)
     values = {
         "dollar": 1 / plan.usd_per_mtok,
         "device": plan.tok_s_per_device,

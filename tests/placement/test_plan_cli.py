@@ -95,7 +95,8 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=0", "the count must be a whole number in [1, 1048576], not '0'"),
         ("--model deepseek-v3 --pool h800=-4", "not '-4'"),
         ("--model deepseek-v3 --pool h800=1.5", "not '1.5'"),
-        ("--model deepseek-v3 --pool h800", "write NAME=COUNT"),
+        ("--model deepseek-v3 --pool h800", "add --rate, or write h800=COUNT"),
+        ("--model deepseek-v3 --pool h800=", "write NAME=COUNT"),
         (
             "--model deepseek-v3 --pool h800=8@free",
             "USD per device hour must be a number in [1e-06, 1e+06], not 'free'",

@@ -146,9 +146,9 @@ def read_lines(path: Path, option: str) -> list[str]:
         raise ConfigError(f"--{option} {path}: not a text file ({error.reason})") from error
 
 
-def read_counts(path: Path) -> tuple[float, ...]:
+def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
     """Any file that `afserve place` takes: the mean share of the hottest expert, of the second, and so on, over the
-    layers of all scenarios in it."""
+    layers of all scenarios in it; and of how many layers of one scenario."""
     try:
         data = path.read_bytes()
         text = "" if data.startswith(MAGIC) else data.decode()
@@ -163,7 +163,9 @@ def read_counts(path: Path) -> tuple[float, ...]:
     rows = [row for row in rows if sum(row) > 0]
     if not rows:
         raise ConfigError(f"--counts {path}: no expert was ever chosen")
-    return tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
+    layers = max(len(layers) for layers in scenarios.values())
+    shares = tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
+    return shares, layers
 
 
 def _find(folder: str, name: str) -> Path | None:

@@ -38,6 +38,8 @@ LONGEST = 100_000_000  # tokens of a request
 _COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
 _SHARE, _SKEW, _SPARE = Within(0, 1), Within(0, 4), Within(0, 1 << 16, whole=True)
 _USUAL_SKEW = 0.4
+LARGEST_INSTANCE = 512
+"""Devices of one kind in one instance at most, where as many are to be had as it takes."""
 PRECISIONS = ("bf16", "fp8", "fp4", "int4")
 _SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
@@ -80,8 +82,9 @@ class HardwareFlags:
         "--pool",
         multiple=True,
         required=True,
-        metavar="NAME=COUNT[@USD]",
-        help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
+        metavar="NAME[=COUNT][@USD]",
+        help="Hardware on offer, with a price per device hour if not the listed one; without a count as many as --rate "
+        "takes. Repeatable.",
     )
     network: float | None = option(
         type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."
@@ -197,12 +200,17 @@ def build_question(
     if goal.rate > 0 and requests.trace is None and requests.answer is None:
         raise ConfigError("--rate: a request's answer length is not known; add --input and --output")
     shape, offered = load_model(model.model), _pools(hardware)
+    endless = next((pool.chip.name for pool in offered if pool.endless), None)
+    if endless and goal.rate <= 0:
+        raise ConfigError(
+            f"--pool {endless}: without a count it is as many as a rate takes; add --rate, or write {endless}=COUNT"
+        )
     widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
     if routing.counts and routing.skew is not None:
         raise ConfigError(
             f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one"
         )
-    counts = read_counts(routing.counts) if routing.counts else ()
+    counts, counted = read_counts(routing.counts) if routing.counts else ((), 0)
     skew = _USUAL_SKEW if routing.skew is None else routing.skew
     own = calibration_of(layout, hardware.curves)
     curves, said = own or hardware.curves or "h200", "engine" if own else "curves"
@@ -213,7 +221,7 @@ def build_question(
         curves=load_curves(curves, shape, offered[0].chip, widths, said),
         workload=work,
         precision=widths,
-        routing=Routing(skew, counts, routing.redundant, routing.expert_copies),
+        routing=Routing(skew, counts, routing.redundant, routing.expert_copies, counted),
         drafts=draftable[0] if len(draftable) == 1 else NO_DRAFTS,
         percentile99=goal.p99,
     )
@@ -300,11 +308,14 @@ def _workload(requests: RequestFlags) -> Workload:
 
 
 def _pool(text: str, network: float | None, link: float | None) -> DevicePool:
-    found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
+    found = re.fullmatch(r"([^=@]+)(?:=([^@]+))?(?:@(.+))?", text)
     if not found:
-        raise ConfigError(f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0")
+        raise ConfigError(
+            f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0, or NAME with --rate"
+        )
     name, count, price = found.groups()
-    devices, usd = _COUNT.read_number(count), None if price is None else _PRICE.read_number(price)
+    devices = LARGEST_INSTANCE if count is None else _COUNT.read_number(count)
+    usd = None if price is None else _PRICE.read_number(price)
     if not isinstance(devices, int) or not _COUNT.range.holds(devices):
         raise ConfigError(f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}")
     if price is not None and not _PRICE.range.holds(usd):
@@ -317,4 +328,4 @@ def _pool(text: str, network: float | None, link: float | None) -> DevicePool:
         chip = replace(chip, network=network * 1e9, reduce=0.0, reduce_latency=0.0, sources=typed)
     if link is not None:
         chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
-    return DevicePool(chip, devices)
+    return DevicePool(chip, devices, endless=count is None)

@@ -53,7 +53,7 @@ def as_table(
 
 def _heading(question: Question) -> str:
     shape, setting = question.setting.shape, question.setting
-    pools = ", ".join(f"{p.count} {p.chip.name} at ${p.chip.usd_per_hour:g}/h" for p in question.pools)
+    pools = ", ".join(f"{pool} at ${pool.chip.usd_per_hour:g}/h" for pool in question.pools)
     lines = [
         f"{shape.name}: {_size(shape.total_elems)} weights, {_size(shape.active_elems)} active; "
         f"{setting.workload.name}; {_target(question)}",
@@ -90,6 +90,12 @@ def notes_of(question: Question) -> list[str]:
         found.append(
             f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
             "calibrate --out mine.jsonl` there and plan with --engine mine.jsonl"
+        )
+    counted, layers = question.setting.routing.counted_layers, question.setting.shape.experts.layers
+    if counted and counted != layers:
+        found.append(
+            f"--counts has {counted} layer{'s' * (counted != 1)} and {question.setting.shape.name} has {layers} with "
+            "experts: all are taken to be as uneven as the mean of those"
         )
     name = question.setting.shape.name
     if curves.models and name not in curves.models:
@@ -169,7 +175,8 @@ def _assumed(question: Question) -> str:
     if precision.attention != precision.experts:
         words.append(f"attention weights {precision.attention}")
     words.append(f"cache {precision.kv}")
-    words.append("measured expert counts" if routing.counts else f"expert skew {routing.zipf:g}")
+    layers = f" of {routing.counted_layers} layer{'s' * (routing.counted_layers != 1)}"
+    words.append(f"measured expert counts{layers}" if routing.counts else f"expert skew {routing.zipf:g}")
     if routing.redundant:
         words.append(f"{routing.redundant} spare expert slots")
     if routing.copies > 1:
@@ -230,7 +237,7 @@ def _details(question: Question, best: Plan) -> list[str]:
     idle = best.bubbles()
     lines = [
         f"Best plan, +-{best.error:.0%} (one sigma, 80 % inside {best.interval[0] * 1e3:.1f} to "
-        f"{best.interval[1] * 1e3:.1f} ms): {best.requests:,} requests in decode, "
+        f"{best.interval[1] * 1e3:.1f} ms): {best.requests:,} request{'s' * (best.requests != 1)} in decode, "
         f"${best.usd_per_hour:,.2f}/h, {best.watts / 1e3:,.1f} kW"
     ]
     times = best.stages
@@ -253,7 +260,9 @@ def _details(question: Question, best: Plan) -> list[str]:
         lines += _shared(question, best)
         lines += _found(question, best)
     copies = instances_of(question, best)
-    if copies > 1:
+    if question.tokens_per_second:
+        lines.append(rate_words(question, best))
+    elif copies > 1:
         lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
     left = idle_words(question, best)
     lines += [f"Idle: {left} of the pools"] if left else []
@@ -285,9 +294,23 @@ def _found(question: Question, best: Plan) -> list[str]:
     ]
 
 
+def rate_words(question: Question, best: Plan) -> str:
+    """How many devices the rate takes, and what they cost."""
+    taken = " and ".join(f"{best.instances * count:,} {name}" for name, count in best.devices_used.items())
+    each = f"{best.instances:,} such instances, " if best.instances > 1 else ""
+    share = question.tokens_per_second / best.instances / best.tok_s
+    return (
+        f"For {question.tokens_per_second:,.0f} tok/s it takes {each}{taken}: "
+        f"${best.instances * best.usd_per_hour:,.2f}/h, {best.instances * best.watts / 1e3:,.1f} kW, {share:.0%} of "
+        "what they could do"
+    )
+
+
 def instances_of(question: Question, best: Plan) -> int:
-    """How many such plans the pools hold."""
+    """How many such plans the pools hold, or a rate takes."""
     used = best.devices_used
+    if question.tokens_per_second:
+        return best.instances
     return min(
         (pool.count // used[pool.chip.name] for pool in question.pools if pool.chip.name in used), default=1
     )
@@ -296,7 +319,11 @@ def instances_of(question: Question, best: Plan) -> int:
 def idle_words(question: Question, best: Plan) -> str:
     """Devices on offer that no instance takes; "" where all are busy."""
     copies, used = instances_of(question, best), best.devices_used
-    left = {pool.chip.name: pool.count - copies * used.get(pool.chip.name, 0) for pool in question.pools}
+    left = {
+        pool.chip.name: pool.count - copies * used.get(pool.chip.name, 0)
+        for pool in question.pools
+        if not pool.endless
+    }
     return ", ".join(f"{count:,} {name}" for name, count in left.items() if count)
 
 

@@ -46,7 +46,8 @@ def _measured(engine: Engine) -> str:
     rows, error = engine.fit.get("rows"), engine.fit.get("tpot_error_unseen_series")
     if not rows:
         return engine.source or "no measured rows"
-    words = f"{rows} measured row{'s' * (rows != 1)}"
+    chips = sorted({like.chip for like in engine.rows.like})
+    words = f"{rows} measured row{'s' * (rows != 1)} on {', '.join(chips)}"
     if isinstance(error, float):
         words += f", median error {error:.1%} on series not fitted"
     return f"{engine.source}; {words}" if engine.source else words

@@ -25,12 +25,13 @@ _GRID = np.unique(np.concatenate([np.arange(1, 17), np.round(np.geomspace(17, 2*
 class Routing:
     """How tokens choose experts. `zipf` 0 is uniform; `counts`, when given, are measured selections per expert.
     `redundant`: spare slots given to replicas of hot experts over all devices, beside `copies` of every expert, each on
-    a device of its own."""
+    a device of its own. `counted_layers`: of how many layers the counts are the mean."""
 
     zipf: float = 0.0
     counts: tuple[float, ...] = ()
     redundant: int = 0
     copies: int = 1
+    counted_layers: int = 0
 
     def slots(self, experts: int) -> int:
         """Of a layer, over all devices."""

@@ -48,7 +48,8 @@ class Setting:
     balances_kv: whoever places requests evens out cached tokens over the ranks, so that lengths which vary make none
         slower than the mean (DeepSeek); else they come to ranks at random.
     broadcasts: every row goes to every expert host of AFD, whose devices give it to each other (StepMesh).
-    percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
+    percentile99: the slowest rank's sum of lengths and the prompts that a request meets are taken at their 99th
+        percentile instead of their mean, and stages jitter.
     engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
     split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
         colocated device where one rank spans all of them.

@@ -220,12 +220,17 @@ def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served
 
 def goodput(done: ServedRequests, tpot: float, ttft: float) -> float:
     """Requests per second that met both targets: the share of the kept ones, of all that ended."""
+    return share_inside(done, tpot, ttft) * done.requests / done.seconds if done.seconds else 0.0
+
+
+def share_inside(done: ServedRequests, tpot: float, ttft: float) -> float:
+    """The share of the kept requests that met both targets; 0 where none was kept."""
     met = sum(
         weight
         for a, b, weight in zip(done.ttft, done.tpot, done.weight, strict=True)
         if a <= ttft and b <= tpot
     )
-    return met / sum(done.weight) * done.requests / done.seconds if done.seconds and done.ttft else 0.0
+    return met / sum(done.weight) if done.ttft else 0.0
 
 
 def percentile(values: Sequence[float], weight: Sequence[float], share: float) -> float:
