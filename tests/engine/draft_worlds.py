@@ -90,10 +90,7 @@ class World:
         drafts = {each.order: [*each.draft] for each in self.sequences}
         drafted, count = sum(map(len, drafts.values())), len(self.sequences)
         awake = self.layer.awake if isinstance(self.layer, LayerTrials) else self.layer
-        further = min(LONGEST - 1, max(map(len, drafts.values()), default=0)) if awake else 0
-        seconds = self.costs.plain(count + drafted) + further * self.costs.layer
-        passes = self.costs.layer if awake else 0.0
-        self.now += seconds + passes
+        self.now += self.costs.plain(count + drafted)
         verified, made = [], 0
         for index, each in enumerate(self.sequences):
             draft = drafts[each.order]
@@ -102,8 +99,13 @@ class World:
             verified += [] if one is None else [one]
             made += right + 1
             self.ages[index] += right + 1
-            self.lengths[each.order] = min(LONGEST, len(draft) + 1) if awake else 0
+            own = one.rows if one is not None and one.drafter == _Layer.name else 0
+            self.lengths[each.order] = min(LONGEST, own + 1) if awake else 0
             each.draft.clear()
+        passes = self.costs.layer if awake else 0.0
+        further = passes * (max(self.lengths.values()) - 1) if awake else 0.0
+        seconds = self.costs.plain(count + drafted) + further
+        self.now += passes + further
         self.awake = awake
         self.steps += 1
         if asked or awake:

@@ -4,7 +4,12 @@ import random
 
 import pytest
 
+from afserve.drafts import DraftChoice
+from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.draft.layer_trials import LayerTrials
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
 from tests.engine.draft_worlds import Costs, Phase, adaptive, best_fixed, never
 
 STEPS = 4000
@@ -63,7 +68,7 @@ def test_no_world_loses_much_to_never_drafting_nor_to_what_was_best_in_hindsight
     costs, phases = drawn(seed)
     took = adaptive(costs, phases, seed)
     assert took < 1.02 * never(costs, phases)
-    assert best_fixed(costs, phases, seed) > 0.92 * took
+    assert best_fixed(costs, phases, seed) > 0.97 * took
 
 
 def awake_of(won: float, steps: int) -> list[bool]:
@@ -80,6 +85,34 @@ def test_a_layer_runs_where_it_wins_more_than_its_passes_take(won, least, most):
     kept = awake_of(won, 10_000)
     assert least <= sum(kept) / len(kept) <= most
     assert any(kept[5_000:]), "and is tried again"
+
+
+def test_what_wins_is_not_ended_by_bad_luck():
+    """A layer that wins four steps of five is rested seldom by chance, and soon where it wins no more."""
+    dice, trials, kept = random.Random(5), LayerTrials(), 0
+    for _ in range(20_000):
+        kept += trials.awake
+        won = (1.0 if dice.random() < 0.8 else -1.4) if trials.awake else 0.0
+        trials.note_steps(1, 1.0, 1.0, 0.1 if trials.awake else 0.0, won)
+    assert kept > 19_000
+    lost = 0.0
+    for _ in range(2000):
+        lost += 1.5 if trials.awake else 0.0
+        trials.note_steps(1, 1.0, 1.0, 0.1 if trials.awake else 0.0, -1.4 if trials.awake else 0.0)
+    assert lost < 150.0
+
+
+def test_a_layer_guesses_one_token_where_another_draft_is_verified():
+    """And one more than was verified where it is its own."""
+    drafter = LayerDrafter(DraftChoice.parse("mtp"), 100)
+    sequence = Sequence.start(GenerationRequest(0, (1, 2, 3), SamplingParams(max_tokens=50)), 0, frozenset())
+    plan = StepPlan(0, (Chunk(sequence, 2, 3, True, ChunkKind.VERIFY, supposed=2),))
+    for chosen, most in ((False, 1), (True, 3)):
+        if chosen:
+            drafter.choose(0)
+        verified = drafter.take_verified(plan)
+        assert [most for _, _, most in drafter.begin_runs(plan, {0: (4, 5)}, verified)] == [most]
+    assert drafter.take_verified(plan) == [0]
 
 
 def test_each_load_has_its_own_answer():

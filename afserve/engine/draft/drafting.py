@@ -30,10 +30,13 @@ class Drafting:
     """Of a whole node: its micro-batches share drafters and price. Of several that have an idea that one is believed of
     which the most tokens are expected to be right. Where nothing was worth a row, nobody is asked for some steps."""
 
-    def __init__(self, drafters: Many[Drafter], price: DraftPrice, most: int) -> None:
+    def __init__(
+        self, drafters: Many[Drafter], price: DraftPrice, most: int, behind: LayerDrafter | None = None
+    ) -> None:
+        """`behind` is that of them which guesses behind each step, and only as far as it is verified."""
         self._told = [drafter for drafter in drafters if drafter.name not in SEARCHERS]
         self._searching = [drafter for drafter in drafters if drafter.name in SEARCHERS]
-        self._price, self._most = price, most
+        self._price, self._most, self._behind = price, most, behind
         self._left = 0  # steps until somebody is asked again
         self._rested, self._rested_seconds = 0, 0.0  # steps since a step was measured
         # By order, what was guessed for the step that runs.
@@ -73,6 +76,8 @@ class Drafting:
         for (sequence, ideas), length in zip(found, lengths, strict=True):
             sequence.draft[:] = ideas[0][0][:length]
             self._asked[sequence.order] = ideas
+            if self._behind is not None and ideas[0][1].drafter == self._behind.name:
+                self._behind.choose(sequence.order)
         if sequences:
             self._left = 0 if any(lengths) else self._price.rest
         return True
@@ -147,4 +152,4 @@ def open_drafting(
     drafters += [] if behind is None else [behind]
     if choice.synthetic:
         drafters = [SpoiledDrafter(each, choice.synthetic) for each in drafters]
-    return Drafting(drafters, price, choice.most), behind
+    return Drafting(drafters, price, choice.most, behind), behind

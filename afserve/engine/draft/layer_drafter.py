@@ -10,7 +10,7 @@ from afserve.drafts import DraftChoice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.scheduling.step_plan import Chunk, StepPlan
+from afserve.engine.scheduling.step_plan import StepPlan
 
 _UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
 
@@ -26,7 +26,7 @@ class LayerDrafter:
         self.least = 0.0 if choice.tokens else _UNLIKELY  # likelihood of a whole draft that goes on
         self.on_forget: Callable[[Sequence], object] = id
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
-        self._asked: set[int] = set()  # those whose draft was told since their last step
+        self._chosen: set[int] = set()  # those of whom the next step, or the one that runs, verifies it
 
     def begin_runs(
         self, plan: StepPlan, runs: Mapping[int, Many[int]], verified: Many[int]
@@ -45,7 +45,7 @@ class LayerDrafter:
                 yield index, length, most
 
     def _wanted(self, verified: int) -> int:
-        """Where the price says how many are verified, one more than it let the last step verify."""
+        """Where the price says how many are verified, one more of them than it let the last step verify."""
         return self._choice.tokens or min(self._choice.most, verified + 1)
 
     def add(self, sequence: Sequence, token: int, confidence: float) -> None:
@@ -57,21 +57,19 @@ class LayerDrafter:
         length, tokens, confidence = self._made.get(sequence.order, (0, [], []))
         if length != len(sequence.tokens):
             return NO_DRAFT
-        self._asked.add(sequence.order)
         return Draft(tokens[:most], confidence[:most])
+
+    def choose(self, order: int) -> None:
+        """What the next step verifies of this sequence is its draft, and no other drafter's."""
+        self._chosen.add(order)
 
     def take_verified(self, plan: StepPlan) -> list[int]:
         """How many of its tokens each chunk verified; once."""
-        return [self._verified(chunk) for chunk in plan.chunks]
-
-    def _verified(self, chunk: Chunk) -> int:
-        order = chunk.sequence.order
-        if order not in self._asked:
-            return 0
-        self._asked.discard(order)
-        return chunk.supposed
+        verified = [chunk.supposed if chunk.sequence.order in self._chosen else 0 for chunk in plan.chunks]
+        self._chosen.difference_update(chunk.sequence.order for chunk in plan.chunks)
+        return verified
 
     def forget(self, sequence: Sequence) -> None:
         self._made.pop(sequence.order, None)
-        self._asked.discard(sequence.order)
+        self._chosen.discard(sequence.order)
         self.on_forget(sequence)

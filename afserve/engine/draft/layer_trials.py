@@ -12,6 +12,7 @@ from afserve.engine.draft.allowance import Allowance, Usual
 
 _SHARE, _LEAST = 0.01, 0.0025  # of the time, at first and after trials in vain
 _STEPS, _PASSES = 4.0, 2.0  # what a trial may lose: so many steps of one sequence, and so many passes
+_RISKED, _MOST_RISKED = 0.125, 16.0  # and this share of what it has won, at most so many times as much again
 _SPREAD = 64.0  # steps over which the passes over prompts are counted
 
 
@@ -26,8 +27,10 @@ class _Load:
 
     def note(self, seconds: float, most: float, passes: float, won: float) -> None:
         won -= self.passes.note(passes) if passes else 0.0
-        self.allowance.pass_time(seconds, most + _PASSES * self.passes.seconds, won)
         self.won += won
+        most += _PASSES * self.passes.seconds
+        risked = min(max(_RISKED * self.won, 0.0), _MOST_RISKED * most) if self.awake else 0.0
+        self.allowance.pass_time(seconds, most + risked, won)
         allowance = self.allowance
         if self.awake and allowance.saved < 0.0:
             self.awake = False
