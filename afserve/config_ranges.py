@@ -149,4 +149,6 @@ RANGES: dict[str, Range] = {
     "attention_factor": _real(1e-3, 1e3),
     "mscale": _real(0.0, 1e3),
     "mscale_all_dim": _real(0.0, 1e3),
+    "expert_bits": _real(0.0, 64.0, open_low=True),  # of a GGUF file's weights in memory
+    "map_bits": _real(0.0, 64.0, open_low=True),
 }

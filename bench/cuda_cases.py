@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.scaled import GROUP
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import ExpertTiles
 from afserve.kernels.triton.experts import ExpertWeights, grouped_down, grouped_gate_up

@@ -9,13 +9,13 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.formats.eight_bits import key_numbers, key_width
+from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
 from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.packed import Biases, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.tiled import KEYS, ROWS, VALUES, shape_of
 
 

@@ -1,8 +1,7 @@
 """The backend of the native CPU library: hands addresses to C++, and to the reference what does not fit, op by op.
 
 An op falls back, and says so in `fallbacks`, when its tensors are of a dtype the library does not know (float16,
-float64) or lie as no address can say. Shapes were checked by `ops.py`; what is checked here is what addresses need:
-last stride 1, index dtypes.
+float64) or lie as no address can say. `ops.py` checked shapes; here it is what addresses need: strides, index dtypes.
 """
 
 import math
@@ -20,6 +19,7 @@ from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_caches import attend, choose_rows, fits, last_plain, odd, pair_of
 from afserve.kernels.native_fused import SCORINGS
+from afserve.kernels.native_ggml import NativeGgml
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
@@ -36,6 +36,7 @@ class Native(NativeProducts):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__(threads, isa)
+        self.ggml = NativeGgml()
         self._rules: dict[RouterRule, _native.Rule] = {}
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -87,7 +87,7 @@ class NativeProducts(Reference):
         if kept is None:
             return self._fall_back("expert_ffn", f"{shape.dtype} weights").empty_experts(shape, int8)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, kept, shape.bias, _gating(shape.gating), *_places(shape))
+        handle = _native.Experts(*sizes, kept, shape.bias, gating_of(shape.gating), *places_of(shape))
         return PackedExperts(*sizes, None, None, handle, shape.dtype, int8, shape.gating, bias=shape.bias)
 
     def put_expert(self, experts: PackedExperts, slot: int, place: int) -> None:
@@ -110,14 +110,16 @@ class NativeProducts(Reference):
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
-        _set_biases(experts.handle, slot, biases)
+        set_biases(experts.handle, slot, biases)
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
         if shape.dtype not in CODES:
             fallback = self._fall_back("expert_ffn", f"{shape.dtype} weights")
             return fallback.empty_experts_int4(shape, groups)
         sizes = shape.slots, shape.hidden, shape.inner
-        handle = _native.Experts(*sizes, _groups(groups), shape.bias, _gating(shape.gating), *_places(shape))
+        handle = _native.Experts(
+            *sizes, _groups(groups), shape.bias, gating_of(shape.gating), *places_of(shape)
+        )
         return PackedExperts(
             *sizes, None, None, handle, shape.dtype, gating=shape.gating, int4=groups, bias=shape.bias
         )
@@ -130,7 +132,7 @@ class NativeProducts(Reference):
             return
         held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
         experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
-        _set_biases(experts.handle, slot, biases)
+        set_biases(experts.handle, slot, biases)
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x_TI, packed, x_TI.dtype)
@@ -274,17 +276,17 @@ def _groups(groups: Groups) -> _native.Groups:
     return _native.Groups(groups.size, groups.wide, groups.e2m1)
 
 
-def _gating(gating: Gating) -> _native.Gating | None:
+def gating_of(gating: Gating) -> _native.Gating | None:
     """None for a plain SwiGLU."""
     return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha)
 
 
-def _places(shape: ExpertShape) -> tuple[int, ...]:
+def places_of(shape: ExpertShape) -> tuple[int, ...]:
     """Where there are fewer than slots."""
     return () if shape.places is None else (shape.places,)
 
 
-def _set_biases(experts: _native.Experts, slot: int, biases: Biases | None) -> None:
+def set_biases(experts: _native.Experts, slot: int, biases: Biases | None) -> None:
     if biases is not None:
         gate_up, down = (plain(bias, torch.float32) for bias in biases)
         experts.set_bias(slot, gate_up.data_ptr(), down.data_ptr())

@@ -51,7 +51,7 @@ class Ops:
         self._backend, self._reason = backend, reason
         self.device, self.threads = device, threads
         self.backend_name, self.isa, self.holds_fp8 = backend.name, backend.isa, backend.holds_fp8
-        self.holds_int8, self.holds_int4 = backend.holds_int8, backend.holds_int4
+        self.holds_int8, self.holds_int4, self.ggml = backend.holds_int8, backend.holds_int4, backend.ggml
         packing = Packing(backend)
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert

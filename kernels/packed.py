@@ -4,12 +4,15 @@ The torch tensors are what the reference reads; `handle` is what a fast backend 
 `dtype` is that of the rows the weights multiply, which for int8 weights is not their own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.grouped import Groups
 
 
@@ -83,6 +86,7 @@ class PackedExperts:
     """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases, or none.
 
     `place_E`: where there is memory for fewer experts, which of the tensors' rows has a slot's weights; -1: none has.
+    `ggml`: the types of both, where they are kept as ggml's.
     """
 
     experts: int
@@ -99,6 +103,7 @@ class PackedExperts:
     int4: Groups | None = None
     bias: bool = False
     place_E: list[int] | None = None
+    ggml: tuple[str, str] | None = None
 
     def put(self, slot: int, place: int) -> None:
         assert self.place_E is not None, "these slots have memory of their own"
@@ -110,3 +115,28 @@ class PackedExperts:
         if place < 0:
             raise IndexError(f"slot {slot} has no weights in memory")
         return place
+
+
+class GgmlPacking(Protocol):
+    """What packs weights of ggml's types; backends without one leave de-quantising to whoever reads them."""
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether rows of `dtype` are multiplied by them."""
+
+    def pack_linear(
+        self, parts: Sequence[GgmlRows], bias_O: Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear:
+        """Of `joined` parts, for rows of `dtype`. Raises ValueError where `panel_types` has none of them."""
+
+    def empty_experts(self, shape: ExpertShape, kinds: tuple[str, str]) -> PackedExperts:
+        """As of `Ops`; gate and up are of the first type, down is of the second."""
+
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: GgmlRows,
+        down: GgmlRows,
+        biases: Biases | None = None,
+    ) -> None:
+        """As of `Ops`. Raises ValueError for another type or shape than the slots have."""

@@ -15,10 +15,10 @@ from afserve.kernels.checks import (
     expect_shape,
     expect_slot,
 )
+from afserve.kernels.formats.scaled import BlockScaled
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import SWIGLU, ExpertShape, Gating, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference
-from afserve.kernels.scaled import BlockScaled
 
 
 class Packing:

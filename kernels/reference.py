@@ -19,15 +19,22 @@ from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.formats.eight_bits import is_eight, key_value_rows, latent_rows, latents_at, pair_at
+from afserve.kernels.formats.scaled import BlockScaled, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
 from afserve.kernels.indexer import choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import (
+    Biases,
+    ExpertShape,
+    GgmlPacking,
+    PackedExperts,
+    PackedHeads,
+    PackedLinear,
+)
 from afserve.kernels.paged import PagedBatch, sequences, visible
 from afserve.kernels.reference_routed import choose, sums_by_choice, sums_by_slot
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.scaled import BlockScaled, dequantised
 from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
 
 CPU = torch.device("cpu")
@@ -36,11 +43,13 @@ CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 class Reference:
     """Off the CPU no op waits for the device, if the batch has its host integers. `holds_fp8`: whether slots of experts
-    can keep e4m3 blocks, which are multiplied as they are."""
+    can keep e4m3 blocks, which are multiplied as they are. `ggml`: what packs weights of ggml's types, if anything
+    does."""
 
     name = "torch"
     isa = ""  # the instruction set, of a native library
     holds_fp8 = False
+    ggml: GgmlPacking | None = None
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device

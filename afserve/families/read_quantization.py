@@ -43,13 +43,14 @@ def read_quantization(fields: ConfigFields) -> tuple[Block | None, Quantization 
 
 
 def _gguf(quant: ConfigFields) -> Quantization:
-    """`experts` is how all of them are stored, if that is one way whose codes can be multiplied."""
+    """`experts` is how all of them are stored, if that is one way whose codes any backend may multiply."""
     experts = quant.config.get("experts")
+    expert_bits, map_bits = (quant.number(name, default=16.0) for name in ("expert_bits", "map_bits"))
     for layout in ("mxfp4", "q4_0"):
         if experts == layout:
-            return Quantization(layout, 4, 32, gguf=True)
+            return Quantization(layout, 4, 32, gguf=True, expert_bits=expert_bits, map_bits=map_bits)
     quant.known_only("experts", "mixed")
-    return Quantization("mixed", 16, gguf=True)
+    return Quantization("mixed", 16, gguf=True, expert_bits=expert_bits, map_bits=map_bits)
 
 
 def _fp8_block(fields: ConfigFields, quant: ConfigFields) -> Block:

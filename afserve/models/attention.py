@@ -18,6 +18,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.delta import DeltaHalf
+from afserve.models.dense import Rows, Weight
 from afserve.models.halves import AttentionHalf, LayerTensors
 from afserve.models.head_share import HeadShare
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
@@ -90,8 +91,9 @@ class GroupedQueryHalf:
     def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
         if not a.gated:
             return None
-        bias = tensors.share.cut_rows(_query(a, tensors, "bias")[1], a.heads) if a.qkv_bias else None
-        return tensors.dense.linear(tensors.share.cut_rows(_query(a, tensors, "weight", h)[1], a.heads), bias)
+        bias = tensors.share.cut_rows(_query_bias(a, tensors)[1], a.heads) if a.qkv_bias else None
+        weight = tensors.share.cut_rows(_query_weight(a, tensors, h)[1], a.heads)
+        return tensors.dense.linear(weight, bias_O=bias)
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
@@ -99,23 +101,24 @@ class GroupedQueryHalf:
         if naming.qkv:
             parts = tensors.attention(f"{naming.qkv}.weight", sum(widths), h).split(widths)
         else:
-            k, v = (
-                tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("kv", widths[1:], strict=True)
-            )
-            parts = _query(a, tensors, "weight", h)[0], k, v
-        weight = self._stacked(a, tensors.share, *parts)
+            k = tensors.attention_weight("k_proj.weight", widths[1], h)
+            read = tensors.attention_weight if a.value_dim == a.head_dim else tensors.attention
+            parts = _query_weight(a, tensors, h)[0], k, read("v_proj.weight", widths[2], h)
+        weights = self._stacked(a, tensors.share, *parts)
         if not a.qkv_bias:
-            return tensors.dense.linear(weight)
+            return tensors.dense.linear(*weights)
         k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("kv", widths[1:], strict=True))
-        return tensors.dense.linear(
-            weight, self._stacked(a, tensors.share, _query(a, tensors, "bias")[0], k, v)
-        )
+        biases = self._stacked(a, tensors.share, _query_bias(a, tensors)[0], k, v)
+        return tensors.dense.linear(*weights, bias_O=torch.cat(biases))
 
-    def _stacked(self, a: AttentionSpec, share: HeadShare, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _stacked(
+        self, a: AttentionSpec, share: HeadShare, q: Rows, k: Rows, v: Rows
+    ) -> tuple[Rows, Rows, Rows]:
         """Rows, or numbers, of the share's heads in the kernels' order."""
-        v = _widened(v, a)
+        if isinstance(v, Tensor):
+            v = _widened(v, a)
         q, k, v = share.cut_rows(q, a.heads), share.cut_rows(k, a.kv_heads), share.cut_rows(v, a.kv_heads)
-        return torch.cat((self._ordered(q, a.head_dim), self._ordered(k, a.head_dim), v))
+        return self._ordered(q, a.head_dim), self._ordered(k, a.head_dim), v
 
     def _head_norm(self, a: AttentionSpec, name: str, heads: int, tensors: LayerTensors) -> Tensor | None:
         """Of each head, or of all heads together (`width`)."""
@@ -126,21 +129,23 @@ class GroupedQueryHalf:
         size = a.head_dim * (heads if a.qk_norm == "width" else 1)
         return self._ordered(tensors.norm(f"{tensors.naming.attention}.{name}", size), a.head_dim)
 
-    def _ordered(self, x_R: Tensor, head_dim: int) -> Tensor:
+    def _ordered(self, x_R: Rows, head_dim: int) -> Rows:
         """Rows, or numbers, of one head after the other in the kernels' order."""
         if self._order is None:
             return x_R
-        order = self._order.to(x_R.device)
-        return x_R.view(-1, head_dim, *x_R.shape[1:]).index_select(1, order).flatten(0, 1)
+        return x_R[torch.arange(len(x_R)).view(-1, head_dim)[:, self._order.cpu()].flatten()]
 
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         naming, share = tensors.naming, tensors.share
-        whole = tensors.attention(f"{naming.out}.weight", h, a.heads * a.value_dim)
-        weight = share.cut_columns(_widened(whole.T, a).T, a.heads)
+        name, inputs = f"{naming.out}.weight", a.heads * a.value_dim
+        if share.count == 1 and a.out_scale == 1.0 and a.value_dim == a.head_dim:
+            bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias else None
+            return tensors.dense.linear(tensors.attention_weight(name, h, inputs), bias_O=bias)
+        weight = share.cut_columns(_widened(tensors.attention(name, h, inputs).T, a).T, a.heads)
         bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias and share.index == 0 else None
         if a.out_scale != 1.0:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
-        return tensors.dense.linear(weight, bias)
+        return tensors.dense.linear(weight, bias_O=bias)
 
     def bind(self, cache: LayerCache) -> "_BoundGroupedQuery":
         k_NGBD, v_NGBD = cache
@@ -158,14 +163,20 @@ def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
     return wide.flatten(0, 1)
 
 
-def _query(a: AttentionSpec, tensors: LayerTensors, what: str, *inputs: int) -> tuple[Tensor, Tensor]:
+def _query_weight(a: AttentionSpec, tensors: LayerTensors, h: int) -> tuple[Weight, Weight]:
+    return _apart(tensors.attention_weight("q_proj.weight", a.heads * a.head_dim * (1 + a.gated), h), a)
+
+
+def _query_bias(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
+    return _apart(tensors.attention("q_proj.bias", a.heads * a.head_dim * (1 + a.gated)), a)
+
+
+def _apart(both: Rows, a: AttentionSpec) -> tuple[Rows, Rows]:
     """Rows of the query's projection, and those of the output's gate, which follow the query's head by head."""
-    size = a.heads * a.head_dim
     if not a.gated:
-        whole = tensors.attention(f"q_proj.{what}", size, *inputs)
-        return whole, whole[:0]
-    both = tensors.attention(f"q_proj.{what}", 2 * size, *inputs).view(a.heads, 2, a.head_dim, *inputs)
-    return both[:, 0].flatten(0, 1), both[:, 1].flatten(0, 1)
+        return both, both[:0]
+    row = torch.arange(len(both)).view(a.heads, 2, a.head_dim)
+    return both[row[:, 0].flatten()], both[row[:, 1].flatten()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +212,13 @@ class LatentHalf:
         q_norm = q_up = None
         if a.q_lora_rank is not None:
             q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
-            up = tensors.attention("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank)
+            up = tensors.attention_weight("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank)
             q_up = dense.linear(share.cut_rows(up, a.heads))
         up_k, up_v = (share.cut_rows(up, a.heads) for up in _up_projections(a, tensors))
-        out = share.cut_columns(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), a.heads)
+        read = tensors.attention_weight if share.count == 1 else tensors.attention
+        out = read("o_proj.weight", h, a.heads * a.value_dim)
+        if isinstance(out, Tensor):
+            out = share.cut_columns(out, a.heads)
         bias = tensors.attention("o_proj.bias", h) if a.out_bias and share.index == 0 else None
         scale_P = query_scale(a, len(rope.cos_PD))
         self._prepared = ops.prepare_mla(
@@ -219,7 +233,7 @@ class LatentHalf:
                 cos_PD=rope.cos_PD,
                 sin_PD=rope.sin_PD,
                 interleaved=a.rope.interleaved,
-                out=dense.linear(out, bias),
+                out=dense.linear(out, bias_O=bias),
                 post_norm_H=post_norm,
                 gate_EH=router.gate_EH if router else None,
                 bias_E=router.bias_E if router else None,
@@ -245,21 +259,21 @@ def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedL
     """One product for the query's first projection and the latent."""
     latent = a.kv_lora_rank + a.rope_dim
     if a.q_lora_rank is None:
-        query = tensors.share.cut_rows(tensors.attention("q_proj.weight", a.heads * a.head_dim, h), a.heads)
+        whole = tensors.attention_weight("q_proj.weight", a.heads * a.head_dim, h)
+        query = tensors.share.cut_rows(whole, a.heads)
     else:
-        query = tensors.attention("q_a_proj.weight", a.q_lora_rank, h)
-    weight = torch.cat((query, tensors.attention("kv_a_proj_with_mqa.weight", latent, h)))
+        query = tensors.attention_weight("q_a_proj.weight", a.q_lora_rank, h)
+    parts = query, tensors.attention_weight("kv_a_proj_with_mqa.weight", latent, h)
     if not a.qkv_bias:
-        return tensors.dense.linear(weight)
+        return tensors.dense.linear(*parts)
     # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
+    bias = tensors.attention("kv_a_proj_with_mqa.bias", latent)
     q_bias = (
-        torch.zeros(len(query), dtype=weight.dtype, device=weight.device)
+        bias.new_zeros(len(query))
         if a.q_lora_rank is None
         else tensors.attention("q_a_proj.bias", a.q_lora_rank)
     )
-    return tensors.dense.linear(
-        weight, torch.cat((q_bias, tensors.attention("kv_a_proj_with_mqa.bias", latent)))
-    )
+    return tensors.dense.linear(*parts, bias_O=torch.cat((q_bias, bias)))
 
 
 def _indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> Indexer:

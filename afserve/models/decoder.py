@@ -60,14 +60,14 @@ class DecoderLayer:
     ) -> tuple[PackedLinear, PackedLinear]:
         gate, up, down = names
         (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
-        gate_up = torch.cat((read(gate, shape, dtype), read(up, shape, dtype)))
+        dense, source = tensors.dense, tensors.source
         both_bias = down_bias = None
         if bias:
             both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
             down_bias = read(bias_of(down), (hidden,), dtype)
-        down_weight = read(down, shape[::-1], dtype)
-        linear = tensors.dense.linear
-        return linear(gate_up, both_bias), linear(down_weight, down_bias)
+        gate_up = [dense.read(source, name, shape) for name in (gate, up)]
+        down_weight = dense.read(source, down, (hidden, inner))
+        return dense.linear(*gate_up, bias_O=both_bias), dense.linear(down_weight, bias_O=down_bias)
 
     @property
     def keeps(self) -> KeptShape:
@@ -119,13 +119,13 @@ class AttentionModel:
         layer's attention half."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
         self._dense = Dense(ops, dtype, dense_dtype)
-        ends = load_ends(spec, source, naming, dtype, lm_head)
+        ends = load_ends(spec, source, naming, self._dense, dtype, lm_head)
         self._embed_VH = ends.embed_VH
         around, hidden = spec.around, (spec.hidden,)
         head_bias = (
             source.tensor(bias_of(naming.head), (spec.vocab_size,), dtype) if around.head_bias else None
         )
-        self._head = self._dense.linear(ends.head_VH, head_bias)
+        self._head = self._dense.linear(ends.head_VH, bias_O=head_bias)
         less_one = around.norm_less_one
         self._norm = norm_weights(source, naming.final_norm, spec.hidden, dtype, less_one)
         self._norm_bias = (

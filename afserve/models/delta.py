@@ -17,6 +17,7 @@ from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import HeldStates, PagedBatch
 from afserve.kernels.pointwise import sigmoid, silu, softplus
+from afserve.models.dense import Weight
 from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
@@ -33,7 +34,7 @@ class DeltaHalf:
         self.keeps = StateShape(self._shape.numbers)
         self._input_norm, self._post_norm = tensors.norms(h)
         self._values = a.heads * a.value_dim
-        self._down = tensors.dense.linear(_projections(self._shape, h, tensors))
+        self._down = tensors.dense.linear(*_projections(self._shape, h, tensors))
         conv_C1W = tensors.linear("conv1d.weight", self._shape.channels, 1, a.taps)
         self._layer = DeltaLayer(self._shape, conv_C1W[:, 0].T.float().contiguous())
         wide = LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32, tensors.dense)
@@ -89,17 +90,19 @@ def held_delta(
     return out_TVD
 
 
-def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> Tensor:
-    """One weight for q, k, v, the output's gate, beta and decay; checkpoints hold them by key heads, or apart."""
+def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> list[Weight]:
+    """Parts of one weight for q, k, v, the output's gate, beta and decay; checkpoints hold them by key heads, or
+    apart."""
     keys, heads = shape.key_heads, shape.value_heads
     if tensors.naming.linear_parts:
         sizes = {"qkv": shape.channels, "z": heads * shape.value, "b": heads, "a": heads}
-        return torch.cat([tensors.linear(f"in_proj_{part}.weight", n, h) for part, n in sizes.items()])
+        stem = tensors.naming.linear
+        return [tensors.weight(f"{stem}.in_proj_{part}.weight", n, h) for part, n in sizes.items()]
     values = heads // keys * shape.value
     widths = (shape.key, shape.key, values, values)
     four = tensors.linear("in_proj_qkvz.weight", keys * sum(widths), h).view(keys, -1, h).split(widths, 1)
     two = tensors.linear("in_proj_ba.weight", 2 * heads, h).view(keys, 2, -1, h).unbind(1)
-    return torch.cat([part.reshape(-1, h) for part in (*four, *two)])
+    return [part.reshape(-1, h) for part in (*four, *two)]
 
 
 @dataclass(frozen=True, slots=True)

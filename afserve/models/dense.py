@@ -1,17 +1,29 @@
 """How an attention node keeps its linear maps: as the checkpoint has them, or rounded to int8 or int4 while they are
-loaded. It packs what it is given, measures what rounding loses, and reads no weight.
+loaded. It packs what it is given, and measures what rounding loses.
+
+Weights of ggml's types stay as they are stored where the kernels multiply those; a map whose parts do not fit together
+so is de-quantised.
 
 Embeddings, norms, routers, gates of shared experts and rates of gated delta nets are never rounded.
 """
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.formats.ggml import GgmlRows, joined, panel_types
 from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedHeads, PackedLinear
+from afserve.models.blocks import dequantised
 from afserve.models.rounding import RoundingError
+from afserve.models.weights import TensorSource
+
+Weight = Tensor | GgmlRows
+"""Rows of a linear map: numbers, or as a GGUF file stores them. Both are cut and ordered by `weight[rows]`."""
+Rows = TypeVar("Rows", Tensor, GgmlRows, Weight)
 
 
 class Dense:
@@ -26,12 +38,28 @@ class Dense:
                 f"{ops.backend_name} kernels and {dtype}. Leave --dense-dtype at auto, or reinstall with a compiler",
                 param="dense_dtype",
             )
-        self._ops = ops
+        self._ops, self._dtype = ops, dtype
+        self._ggml = ops.ggml if kept == "auto" and ops.ggml is not None and ops.ggml.holds(dtype) else None
         self._int8, self._int4 = kept == "int8", Groups() if kept == "int4" else None
         self._error = None if holds is None else RoundingError(self._int4.size if self._int4 else None)
         self.name = kept if self._int4 is None else f"int4 in groups of {self._int4.size}"
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
+    def read(self, source: TensorSource, name: str, shape: tuple[int, int]) -> Weight:
+        """For `linear`."""
+        stored = self.stored(source, name, shape)
+        return source.tensor(name, shape, self._dtype) if stored is None else stored
+
+    def stored(self, source: TensorSource, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        """The same, where it stays as it is stored."""
+        return None if self._ggml is None else source.ggml(name, shape)
+
+    def linear(self, *parts: Weight, bias_O: Tensor | None = None) -> PackedLinear:
+        """One map of all outputs of the parts."""
+        stored = [part for part in parts if isinstance(part, GgmlRows)]
+        if self._ggml is not None and len(stored) == len(parts) and panel_types(joined(stored)) is not None:
+            return self._ggml.pack_linear(stored, bias_O, self._dtype)
+        numbers = [dequantised(part, self._dtype) if isinstance(part, GgmlRows) else part for part in parts]
+        weight_OI = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
         self._look_at(weight_OI)
         return self._ops.pack_linear(weight_OI, bias_O, self._int8, self._int4)
 

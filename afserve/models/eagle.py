@@ -52,9 +52,9 @@ class EagleHead:
         self.spec, self._ops = spec, ops
         self.keeps = LayerShape(a.kv_heads, a.head_dim, a.head_dim)
         bias = stacked("self_attn", _PARTS, "bias") if a.qkv_bias else None
-        self._qkv = dense.linear(stacked("self_attn", _PARTS), bias)
+        self._qkv = dense.linear(stacked("self_attn", _PARTS), bias_O=bias)
         out_bias = read(f"{attention}.o_proj.bias") if a.qkv_bias else None
-        self._out = dense.linear(read(f"{attention}.o_proj.weight"), out_bias)
+        self._out = dense.linear(read(f"{attention}.o_proj.weight"), bias_O=out_bias)
         both = ("q_norm", "k_norm") if a.qk_norm else ()
         self._head_norms = tuple(read(f"{attention}.{name}.weight") for name in both)
         self._gate_up = dense.linear(stacked("mlp", ("gate_proj", "up_proj")))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.errors import CheckpointError
 from afserve.families.naming import Naming, StackedNames, bias_of
+from afserve.kernels.formats.ggml import GgmlRows, joined
 from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -34,6 +36,15 @@ class ExpertCodes:
     down_bias_H: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The same in ggml's types, as they are stored."""
+
+    gate_up: GgmlRows
+    down: GgmlRows
+    biases: tuple[Tensor, Tensor] | None = None
+
+
 def read_expert(
     spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
 ) -> ExpertTensors:
@@ -46,6 +57,23 @@ def read_expert(
     both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in (gate, up)])
     down_HI = source.tensor(down, (hidden, inner), dtype)
     return ExpertTensors(both, down_HI, *_biases(spec, source, naming, layer, expert, dtype))
+
+
+def read_rows(
+    spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
+) -> ExpertRows:
+    """`read_expert` where `source` has ggml's types. Raises CheckpointError where this expert is stored otherwise than
+    the layer's first one."""
+    hidden, inner = spec.hidden, spec.moe.inner
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    named = zip(naming.expert(layer, expert), shapes, strict=True)
+    gate, up, down = (source.ggml(*one) for one in named)
+    if gate is None or up is None or down is None or gate.kind != up.kind:
+        raise CheckpointError(
+            f"expert {expert} of layer {layer} is stored otherwise than the layer's first one"
+        )
+    both = joined((gate, up))[0]
+    return ExpertRows(both, down, _biases(spec, source, naming, layer, expert, dtype) or None)
 
 
 def read_codes(

@@ -18,10 +18,10 @@ from afserve.comm.m2n.bank import Bank
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import Gating, PackedExperts
+from afserve.kernels.packed import ExpertShape, Gating, PackedExperts
 from afserve.kernels.stack import LayeredExperts
-from afserve.models.expert_tensors import read_codes, read_expert
-from afserve.models.keeping import Keeping
+from afserve.models.expert_tensors import read_codes, read_expert, read_rows
+from afserve.models.keeping import Keeping, KeptFormat
 from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
 from afserve.placement.expert_memory import places_within
@@ -63,21 +63,14 @@ class ExpertBank(Bank):
         self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
         self.places = places_within(memory, spec, slots, self.expert_bytes) if memory else None
         bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
-        self._layers: list[PackedExperts] = [
-            ops.empty_experts(
-                slots,
-                spec.hidden,
-                spec.moe.inner,
-                dtype,
-                kept.int8,
-                kept.fp8,
-                bias,
-                gating,
-                kept.int4,
-                self.places,
-            )
-            for kept in self._kept
-        ]
+        sizes = slots, spec.hidden, spec.moe.inner, dtype
+
+        def empty(kept: KeptFormat) -> PackedExperts:
+            if kept.ggml is not None and ops.ggml is not None:
+                return ops.ggml.empty_experts(ExpertShape(*sizes, bias, gating, self.places), kept.ggml)
+            return ops.empty_experts(*sizes, kept.int8, kept.fp8, bias, gating, kept.int4, self.places)
+
+        self._layers: list[PackedExperts] = [empty(kept) for kept in self._kept]
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property
@@ -134,6 +127,10 @@ class ExpertBank(Bank):
         self.check_slot(layer, slot)
         kept = self._kept[layer]
         where = self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert
+        if kept.ggml is not None and self._ops.ggml is not None:
+            rows = read_rows(*where, self._dtype)
+            self._ops.ggml.set_expert(self._layers[layer], slot, rows.gate_up, rows.down, rows.biases)
+            return
         if kept.fp8 and self._fill_fp8(layer, slot, expert):
             return
         if kept.int4 is not None and kept.stored:

@@ -14,7 +14,7 @@ from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
-from afserve.models.dense import Dense
+from afserve.models.dense import Dense, Weight
 from afserve.models.head_share import ALL_HEADS, HeadShare
 from afserve.models.weights import TensorSource
 
@@ -56,6 +56,13 @@ class LayerTensors:
 
     def attention(self, part: str, *shape: int) -> Tensor:
         return self(f"{self.naming.attention}.{part}", *shape)
+
+    def weight(self, part: str, outputs: int, inputs: int) -> Weight:
+        """Of a linear map, for `dense`."""
+        return self.dense.read(self.source, self.naming.layer(self.layer, part), (outputs, inputs))
+
+    def attention_weight(self, part: str, outputs: int, inputs: int) -> Weight:
+        return self.weight(f"{self.naming.attention}.{part}", outputs, inputs)
 
     def linear(self, part: str, *shape: int) -> Tensor:
         """Of a gated delta net."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from afserve.models.dense import Rows
+
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
@@ -21,7 +23,7 @@ class HeadShare:
     def heads_of(self, heads: int) -> int:
         return max(heads // self.count, 1)
 
-    def cut_rows(self, x_R: Tensor, heads: int) -> Tensor:
+    def cut_rows(self, x_R: Rows, heads: int) -> Rows:
         """The share's own, rows or numbers, out of those of `heads` one after the other."""
         size, first = len(x_R) // heads, self.index * heads // self.count
         return x_R[first * size : (first + self.heads_of(heads)) * size]

@@ -11,20 +11,26 @@ from torch import Tensor
 
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.naming import Naming
+from afserve.models.dense import Dense, Weight
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class EndTensors:
-    """Both V x H; one object where they are tied."""
+    """Both V x H, the head as a map's weight."""
 
     embed_VH: Tensor
-    head_VH: Tensor
+    head_VH: Weight
 
 
 def load_ends(
-    spec: ModelSpec, source: TensorSource, naming: Naming, dtype: torch.dtype, asked: str = "auto"
+    spec: ModelSpec,
+    source: TensorSource,
+    naming: Naming,
+    dense: Dense,
+    dtype: torch.dtype,
+    asked: str = "auto",
 ) -> EndTensors:
     """`asked` is the setting lm_head. Raises CheckpointError where tied tensors differ and nothing was asked for,
     ConfigError where there is nothing to choose."""
@@ -38,16 +44,16 @@ def load_ends(
             param="lm_head",
         )
     if spec.tied and not both:
-        one = source.tensor(head if source.stores(head) else embedding, shape, dtype)
-        return EndTensors(one, one)
+        name = head if source.stores(head) else embedding
+        one = source.tensor(name, shape, dtype)
+        return EndTensors(one, dense.stored(source, name, shape) or one)
     embed_VH = source.tensor(embedding, shape, dtype)
     if asked == "embedding":
-        return EndTensors(embed_VH, embed_VH)
-    head_VH = source.tensor(head, shape, dtype)
+        return EndTensors(embed_VH, dense.stored(source, embedding, shape) or embed_VH)
     if not spec.tied or asked == "checkpoint":
-        return EndTensors(embed_VH, head_VH)
-    _check_equal(embed_VH, head_VH, embedding, head)
-    return EndTensors(embed_VH, embed_VH)
+        return EndTensors(embed_VH, dense.read(source, head, shape))
+    _check_equal(embed_VH, source.tensor(head, shape, dtype), embedding, head)
+    return EndTensors(embed_VH, dense.stored(source, embedding, shape) or embed_VH)
 
 
 def _check_equal(embed_VH: Tensor, head_VH: Tensor, embedding: str, head: str) -> None:

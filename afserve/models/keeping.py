@@ -10,21 +10,24 @@ import torch
 
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
+from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
-from afserve.kernels.scaled import GROUP
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFormat:
-    """At most one of int8, fp8 and int4. `stored`: the checkpoint has it so, and nothing is rounded."""
+    """At most one of int8, fp8, int4 and ggml. `stored`: the checkpoint has it so, and nothing is rounded. `ggml`: the
+    types of gate and up, and of down, which have so many `ggml_bits` to a weight."""
 
     int8: bool = False
     fp8: bool = False
     int4: Groups | None = None
     stored: bool = False
+    ggml: tuple[str, str] | None = None
+    ggml_bits: float = 0.0
 
     @property
     def rounds(self) -> bool:
@@ -40,6 +43,8 @@ class KeptFormat:
 
     def bits(self, dtype: torch.dtype) -> float:
         """Of a weight."""
+        if self.ggml is not None:
+            return self.ggml_bits
         if self.int4 is not None:
             return self.int4.bits
         return 8.0 if self.int8 or self.fp8 else 8.0 * dtype.itemsize
@@ -72,12 +77,29 @@ class Keeping:
         """`layer` is a MoE layer number."""
         if self._asked == "int8":
             return KeptFormat(int8=True)
+        ggml = self._stored_ggml(layer) if self._asked == "auto" else None
+        if ggml is not None:
+            return ggml
         stored = self._stored_int4(layer)
         if stored is not None:
             return KeptFormat(int4=stored, stored=True)
         if self._asked == "int4":
             return KeptFormat(int4=Groups(), stored=self._source.makes_int4)
         return KeptFormat(fp8=self._stays_fp8(layer), stored=True)
+
+    def _stored_ggml(self, layer: int) -> KeptFormat | None:
+        """As the layer's first expert is stored, where the library multiplies that; gate and up are one product."""
+        ggml, how = self._ops.ggml, self._spec.quantization
+        if ggml is None or how is None or not how.gguf or not ggml.holds(self._dtype):
+            return None
+        hidden, inner = self._spec.hidden, self._spec.moe.inner
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        names = self._naming.expert(self._spec.moe_layer_ids[layer], 0)
+        gate, up, down = (self._source.ggml(*one) for one in zip(names, shapes, strict=True))
+        if gate is None or up is None or down is None or gate.kind != up.kind:
+            return None
+        bits = (2 * gate.bits + down.bits) / 3
+        return KeptFormat(stored=True, ggml=(gate.kind, down.kind), ggml_bits=bits)
 
     def _gate(self, layer: int) -> str | None:
         """A checkpoint may leave some layers' experts in 16 bits, so each layer is asked for its first expert."""

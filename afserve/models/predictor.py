@@ -29,7 +29,7 @@ class Predictor:
 
         self._embedding_norm, self._hidden_norm = norm(names.embedding_norm), norm(names.hidden_norm)
         join = naming.of_predictor(tensors.layer, names.join)
-        self._join = tensors.dense.linear(source.tensor(join, (hidden, 2 * hidden), tensors.dtype))
+        self._join = tensors.dense.linear(tensors.dense.read(source, join, (hidden, 2 * hidden)))
         self._last_norm = norm(names.last_norm)
 
     def parts(self, embed_VH: Tensor, head: PackedLinear, logit_scale: float) -> PredictorParts:

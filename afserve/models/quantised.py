@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
+from afserve.kernels.formats.scaled import FP8
 from afserve.kernels.grouped import Grouped, groups_of
-from afserve.kernels.scaled import FP8
 from afserve.models.unpacking import MX_GROUP, along_columns, along_rows, awq_columns, mx_codes, mx_values
 from afserve.quantization import Quantization
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from afserve.coverage import QuantCoverage
 from afserve.errors import CheckpointError
+from afserve.kernels.formats.ggml import GgmlRows
+from afserve.kernels.formats.scaled import FP8, GROUP, BlockScaled
 from afserve.kernels.grouped import Grouped, groups_of
-from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import INDEX, SINGLE, read_index
@@ -63,6 +64,9 @@ class TensorSource(Protocol):
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
 
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        """The weight `name` as it is stored, if that is one of ggml's types whose rows lie as the family has them."""
+
     def has_int4(self, name: str) -> bool:
         """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""
 
@@ -92,6 +96,9 @@ class StoredTensors(TensorSource):
     def read(self) -> Collection[str]:
         """Names of those that were asked for."""
         return self._read
+
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        return None
 
     def check_changes(self, recheck: Callable[[], bool]) -> None:
         """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
@@ -272,6 +279,9 @@ class DummyCheckpoint:
 
     def stores(self, name: str) -> bool:
         return False
+
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        return None
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None

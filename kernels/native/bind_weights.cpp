@@ -11,6 +11,17 @@ Source source(Address data, int dtype, size_t stride) { return {at<const void>(d
 
 Int4Source int4_source(Address codes, Address scales) { return {at<const int8_t>(codes), at<const float>(scales)}; }
 
+GgmlType ggml_type(int number) {
+  if (number < 0 || number >= GGML_TYPES) throw std::invalid_argument("type " + std::to_string(number));
+  return static_cast<GgmlType>(number);
+}
+
+std::vector<GgmlType> ggml_types(const std::vector<int>& numbers) {
+  std::vector<GgmlType> types;
+  for (int number : numbers) types.push_back(ggml_type(number));
+  return types;
+}
+
 void run_linear(const Linear& linear, Engine& engine, Address x, size_t stride, int rows, int dtype, Address out,
                 int out_dtype) {
   py::gil_scoped_release released;
@@ -45,6 +56,10 @@ void bind_weights(py::module_& m) {
       .def(py::init([](int outputs, int inputs, const Groups& groups) {
         return new Linear(outputs, inputs, Dtype::i4, groups);
       }))
+      .def(py::init([](int outputs, int inputs, const std::vector<int>& types) {
+        return new Linear(outputs, inputs, ggml_types(types));
+      }))
+      .def("pack_ggml", [](Linear& l, Address rows, int first, int count) { l.pack_ggml(at<void>(rows), first, count); })
       .def("pack", [](Linear& l, Address w, int dtype, size_t stride) { l.pack(source(w, dtype, stride)); })
       .def("pack_int4", [](Linear& l, Address codes, Address scales) { l.pack_int4(int4_source(codes, scales)); })
       .def("set_bias", [](Linear& l, Address bias, int dtype) { l.set_bias(source(bias, dtype, 0)); })
@@ -88,6 +103,16 @@ void bind_weights(py::module_& m) {
       .def(py::init([](int slots, int hidden, int inner, const Groups& groups, bool bias, const Gating* gating, int places) {
         return new Experts(slots, hidden, inner, Dtype::i4, groups, bias, gating ? *gating : Gating{}, places);
       }), "slots"_a, "hidden"_a, "inner"_a, "groups"_a, "bias"_a, "gating"_a, "places"_a = Panels::NOWHERE)
+      .def(py::init([](int slots, int hidden, int inner, const std::array<int, 2>& types, bool bias, const Gating* gating,
+                       int places) {
+        return new Experts(slots, hidden, inner, ggml_type(types[0]), ggml_type(types[1]), bias, gating ? *gating : Gating{},
+                           places);
+      }), "slots"_a, "hidden"_a, "inner"_a, "types"_a, "bias"_a, "gating"_a, "places"_a = Panels::NOWHERE)
+      .def("pack_ggml",
+           [](Experts& e, int slot, Address gate_up, Address down) {
+             py::gil_scoped_release released;
+             e.pack_ggml(slot, at<void>(gate_up), at<void>(down));
+           })
       .def("put", [](Experts& e, int slot, int place) { e.put(slot, place); })
       .def("set_bias",
            [](Experts& e, int slot, Address gate_up, Address down) { e.set_bias(slot, at<float>(gate_up), at<float>(down)); })

@@ -82,6 +82,16 @@ Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& gr
       gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
       down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
 
+Experts::Experts(int slots, int hidden, int inner, GgmlType gate_up, GgmlType down, bool bias, const Gating& gating, int places)
+    : slots_(slots),
+      hidden_(hidden),
+      inner_(inner),
+      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, {gate_up}, places),
+      down_(slots, hidden, inner, {down}, places),
+      gating_(gating),
+      gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
+      down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
+
 void Experts::check(int slot) const {
   if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
 }
@@ -115,6 +125,12 @@ void Experts::pack_int4(int slot, const Int4Source& gate_up, const Int4Source& d
   check(slot);
   gate_up_.pack_int4(slot, gate_up, [this](int column) { return gate_up_row(column); });
   down_.pack_int4(slot, down, [this](int column) { return down_row(column); });
+}
+
+void Experts::pack_ggml(int slot, const void* gate_up, const void* down) {
+  check(slot);
+  gate_up_.pack_ggml(slot, gate_up, [this](int column) { return gate_up_row(column); });
+  down_.pack_ggml(slot, down, [this](int column) { return down_row(column); });
 }
 
 void Experts::set_bias(int slot, const float* gate_up, const float* down) {

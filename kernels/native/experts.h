@@ -25,9 +25,12 @@ class Experts {
   // slots there is memory for the weights, if not of all; `put` says which those are.
   Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups = {}, bool bias = false,
           const Gating& gating = {}, int places = Panels::NOWHERE);
+  // Kept as ggml's types, one of gate and up, one of down.
+  Experts(int slots, int hidden, int inner, GgmlType gate_up, GgmlType down, bool bias, const Gating& gating, int places);
   void put(int slot, int place);
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
+  void pack_ggml(int slot, const void* gate_up, const void* down);
   // (2 inner), gate over up, and (hidden). Throws where slots have none.
   void set_bias(int slot, const float* gate_up, const float* down);
 

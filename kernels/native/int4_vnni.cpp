@@ -13,26 +13,18 @@
 #include <algorithm>
 
 #include "int4_loops.h"
-#include "int8_rows.h"
+#include "words_vnni.h"
 
 namespace {
 
-constexpr int MOST_WORD = 32639;   // so that both bytes of a number have signs
 constexpr int CODE_OFFSET = 8;     // what a number is below its byte; half as much again with e2m1
 constexpr int BYTES_AHEAD = 8192;  // that are asked for early: every line, or what is missed costs the time of the rest
 constexpr int PASS_ROWS = 4;       // their sums are 16 of the 32 registers
 constexpr int SLICE_ROWS = 32;     // whose sums stay in the nearest cache
 
-size_t numbers_of(int inputs) { return size_t(int8_blocks(inputs)) * INT8_INPUTS; }
-
 // Of a row's block, CODE_OFFSET times the sum of its numbers: behind the row's high bytes.
 INLINE const int32_t* corrections(const uint8_t* row, int blocks) {
   return reinterpret_cast<const int32_t*>(row + numbers_of(blocks * BLOCK));
-}
-
-// A line of codes gives eight inputs of a column: its lower codes 0, 4, 1 and 5, its upper ones 2, 6, 3 and 7.
-INLINE __m128i in_code_order(__m128i bytes) {
-  return _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
 }
 
 // Bytes of the lower halves of `codes`.
@@ -115,27 +107,10 @@ constexpr decltype(&group_of_words<1, E2M1>) group_of[] = {nullptr, group_of_wor
 }  // namespace
 
 void to_words_vnni(const bf16* x, int size, const ByteRows& to, int row) {
-  uint8_t *high = to.data + 2 * row * to.stride, *low = high + to.stride;
-  size_t numbers = numbers_of(size);
-  auto* correction = reinterpret_cast<int32_t*>(high + numbers);
-  unsigned bits = most_bits(x, size) << 16;
-  float most;
-  memcpy(&most, &bits, 4);
-  bool finite = bits < 0x7f800000u;
-  to.scale[row] = finite ? most / MOST_WORD : NAN;
-  float inverse = finite && most > LEAST_ROW ? MOST_WORD / most : 0.0f;
-  for (size_t i = 0; i < numbers; i += 16) {
-    int left = size - int(i);
-    __mmask16 some = left >= 16 ? 0xffff : left > 0 ? __mmask16((1u << left) - 1) : 0;
-    __m256i narrow = finite ? _mm256_maskz_loadu_epi16(some, x + i) : _mm256_setzero_si256();
-    __m512 wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
-    __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(wide, _mm512_set1_ps(inverse)));
-    int part = CODE_OFFSET * _mm512_reduce_add_epi32(number);
-    correction[i / BLOCK] = i % BLOCK ? correction[i / BLOCK] + part : part;
-    __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128((__m128i*)(low + i), in_code_order(_mm512_cvtepi32_epi8(number)));
-    _mm_storeu_si128((__m128i*)(high + i), in_code_order(_mm512_cvtepi32_epi8(upper)));
-  }
+  auto* correction = reinterpret_cast<int32_t*>(to.data + 2 * row * to.stride + numbers_of(size));
+  row_to_words(x, size, to, row, [&](size_t i, int sum) {
+    correction[i / BLOCK] = i % BLOCK ? correction[i / BLOCK] + CODE_OFFSET * sum : CODE_OFFSET * sum;
+  });
 }
 
 void gemm_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {

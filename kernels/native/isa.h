@@ -7,6 +7,7 @@
 #pragma once
 #include "eight.h"
 #include "element.h"
+#include "ggml.h"
 #include "int8.h"
 
 constexpr int PANEL = 64;        // columns of a panel
@@ -70,6 +71,8 @@ struct Loops {
   void (*gemm_i8)(const E* a, size_t stride, int rows, const Int8Panel& panel, int blocks, float* sum);
   // sum[rows][64] = a * panel: a product for each group, times its scales, added in float in ascending order.
   void (*gemm_i4)(const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum);
+  // sum[rows][64] = a * panel: weights are widened to floats.
+  void (*gemm_ggml)(const E* a, size_t stride, int rows, const GgmlPanel& panel, float* sum);
   // out[rows][columns] = sum (+ bias64 when given)
   void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
   // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
@@ -161,6 +164,9 @@ struct Isa {
   // The same two as `to_bytes` and `gemm_bytes`, for int4 weights.
   void (*to_words)(const bf16* x, int size, const ByteRows& to, int row);
   void (*gemm_words)(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next);
+  // The same two for ggml's types: behind a row's numbers are the sums of each GGML_SUMS of them.
+  void (*to_ggml)(const bf16* x, int size, const ByteRows& to, int row);
+  void (*gemm_ggml)(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next);
   // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
   int word_rows;
   // Blocks of a compact panel (compact.h) that are expanded at a time for more than 32 rows, at most MOST_EXPANDED: few

@@ -15,12 +15,16 @@
 #include "int8_amx.h"
 #include "table.h"
 
+void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
+void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
+
 const Isa* amx_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("amx", loops_of<bf16, gemm_tiles>(score_by_panel<bf16, gemm_tiles>, values_by_panel<bf16, gemm_tiles>, score_tiles), loops_of<float, gemm_vector<float>>(), enter_tiles, leave_tiles);
     made.int4_fast = int4_amx;
     made.to_bytes = row_to_bytes;
     made.gemm_bytes = gemm_bytes_tiles;
+    if (__builtin_cpu_supports("avx512vnni")) made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_vnni;
     return made;
   }();
   return &isa;

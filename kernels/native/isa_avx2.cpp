@@ -13,10 +13,11 @@
 #include "table.h"
 #include "compact_avx2.h"
 #include "tiles_avx2.h"
-#include "words_avx2.h"
+#include "ggml_avx2.h"
 
 void gemm_int8_words_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);  // words_avxvnni.cpp
 void gemm_int4_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
+void gemm_ggml_words_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 
 namespace {
 
@@ -33,8 +34,12 @@ const Isa* avx2_isa() {
     Isa made = isa_of("avx2", loops_of<bf16, gemm_avx2>(score_tiles_avx2, add_values_avx2), loops_of<float, gemm_vector<float>>());
     made.compact = pack_avx2, made.expand = expand_avx2, made.compact_few_rows = compact_avx2;
     made.to_bytes = row_to_words<true>, made.gemm_bytes = gemm_int8_words;
-    made.to_words = row_to_words<false>, made.gemm_words = gemm_int4_words;
-    if (has_avx_vnni()) made.gemm_bytes = gemm_int8_words_vnni, made.gemm_words = gemm_int4_words_vnni;
+    made.to_words = row_to_int4_words, made.gemm_words = gemm_int4_words;
+    made.to_ggml = row_to_ggml_words, made.gemm_ggml = gemm_ggml_words;
+    if (has_avx_vnni()) {
+      made.gemm_bytes = gemm_int8_words_vnni, made.gemm_words = gemm_int4_words_vnni;
+      made.gemm_ggml = gemm_ggml_words_vnni;
+    }
     return made;
   }();
   return &isa;

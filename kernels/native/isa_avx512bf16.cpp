@@ -18,6 +18,8 @@ void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                   
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
 void to_words_vnni(const bf16*, int, const ByteRows&, int);  // int4_vnni.cpp
 void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
+void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
+void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 
 namespace {
 
@@ -28,6 +30,7 @@ Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
   if (__builtin_cpu_supports("avx512vnni")) {
     made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
     made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
+    made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_vnni;
   }
   return made;
 }

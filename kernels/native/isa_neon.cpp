@@ -10,11 +10,11 @@
 #define GEMM_VECTORS 4
 #include "gemm_neon.h"
 #include "table.h"
-#include "words_neon.h"
+#include "ggml_neon.h"
 
 const Isa* neon_isa() {
   static const Isa isa =
-      with_words(isa_of("neon", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>()));
+      with_ggml(with_words(isa_of("neon", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>())));
   return &isa;
 }
 #ifdef __clang__

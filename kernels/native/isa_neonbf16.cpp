@@ -12,11 +12,11 @@
 #define HAS_I8MM
 #include "gemm_neon.h"
 #include "table.h"
-#include "words_neon.h"
+#include "ggml_neon.h"
 
 const Isa* neonbf16_isa() {
   static const Isa isa =
-      with_words(isa_of("neonbf16", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>()));
+      with_ggml(with_words(isa_of("neonbf16", loops_of<bf16, gemm_neon>(), loops_of<float, gemm_vector<float>>())));
   return &isa;
 }
 #ifdef __clang__

@@ -12,11 +12,12 @@
 #define HAS_I8MM
 #define HAS_SVE
 #include "loops_sve.h"
+#include "ggml_neon.h"
 #include "table.h"
 
 const Isa* sve_isa() {
   static const Isa isa =
-      with_words(isa_of("sve", loops_of<bf16, gemm_sve>(), loops_of<float, gemm_vector<float>>()));
+      with_ggml(with_words(isa_of("sve", loops_of<bf16, gemm_sve>(), loops_of<float, gemm_vector<float>>())));
   return &isa;
 }
 #ifdef __clang__

@@ -18,6 +18,11 @@ void Linear::pack_int4(const Int4Source& source) {
   weights_.pack_int4(0, source, [this](int column) { return column < outputs_ ? column : -1; });
 }
 
+void Linear::pack_ggml(const void* rows, int first, int count) {
+  if (first < 0 || count < 0 || first + count > outputs_) throw std::out_of_range("rows past the last output");
+  weights_.pack_ggml(0, rows, [=](int column) { return column >= first && column < first + count ? column - first : -1; });
+}
+
 void Linear::set_bias(const Source& source) {
   bias_.assign(size_t(weights_.panels()) * PANEL, 0.0f);
   for (int i = 0; i < outputs_; i++) bias_[i] = source.at(0, i);

@@ -7,8 +7,11 @@ class Linear {
  public:
   Linear(int outputs, int inputs, Dtype dtype, const Groups& groups = {})
       : outputs_(outputs), weights_(1, outputs, inputs, dtype, groups) {}
+  // Kept as ggml's types, one of each panel of 64 outputs or one of all.
+  Linear(int outputs, int inputs, const std::vector<GgmlType>& types) : outputs_(outputs), weights_(1, outputs, inputs, types) {}
   void pack(const Source& source);
   void pack_int4(const Int4Source& source);
+  void pack_ggml(const void* rows, int first, int count);  // outputs first .. first + count - 1
   void set_bias(const Source& source);
 
   int outputs() const { return outputs_; }

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_loops.h"
 #include "delta_loops.h"
+#include "ggml_loops.h"
 #include "int4_loops.h"
 #include "int8_loops.h"
 #include "loops.h"
@@ -27,12 +28,15 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
       [](const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum) {
         gemm_i4<E>(a, stride, rows, panel, sum, GEMM);
       },
+      [](const E* a, size_t stride, int rows, const GgmlPanel& panel, float* sum) {
+        gemm_ggml<E>(a, stride, rows, panel, sum, gemm_vector<float>);
+      },
       store_sums<E>, swiglu<E>, clamped_swiglu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, in_place, score_tiles, add_values, softmax_at_once<E>, softmax_tiles<E>, pack_values, widen_row<E>, scale_each<E>, widen_keys<E>, widen_values<E>, softmax<E>, dot<E>,
   };
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  Isa isa{name, b, f, add_scaled, add_rounded, scale_row, sum_scaled, exp_all, all_finite, argmax, sigmoid_all, silu_all, add_product, unit, delta_token, enter, leave, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  Isa isa{name, b, f, add_scaled, add_rounded, scale_row, sum_scaled, exp_all, all_finite, argmax, sigmoid_all, silu_all, add_product, unit, delta_token, enter, leave, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
   isa.compact = compact;
   isa.expand = expand;

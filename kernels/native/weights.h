@@ -29,6 +29,9 @@ class Panels {
   // `row_of(column)` is the source row of a padded column, or -1 for padding.
   Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups = {}, int places = NOWHERE);
 
+  // Kept as ggml's types: one of each panel, or one of all. Throws where the inputs are not whole groups.
+  Panels(int count, int columns, int inputs, const std::vector<GgmlType>& types, int places = NOWHERE);
+
   // Its weights are at this place from now on, once they are packed; NOWHERE: it has none. Nobody may read it meanwhile.
   void put(int index, int place);
   bool placed(int index) const { return place_[index] != NOWHERE; }
@@ -38,6 +41,9 @@ class Panels {
   // The same for int4 weights, whose codes and scales the caller has.
   void pack_int4(int index, const Int4Source& source, const std::function<int(int)>& row_of);
 
+  // The same for rows of ggml's types, as files have them, one after the other; all panels that get any are of one type.
+  void pack_ggml(int index, const void* rows, const std::function<int(int)>& row_of);
+
   int panels() const { return panels_; }
   int blocks() const { return blocks_; }
   int inputs() const { return inputs_; }
@@ -45,6 +51,7 @@ class Panels {
   size_t bytes() const { return memory_.bytes(); }
 
   const char* at(int index, int panel) const {
+    if (dtype_ == Dtype::ggml) return memory_.data() + place_[index] * offsets_[panels_] + offsets_[panel];
     return memory_.data() + (size_t(place_[index]) * panels_ + panel) * panel_bytes_;
   }
 
@@ -103,6 +110,7 @@ class Panels {
     size_t number = size_t(index) * panels_ + panel, stride = x.stride;
     const E* a = x.data;
     const char* at = this->at(index, panel);
+    if (dtype_ == Dtype::ggml) return multiply_ggml(isa, panel, at, x, rows, sum, after);
     if (!after) after = at + panel_bytes_;
     if constexpr (sizeof(E) == sizeof(bf16))
       if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
@@ -127,16 +135,26 @@ class Panels {
     isa.of<E>().gemm_i4(x.data, x.stride, rows, panel, sum);
   }
 
-  // Numbers of a row as whole numbers of 16 bits: so many of them, and with int4 weights room for what each block's sums
-  // are put right by.
+  template <class E>
+  void multiply_ggml(const Isa& isa, int panel, const char* at, const Rows<E>& x, int rows, float* sum, const char* after) const {
+    size_t bytes = offsets_[panel + 1] - offsets_[panel];
+    GgmlPanel weights{at, blocks_, types_[panel]};
+    if (x.bytes.data) return isa.gemm_ggml(x.bytes, rows, weights, sum, {after ? after : at + bytes, int(bytes / 64)});
+    isa.of<E>().gemm_ggml(x.data, x.stride, rows, weights, sum);
+  }
+
+  // Numbers of a row as whole numbers of 16 bits: so many of them, and with weights of fewer than 8 bits or ggml's types
+  // room for what sums are put right by.
   size_t byte_stride() const {
-    size_t beside = dtype_ == Dtype::i4 ? (size_t(blocks_) * sizeof(int32_t) + 63) / 64 * 64 : 0;
-    return size_t(int8_blocks(inputs_)) * INT8_INPUTS + beside;
+    size_t numbers = size_t(int8_blocks(inputs_)) * INT8_INPUTS;
+    size_t sums = dtype_ == Dtype::i4 ? blocks_ : dtype_ == Dtype::ggml ? numbers / GGML_SUMS : 0;
+    return numbers + (sums * sizeof(int32_t) + 63) / 64 * 64;
   }
 
   // What makes whole numbers of bf16 rows for these weights; null where the rows are multiplied as they are.
   auto converter(const Isa& isa) const -> decltype(isa.to_bytes) {
     if (dtype_ == Dtype::i4) return isa.to_words;
+    if (dtype_ == Dtype::ggml) return isa.gemm_ggml ? isa.to_ggml : nullptr;
     return dtype_ == Dtype::i8 && inputs_ <= MOST_INT8_INPUTS ? isa.to_bytes : nullptr;
   }
 
@@ -159,4 +177,6 @@ class Panels {
   std::vector<float> scales_;         // of int8 weights, and what its products are put right by
   std::vector<int32_t> corrections_;
   std::vector<CompactPanel> compact_;
+  std::vector<GgmlType> types_;  // by panel, and where each begins in its matrix; the last is the matrix's size
+  std::vector<size_t> offsets_;
 };

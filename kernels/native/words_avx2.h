@@ -42,17 +42,18 @@ INLINE __m256i numbers_of(__m128i eight, float inverse) {
 
 INLINE size_t words_of_inputs(int inputs) { return size_t(int8_blocks(inputs)) * INT8_INPUTS; }
 
+INLINE int sum_of_sixteen(const int16_t* words) {
+  __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i*)words), _mm256_set1_epi16(1));
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
 // What sums of a row's blocks begin with: codes of int4 lie plus CODE_OFFSET. Behind the row's numbers.
 INLINE void put_offsets(int16_t* row, int size) {
   int32_t* offset = reinterpret_cast<int32_t*>(row + words_of_inputs(size));
-  for (int b = 0; b * BLOCK < size; b++) {
-    const __m256i *words = (const __m256i*)(row + b * BLOCK), ones = _mm256_set1_epi16(1);
-    __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(_mm256_loadu_si256(words), ones),
-                                    _mm256_madd_epi16(_mm256_loadu_si256(words + 1), ones));
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    offset[b] = -CODE_OFFSET * _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-  }
+  for (int b = 0; b * BLOCK < size; b++)
+    offset[b] = -CODE_OFFSET * (sum_of_sixteen(row + b * BLOCK) + sum_of_sixteen(row + b * BLOCK + 16));
 }
 
 // `swapped`: of every four numbers the second and the third change places, which int8 weights ask for.
@@ -73,7 +74,11 @@ void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
     if (SWAPPED) words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256((__m256i*)(out + i), words);
   }
-  if (!SWAPPED) put_offsets(out, size);
+}
+
+void row_to_int4_words(const bf16* x, int size, const ByteRows& to, int row) {
+  row_to_words<false>(x, size, to, row);
+  put_offsets(reinterpret_cast<int16_t*>(to.data + 2 * row * to.stride), size);
 }
 
 INLINE __m256i word_pair(const int16_t* x) {

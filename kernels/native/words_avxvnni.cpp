@@ -8,7 +8,7 @@
 #define VECTOR_BYTES 32
 #define HAS_VNNI
 #include "isa.h"
-#include "words_avx2.h"
+#include "ggml_avx2.h"
 
 void gemm_int8_words_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
   gemm_int8_words(a, rows, panel, sum, next);
@@ -16,6 +16,10 @@ void gemm_int8_words_vnni(const ByteRows& a, int rows, const Int8Panel& panel, f
 
 void gemm_int4_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
   gemm_int4_words(a, rows, panel, sum, next);
+}
+
+void gemm_ggml_words_vnni(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next) {
+  gemm_ggml_words(a, rows, panel, sum, next);
 }
 #ifdef __clang__
 #pragma clang attribute pop

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import triton
 from afserve.errors import ConfigError
+from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
 from afserve.kernels.layer import BoundGqa, Half
@@ -19,7 +20,6 @@ from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLin
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
-from afserve.kernels.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from afserve.kernels.scaled import GROUP
+from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows

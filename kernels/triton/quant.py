@@ -1,7 +1,7 @@
 """Triton quantisation to FP8 e4m3: one scale per token and group of columns, or per square block of a weight.
 
 value = quantised * scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3): 1x128 groups for activations, 128x128 blocks
-for weights; `scaled.py` is the oracle. It knows nothing about who multiplies the results. Shapes: T tokens,
+for weights; `formats/scaled.py` is the oracle. It knows nothing about who multiplies the results. Shapes: T tokens,
 H columns, O x I weight, G groups = ceil(columns / group).
 """
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from afserve.kernels import scaled
-from afserve.kernels.scaled import FP8, GROUP, LARGEST
+from afserve.kernels.formats import scaled
+from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST
 from afserve.kernels.triton.config import FUSED
 
 FP8_MAX = tl.constexpr(LARGEST)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST, TINY, BlockScaled, blocks_of, spread
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
 from afserve.kernels.reference import Reference
-from afserve.kernels.scaled import FP8, GROUP, LARGEST, TINY, BlockScaled, blocks_of, spread
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from afserve.errors import ConfigError
+from afserve.kernels.formats.scaled import BlockScaled
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.scaled import BlockScaled
 from tests.kernels.reference_fp8 import BlockReference, quantised_blocks, rounded_rows
 
 ORACLE = Ops(BlockReference(), torch.device("cpu"), 1)

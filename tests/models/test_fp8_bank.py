@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, spec_of
+from afserve.kernels.formats.scaled import FP8
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.scaled import FP8
 from afserve.models.weights import Checkpoint, DummyCheckpoint
 from tests.kernels.reference_fp8 import BlockReference
 

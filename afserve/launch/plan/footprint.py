@@ -51,7 +51,8 @@ def needs(
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
-    stored = how is not None and how.regular and asked != "int8"
+    blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
+    stored = blocks or (how is not None and how.regular and asked != "int8")
     rows = wishes.experts_on != "cpu" or computed_dtype(spec, source) != "float16"
     return "stored" if stored and rows and source.load_format != "dummy" else asked
 
@@ -66,9 +67,12 @@ def role_bytes(
 ) -> tuple[int, int]:
     """Weights of one attention node and of all expert nodes together."""
     size = element_bytes(source, spec)
-    own, routed = _own_bytes(spec, size, dense_dtype), spec.routed_parameters()
+    how = spec.quantization if expert_dtype == "stored" else None
+    gguf_bits = how.map_bits if how is not None and how.gguf and dense_dtype == "auto" else None
+    own, routed = _own_bytes(spec, size, dense_dtype, gguf_bits), spec.routed_parameters()
+    if how is not None and how.gguf:
+        return own, int(routed * how.expert_bits / 8)
     if expert_dtype in ("int4", "stored"):
-        how = spec.quantization if expert_dtype == "stored" else None
         bits = INT4_BITS
         if how is not None and not how.e2m1:
             bits = STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
@@ -79,10 +83,11 @@ def role_bytes(
     return own, routed + spec.moe_layers * spec.experts * scales
 
 
-def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str) -> int:
-    """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart."""
+def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: float | None) -> int:
+    """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart.
+    `stored`: bits of a map's weight that stays as it is stored."""
     every = spec.attention_parameters()
-    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype)
+    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype, stored)
     if bits is None:
         return every * size
     embeddings = spec.vocab_size * spec.hidden

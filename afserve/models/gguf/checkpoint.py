@@ -16,15 +16,14 @@ from afserve.gguf.architectures import architecture_named
 from afserve.gguf.kinds import PACKED
 from afserve.gguf.names import Piece, pieces_of
 from afserve.json_file import LIST_BYTES, read_object
+from afserve.kernels.formats.ggml import TYPES, GgmlRows
+from afserve.kernels.formats.scaled import BlockScaled
 from afserve.kernels.grouped import Grouped
-from afserve.kernels.scaled import BlockScaled
-from afserve.models.gguf.blocks import groups, unblocked
+from afserve.models.blocks import dequantised, groups
 from afserve.models.shards import GGUF_INDEX, read_index
 from afserve.models.weights import FLOATS, StoredTensors
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec
-
-_PART = 1 << 22  # numbers that are de-quantised at a time
 
 
 class GgufCheckpoint(StoredTensors):
@@ -75,6 +74,16 @@ class GgufCheckpoint(StoredTensors):
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
 
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        piece = self._pieces.get(name)
+        if piece is None or piece.beside or piece.change not in _OF_ROWS or self._kind(piece) not in TYPES:
+            return None
+        self._read.add(name)
+        raw_RB = self._raw(piece, shape)
+        if piece.change:
+            raw_RB = _CHANGES[piece.change](raw_RB, self._delta or self._spec.kinds[0].attention)
+        return GgmlRows(self._kind(piece), raw_RB, shape[1])
+
     def has_int4(self, name: str) -> bool:
         piece = self._pieces.get(name)
         return piece is not None and self._kind(piece) == self._kept
@@ -108,12 +117,8 @@ class GgufCheckpoint(StoredTensors):
                     f"{self._where(piece)}: {piece.stored} has dtype {kind}; floats are served"
                 )
             return raw.to(dtype)
-        made = torch.empty(shape, dtype=dtype)
-        rows_RB, out_RV = raw.flatten(0, -2) if raw.dim() > 1 else raw[None], made.view(-1, shape[-1])
-        each = max(1, _PART // shape[-1])
-        for bytes_RB, values_RV in zip(rows_RB.split(each), out_RV.split(each), strict=True):
-            values_RV.copy_(unblocked(bytes_RB, kind))
-        return made
+        rows_RB = raw.flatten(0, -2) if raw.dim() > 1 else raw[None]
+        return dequantised(GgmlRows(kind, rows_RB, shape[-1]), dtype).view(shape)
 
     def _raw(self, piece: Piece, shape: tuple[int, ...]) -> Tensor:
         """As it is stored: numbers, or the bytes of blocks, row by row."""
@@ -194,3 +199,5 @@ _CHANGES: dict[str, Callable[[Tensor, AttentionSpec], Tensor]] = {
     "rates": lambda x, a: _by_key_head(x, a).neg().log(),
 }
 """By `Piece.change`."""
+_OF_ROWS = ("", "halves", "rows", "keys")
+"""Those that only order rows, whatever is in them."""

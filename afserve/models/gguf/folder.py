@@ -16,7 +16,7 @@ from afserve.errors import CheckpointError, shown
 from afserve.families.table import naming_of, spec_from_config
 from afserve.gguf.architectures import Config, architecture_named, config_of
 from afserve.gguf.header import TensorRow
-from afserve.gguf.kinds import PACKED
+from afserve.gguf.keeping import dequantised_rows, kept_bits
 from afserve.gguf.metadata import Metadata
 from afserve.gguf.names import pieces_of
 from afserve.gguf.vocabulary import Vocabulary, vocabulary_of
@@ -25,7 +25,6 @@ from afserve.spec import ModelSpec
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_PARTS = 1 << 12
-_AS_STORED = ("Q4_0", "MXFP4")  # experts whose codes kernels multiply
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _TEMPLATE = "tokenizer.chat_template"
 log = logging.getLogger("afserve.models")
@@ -89,10 +88,8 @@ def read_model(path: Path) -> GgufModel:
             rows[row.name], files[row.name] = row, part
     assert metadata is not None
     config = config_of(metadata, rows)
-    experts = {row.kind.name for row in rows.values() if row.name.endswith("_exps.weight")}
-    layout = next((kind.lower() for kind in _AS_STORED if experts == {kind}), "mixed")
-    config["quantization_config"] = {"quant_method": "gguf", "experts": layout}
     config["dtype"] = _dtype(rows.values())
+    config["quantization_config"] = kept_bits(rows, config["dtype"])
     spec = spec_from_config(config, where=metadata.where)
     known = architecture_named(metadata.architecture, metadata.where)
     pieces_of(rows, naming_of(spec), known, spec.experts, metadata.where)
@@ -145,17 +142,19 @@ def _dtype(rows: Iterable[TensorRow]) -> str:
 
 def _dequantised(model: GgufModel) -> str:
     """Which blocks do not stay as they are; nothing where there are none."""
-    how = model.config["quantization_config"]
-    kept = isinstance(how, dict) and how["experts"] != "mixed"
-    counted: Counter[str] = Counter()
-    for row in model.rows.values():
-        if row.kind.name in PACKED and not (kept and row.name.endswith("_exps.weight")):
-            counted[row.kind.name] += row.end - row.begin
-    if not counted:
+    found: dict[str, list[TensorRow]] = {}
+    for row in dequantised_rows(model.rows):
+        found.setdefault(row.kind.name, []).append(row)
+    if not found:
         return ""
-    which = ", ".join(f"{kind} ({size / (1 << 30):.3g} GiB)" for kind, size in counted.most_common())
-    return f"{which} is de-quantised to {model.config['dtype']} while it is loaded" + (
-        "; its experts stay as they are stored" if kept else ""
+    which = []
+    for kind, rows in found.items():
+        size = sum(row.end - row.begin for row in rows) / (1 << 30)
+        named = rows[0].name if len(rows) == 1 else f"{len(rows)} tensors such as {rows[0].name}"
+        which.append(f"{kind} ({size:.3g} GiB: {named})")
+    return (
+        f"{', '.join(which)} is de-quantised to {model.config['dtype']} while it is loaded; all else stays as it is "
+        "stored where the native library computes"
     )
 
 

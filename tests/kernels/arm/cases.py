@@ -13,12 +13,13 @@ import xxhash
 from torch import Tensor
 
 from afserve.kernels import tiled
+from afserve.kernels.formats.ggml import TYPES, GgmlRows
 from afserve.kernels.grouped import Groups, int8_rounded, quantised_groups
 from afserve.kernels.native import SELECTIONS
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.packed import SWIGLU
-from tests.kernels import test_delta, test_int4
+from tests.kernels import test_delta, test_ggml, test_int4
 from tests.kernels import test_native_attention as attention
 from tests.kernels import test_native_experts as experts
 from tests.kernels import test_native_rows as rows
@@ -98,6 +99,14 @@ def product(x_RI: Tensor, weight_OI: Tensor, kept: Groups | int | None, bias_O: 
     return case("linear", (bound * size + 1e-6, 0.0), x=x_RI, w=w, want=want, bias=bias_O, **beside)
 
 
+def stored(x_RI: Tensor, rows: GgmlRows) -> Case:
+    """The same with weights of one of ggml's types."""
+    want = x_RI.double() @ test_ggml.numbers(rows).double().T
+    bound = 2e-4 * want.square().mean().sqrt().item()
+    w = rows.bytes_RB.view(torch.int8)[None]
+    return case("linear", (bound, 0.0), x=x_RI, w=w, want=want, ggml=rows.number)
+
+
 KEPT = [
     None,
     INT8,
@@ -116,6 +125,11 @@ def linear() -> Iterator[Case]:
             for outputs, inputs, count in ((64, 64, 1), (100, 33, 5), (192, 480, 40)):
                 weight = noise(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5
                 yield product(noise(count, inputs, dtype=dtype, seed=2), weight, kept, noise(outputs, seed=3))
+        for kind in TYPES:
+            for outputs, inputs, count in ((64, 256, 1), (100, 512, 5), (192, 768, 40)):
+                yield stored(
+                    noise(count, inputs, dtype=dtype, seed=2), test_ggml.drawn(kind, outputs, inputs)
+                )
 
 
 def heads() -> Iterator[Case]:

@@ -69,8 +69,10 @@ template <class E>
 void linear(const Case& c, Engine& engine) {
   const Tensor &x = c["x"], &w = c["w"];
   int rows = x.size(0), inputs = x.size(1), outputs = w.size(1);
-  Linear map(outputs, inputs, kept_as(c), c.has("group") ? groups_of(c) : Groups{});
-  c.has("group") ? map.pack_int4(codes_of(c, "w", "scale", 0)) : map.pack(part(c, "w", 0));
+  Linear map = c.has("ggml") ? Linear(outputs, inputs, {static_cast<GgmlType>(c.number("ggml"))})
+                             : Linear(outputs, inputs, kept_as(c), c.has("group") ? groups_of(c) : Groups{});
+  if (c.has("ggml")) map.pack_ggml(w.memory.data(), 0, outputs);
+  else c.has("group") ? map.pack_int4(codes_of(c, "w", "scale", 0)) : map.pack(part(c, "w", 0));
   if (c.has("bias")) map.set_bias({c["bias"].memory.data(), Dtype::f32, 0});
   std::vector<float> out(size_t(rows) * outputs + 1), some(out.size());
   map.run(engine, x.as<E>(), inputs, rows, out.data(), outputs);

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afserve.gguf.kinds import KINDS, PACKED
-from afserve.models.gguf.blocks import groups, unblocked
+from afserve.models.blocks import groups, unblocked
 
 gguf = pytest.importorskip("gguf", reason="llama.cpp's package is the oracle")
 

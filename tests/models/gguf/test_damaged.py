@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.config import ModelSource
-from afserve.engine.build import colocated
+from afserve.engine.build import colocated, spec_of
 from afserve.errors import CheckpointError, ConfigError
 from afserve.launch.plan.models import find_model
 from afserve.models.gguf.folder import read_model, unfold
@@ -180,19 +180,34 @@ def test_a_folder_with_files_alone(tmp_path):
         find_model(str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize(("kinds", "said"), [((8,), "Q8_0 (0"), ((8, 2), "Q8_0 (")])
-def test_what_is_dequantised_is_said(checkpoint, tmp_path, caplog, kinds, said):
-    """Experts in Q4_0 stay as they are, and so the line says."""
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("", ": token_embd.weight)"),
+        ("ffn_up_exps", ": 7 tensors such as token_embd.weight), Q4_0 ("),
+        ("ffn_down_exps", ": token_embd.weight)"),
+        ("ffn_up_exps in floats", ": 7 tensors such as token_embd.weight)"),
+    ],
+)
+def test_what_is_dequantised_is_said(checkpoint, tmp_path, caplog, odd, said):
+    """Embeddings are; gate and up of experts are too where they are stored in two ways."""
 
     def store(name, x):
-        if x.dim() < 2 or "ffn_gate_inp" in name:
+        if x.dim() < 2 or "ffn_gate_inp" in name or (odd.endswith("floats") and odd.split()[0] in name):
             return stored(x)
-        return q4_0(x)[0] if 2 in kinds and "_exps" in name else q8_0(x)[0]
+        return q4_0(x)[0] if odd and odd in name else q8_0(x)[0]
 
-    unfold(convert(checkpoint("qwen3"), tmp_path / "q.gguf", store), tmp_path / "folder")
+    made = unfold(convert(checkpoint("qwen3"), tmp_path / "q.gguf", store), tmp_path / "folder")
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"q.gguf: {said}") and "is de-quantised to bfloat16 while it is loaded" in line
-    assert line.endswith("; its experts stay as they are stored") == (2 in kinds)
+    assert line.startswith("q.gguf: ") and said in line
+    assert "while it is loaded; all else stays as it is stored where the native library computes" in line
+    wanted = {
+        "": 8.5,
+        "ffn_up_exps": 16.0,
+        "ffn_down_exps": (8.5 * 2 + 4.5) / 3,
+        "ffn_up_exps in floats": 32.0,
+    }
+    assert spec_of(ModelSource(str(made), "q")).quantization.expert_bits == wanted[odd]
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from afserve.gguf.kinds import PACKED
+from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.grouped import Grouped
 from afserve.models.unpacking import MX_GROUP, mx_codes
 
+_PART = 1 << 22  # numbers that are de-quantised at a time
 HALF = 16  # bytes of a block of 32 codes of 4 bits: the low half of each is of the first 16 numbers
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -20,6 +22,15 @@ def unblocked(bytes_RB: Tensor, kind: str) -> Tensor:
     """R rows of blocks -> R x numbers."""
     size = PACKED[kind].size
     return _UNBLOCK[kind](bytes_RB.reshape(-1, size)).reshape(len(bytes_RB), -1)
+
+
+def dequantised(rows: GgmlRows, dtype: torch.dtype) -> Tensor:
+    """R x numbers, some rows at a time."""
+    made = torch.empty((len(rows), rows.inputs), dtype=dtype)
+    each = max(1, _PART // rows.inputs)
+    for bytes_RB, values_RV in zip(rows.bytes_RB.split(each), made.split(each), strict=True):
+        values_RV.copy_(unblocked(bytes_RB, rows.kind))
+    return made
 
 
 def groups(bytes_RB: Tensor, kind: str) -> Grouped:

@@ -1,0 +1,61 @@
+// Weights as ggml's types store them (ggml-common.h): codes of 4 to 8 bits, and scales of 16 or 32 inputs. How a panel of
+// them lies. It takes the bytes of 64 rows of a GGUF file, and nothing of them is rounded.
+//
+// A panel is one stream of groups of 32 or 256 inputs. A group is its scales and then its blocks of 32 inputs, a block is four
+// tiles of 16 columns. Scales lie by kind and then by column, so 16 columns of one kind are neighbours:
+//   Q4_0, Q5_0, Q8_0   the scale, a float16
+//   Q4_K, Q5_K         two float16; then the twelve bytes of eight scales and eight minima of 6 bits
+//   Q6_K               a float16; then sixteen scales, int8
+// A tile has eight vectors of 64 codes, two for eight inputs: of a column the first has inputs 0, 4, 1, 5, the second 2, 6, 3, 7.
+// Codes of 8 bits lie so. Of others, two vectors share a line by their lower four bits, and the bits above lie behind these
+// lines: vector v has bit v (Q5), or bits 2 (v % 4) and the next of line v / 4 (Q6). On Arm a vector is eight inputs of 16 columns, 128 bytes.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum class GgmlType : int { q4_0, q5_0, q8_0, q4_k, q5_k, q6_k };
+constexpr int GGML_TYPES = 6;
+
+struct GgmlShape {
+  int inputs;  // of a group
+  int bytes;   // that a row has for a group
+  int bits;    // of a code
+  int offset;  // what a number is below its code, before scales
+
+  constexpr int blocks() const { return inputs / 32; }
+  constexpr int tile_bytes() const { return 64 * bits; }
+  constexpr int block_bytes() const { return 4 * tile_bytes(); }
+  constexpr int scale_bytes() const { return 64 * bytes - blocks() * block_bytes(); }
+  size_t panel_bytes(int inputs_of_panel) const { return size_t(inputs_of_panel / inputs) * bytes * 64; }
+};
+
+constexpr GgmlShape GGML_SHAPES[GGML_TYPES] = {{32, 18, 4, 8},    {32, 22, 5, 16},   {32, 34, 8, 128},
+                                               {256, 144, 4, 0}, {256, 176, 5, 0}, {256, 210, 6, 32}};
+constexpr GgmlShape ggml_shape(GgmlType type) { return GGML_SHAPES[int(type)]; }
+constexpr bool has_minima(GgmlType type) { return type == GgmlType::q4_k || type == GgmlType::q5_k; }
+constexpr int GGML_STRETCH = 256;  // inputs that products take at a time, whole groups of any type
+constexpr int GGML_SUMS = 16;      // inputs of a row whose sum products ask for
+
+struct GgmlPanel {
+  const char* data;
+  int blocks;  // of 32 inputs
+  GgmlType type;
+};
+
+// Where the code of input k of a block's column lies in its tile: byte and shift of its lower bits, and of those above.
+struct CodePlace {
+  int low, low_shift, high, high_shift;
+};
+constexpr CodePlace ggml_place(int bits, int k, int column) {
+#if defined(__aarch64__)
+  int v = k / 8, at = column * 8 + k % 8;
+  if (bits == 8) return {v * 128 + at, 0, 0, 0};
+  if (bits == 5) return {v / 2 * 128 + at, v % 2 * 4, 256 + column / 2 * 8 + k % 8, v + column % 2 * 4};
+  return {v / 2 * 128 + at, v % 2 * 4, 256 + at, v * 2};
+#else
+  int v = k / 8 * 2 + k % 4 / 2, at = column * 4 + k % 8 / 4 + k % 2 * 2;
+  if (bits == 8) return {v * 64 + at, 0, 0, 0};
+  if (bits == 5) return {v / 2 * 64 + at, v % 2 * 4, 256 + at, v};
+  return {v / 2 * 64 + at, v % 2 * 4, 256 + v / 4 * 64 + at, v % 4 * 2};
+#endif
+}
