@@ -164,7 +164,7 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
         keys, values = a.kv_heads * a.head_dim, a.heads * a.value_dim
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
     if a.kind != "mla":
-        return h * ((3 if a.gated else 2) * a.heads * a.head_dim + 2 * a.kv_heads * a.head_dim)
+        return h * (2 * a.heads * a.head_dim + a.gate_width + 2 * a.kv_heads * a.head_dim)
     q_in, index = a.q_lora_rank or h, a.indexer
     scored = index.dim * (h + q_in * index.heads) + h * index.heads if index and index.kept else 0
     return scored + (

@@ -56,6 +56,16 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GateSpec:
+    """What multiplies what heads saw: the sigmoid, or the `softplus`, of a map of the normalised row. It is made by the
+    `query` projection, a head's gate behind its query, or by one of its own, for each of a head's `numbers` or a number
+    for each of `heads`."""
+
+    by: Literal["query", "numbers", "heads"]
+    softplus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """One layer's attention; sizes are per head.
 
@@ -66,8 +76,8 @@ class AttentionSpec:
       gated delta net's inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
-    `sinks` are learned logits, one a head, that take weight and give no value. `gated`: the query projection also makes
-    a gate for the output. `rope` None is a layer without rotary embedding.
+    `sinks` are learned logits, one a head, that take weight and give no value. `rope` None is a
+    layer without rotary embedding.
 
     `qk_norm`: queries and keys are normalised, `head` by head or over the `width` of all heads; `late` after the rotary
     embedding; `unit` without weights. `clip` bounds what the projections of q, k and v give. `scale` of the softmax is
@@ -91,13 +101,20 @@ class AttentionSpec:
     window: int | None = None
     chunk: int | None = None
     sinks: bool = False
-    gated: bool = False
+    gate: GateSpec | None = None
     q_lora_rank: int | None = None
     kv_lora_rank: int = 0
     nope_dim: int = 0
     rope_dim: int = 0
     indexer: IndexerSpec | None = None
     taps: int = 0
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers of the output's gate."""
+        if self.gate is None:
+            return 0
+        return self.heads if self.gate.by == "heads" else self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:

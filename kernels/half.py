@@ -9,7 +9,7 @@ from afserve.kernels.chunks import cut
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.pointwise import sigmoid
+from afserve.kernels.pointwise import sigmoid, softplus
 from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import shape_of
 
@@ -36,7 +36,8 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
         batch = cut(batch, layer.steps.chunk, shape_of(k_NGBD)[2])
     seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
     if layer.steps.gate is not None:
-        seen = seen * sigmoid(ops.linear(normed_TH, layer.steps.gate)).to(seen.dtype).view(seen.shape)
+        opened = (softplus if layer.steps.softplus else sigmoid)(ops.linear(normed_TH, layer.steps.gate))
+        seen = seen * opened.to(seen.dtype).view(*seen.shape[:2], -1)
     return seen
 
 

@@ -19,7 +19,8 @@ class Steps:
     `centred`: both norms subtract the mean (LayerNorm) and add their biases, if they have any. `clip` bounds q, k and v
     on both sides. `late`: the norms of q and k follow the rotary embedding. `chunk`: attention ends at the beginning of
     an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
-    The sigmoid of what `gate` makes of the normalised row, a number for each of a head's, multiplies what heads saw.
+    The sigmoid of what `gate` makes of the normalised row, a number for each head or each of its numbers, multiplies
+    what heads saw; or the `softplus` of it.
     """
 
     centred: bool = False
@@ -30,6 +31,7 @@ class Steps:
     chunk: int | None = None
     q_scale_P: Tensor | None = None
     gate: PackedLinear | None = None
+    softplus: bool = False
 
     def names(self) -> str:
         """For the log; empty where there is none."""

@@ -138,7 +138,7 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
         (a.sinks, "attention sinks with latent attention", grouped),
         (a.chunk, f"attention_chunk_size: {a.chunk} with latent attention", "all of the context"),
         (scaled or a.out_scale != 1.0, "clipped or scaled latent attention", grouped),
-        (a.gated, "a gated output of latent attention", grouped),
+        (a.gate, "a gated output of latent attention", grouped),
         (a.qk_norm, "norms on the heads of latent attention", "norms on its two latents"),
     ):
         if asked:

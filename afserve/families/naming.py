@@ -79,6 +79,7 @@ class Naming:
     q_norm: str = "q_norm.weight"
     k_norm: str = "k_norm.weight"
     sinks: str = "sinks"
+    output_gate: str = "g_proj"  # where it is a projection of its own
     input_norm: str = "input_layernorm.weight"
     post_norm: str = "post_attention_layernorm.weight"
     stem: str = "model"

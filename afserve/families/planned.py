@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from afserve.config_json import Config, ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.errors import UserError
-from afserve.spec_parts import AttentionSpec, DenseSpec, IndexerSpec, LayerSpec, MoeSpec
+from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, IndexerSpec, LayerSpec, MoeSpec
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
@@ -169,8 +169,8 @@ def _gqa(fields: ConfigFields, *, window: int | None = None, chunk: int | None =
     if window:
         kv_heads = fields.optional("swa_num_key_value_heads") or kv_heads
     value = fields.optional("v_head_dim") or dim
-    gated = bool(fields.config.get("attn_output_gate"))
-    return AttentionSpec("gqa", heads, kv_heads, dim, value, window=window, chunk=chunk, gated=gated)
+    gate = GateSpec("query") if fields.config.get("attn_output_gate") else None
+    return AttentionSpec("gqa", heads, kv_heads, dim, value, window=window, chunk=chunk, gate=gate)
 
 
 def _head_dim(fields: ConfigFields) -> int:

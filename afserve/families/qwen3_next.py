@@ -7,7 +7,7 @@ from afserve.families.family import Family
 from afserve.families.naming import PREDICTOR_APART, Naming, StackedNames
 from afserve.families.read_attention import gqa, layer_types
 from afserve.families.read_ffn import gated_shared, sparse_steps, stack
-from afserve.spec_parts import Around, AttentionSpec, LayerSpec
+from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
@@ -17,7 +17,9 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     if not fields.flag("attn_output_gate", True):
         raise fields.refuse("attn_output_gate", "is not true")
     bias = fields.flag("attention_bias", False)
-    full = replace(gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias), gated=True)
+    full = replace(
+        gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias), gate=GateSpec("query")
+    )
     moe = gated_shared(fields, renormalise=True)
     whole = stack(fields, full, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
     delta = _delta(fields)

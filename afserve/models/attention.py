@@ -86,11 +86,15 @@ class GroupedQueryHalf:
             chunk=a.chunk if a.chunk is not None and a.chunk < positions else None,
             q_scale_P=None if scale_P is None else scale_P.to(self._ops.device),
             gate=self._gate(a, spec.hidden, tensors),
+            softplus=a.gate is not None and a.gate.softplus,
         )
 
     def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
-        if not a.gated:
+        if a.gate is None:
             return None
+        if a.gate.by != "query":
+            own = tensors.attention_weight(f"{tensors.naming.output_gate}.weight", a.gate_width, h)
+            return tensors.dense.linear(tensors.share.cut_rows(own, a.heads))
         bias = tensors.share.cut_rows(_query_bias(a, tensors)[1], a.heads) if a.qkv_bias else None
         weight = tensors.share.cut_rows(_query_weight(a, tensors, h)[1], a.heads)
         return tensors.dense.linear(weight, bias_O=bias)
@@ -164,16 +168,25 @@ def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
 
 
 def _query_weight(a: AttentionSpec, tensors: LayerTensors, h: int) -> tuple[Weight, Weight]:
-    return _apart(tensors.attention_weight("q_proj.weight", a.heads * a.head_dim * (1 + a.gated), h), a)
+    return _apart(tensors.attention_weight("q_proj.weight", _of_query(a), h), a)
 
 
 def _query_bias(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
-    return _apart(tensors.attention("q_proj.bias", a.heads * a.head_dim * (1 + a.gated)), a)
+    return _apart(tensors.attention("q_proj.bias", _of_query(a)), a)
+
+
+def _of_query(a: AttentionSpec) -> int:
+    return a.heads * a.head_dim * (2 if _makes_gate(a) else 1)
+
+
+def _makes_gate(a: AttentionSpec) -> bool:
+    """Whether the query's projection makes the output's gate too."""
+    return a.gate is not None and a.gate.by == "query"
 
 
 def _apart(both: Rows, a: AttentionSpec) -> tuple[Rows, Rows]:
-    """Rows of the query's projection, and those of the output's gate, which follow the query's head by head."""
-    if not a.gated:
+    """Rows of the query's projection, and those of a gate that it makes too, which follow the query's head by head."""
+    if not _makes_gate(a):
         return both, both[:0]
     row = torch.arange(len(both)).view(a.heads, 2, a.head_dim)
     return both[row[:, 0].flatten()], both[row[:, 1].flatten()]

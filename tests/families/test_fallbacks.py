@@ -19,6 +19,8 @@ FALLEN = {
     "olmoe": {("gqa_half", "clipped projections")},
     "qwen3-next": GATE,
     "qwen3.5": GATE,
+    "laguna": GATE,
+    "laguna-odd": GATE,
     "qwen3-next-one-group": GATE,
     "mistral4": SCALED,
     "mistral4-odd": SCALED,

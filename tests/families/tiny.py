@@ -171,6 +171,19 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 4, "shared_expert_intermediate_size": 24,
          "mlp_only_layers": [1], "layer_types": FULL_FIRST[1:], "attention_bias": True, "norm_topk_prob": False},
     ),
+    "laguna": (
+        "Laguna",
+        {**EXAONE, "shared_expert_intermediate_size": 40, "sliding_window": 5, "layer_types": FULL_FIRST[1:],
+         "num_attention_heads_per_layer": [4, 6, 2], "moe_routed_scaling_factor": 2.5, "rope_parameters": {
+            "full_attention": {**YARN, "attention_factor": 1.1, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+    ),
+    "laguna-odd": (
+        "Laguna",
+        {**EXAONE, **ONE_GROUP, "num_experts": 7, "gating": "per-element", "shared_expert_intermediate_size": 24,
+         "sliding_window": 3, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "attention_bias": True,
+         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "num_attention_heads": 5},
+    ),
     "mimo": (
         "MiMoV2Flash",
         {**GLM, "v_head_dim": 12, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "sliding_window": 6,

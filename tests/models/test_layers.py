@@ -16,7 +16,7 @@ from afserve.models.experts import ExpertBank
 from afserve.models.router import rule_of
 from afserve.models.weights import DummyCheckpoint
 from afserve.spec import ModelSpec, distinct
-from afserve.spec_parts import AttentionSpec, DenseSpec, IndexerSpec, LayerSpec, MoeSpec, RopeSpec
+from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, IndexerSpec, LayerSpec, MoeSpec, RopeSpec
 
 TOKENS = 24
 ROPE = RopeSpec(
@@ -27,6 +27,8 @@ MLA = AttentionSpec(
     "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
 )  # fmt: skip
 INDEXED = replace(MLA, indexer=IndexerSpec(4, 24, 4))
+GATE = GateSpec("heads")
+GATED = replace(GQA, gate=GATE)
 DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
 LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
 LONGROPE = replace(
@@ -107,7 +109,7 @@ OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5, 1), ""), "sinks": True,
-    "gated": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "gate": GateSpec("query"), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
     "taps": (4, REFUSED),
 }  # fmt: skip
@@ -115,16 +117,17 @@ OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
-    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
+    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
 }  # fmt: skip
+OF_GATE = {"by": "numbers", "softplus": True}
 OF_INDEXER = {"heads": 3, "dim": 20, "top": 5, "interleaved": True, "reuses": (True, REFUSED)}
 OF_DELTA = {
     "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
     "window": (5, REFUSED), "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED),
-    "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED),
+    "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
@@ -143,6 +146,7 @@ CASES = [
     (GQA, "", "value_dim", (32, REFUSED)),
     *((MLA, "rope", "interleaved", value) for value in (False,)),
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
+    *((GATED, "gate", name, value) for name, value in OF_GATE.items()),
     *((INDEXED, "indexer", name, value) for name, value in OF_INDEXER.items()),
     *(
         (INDEXED, "", name, value)
@@ -166,6 +170,7 @@ def test_every_field_has_its_case():
     parts = (
         (RopeSpec, ropes),
         (IndexerSpec, OF_INDEXER),
+        (GateSpec, OF_GATE),
         (AttentionSpec, OF_GQA),
         (AttentionSpec, OF_MLA),
         (MoeSpec, experts),
@@ -220,7 +225,7 @@ def test_biases_are_apart():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gated=True), DELTA]
+    "attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA]
 )
 def test_backends_agree(attention):
     spec = checked(LayerSpec(attention, MOE))

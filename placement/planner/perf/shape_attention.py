@@ -58,8 +58,7 @@ def _mfa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
 def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     """A chunk is counted like a window of its size."""
     heads, kv_heads, window, both = a.heads, a.kv_heads, a.window or a.chunk or 0, a.head_dim + a.value_dim
-    gate = hidden * heads * a.head_dim if a.gated else 0
-    weights = hidden * (heads + kv_heads) * both + gate
+    weights = hidden * (heads + kv_heads) * both + hidden * a.gate_width
     pair = 2.0 * heads * both
     return AttentionLayers(
         kind="window" if window else "gqa",
