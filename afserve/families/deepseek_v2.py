@@ -6,8 +6,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.read_attention import mla
-from afserve.families.read_ffn import check_groups, dense_then_moe, routed, shared_inner, stack
+from afserve.families.reading.attention import mla
+from afserve.families.reading.ffn import check_groups, dense_then_moe, routed, shared_inner, stack
 from afserve.spec_parts import LayerSpec, MoeSpec
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")

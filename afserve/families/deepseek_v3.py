@@ -5,8 +5,8 @@ GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, PredictorNames
-from afserve.families.read_attention import indexed, mla
-from afserve.families.read_ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
+from afserve.families.reading.attention import indexed, mla
+from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
 from afserve.spec_parts import LayerSpec
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import sigmoid_groups, sparse_layers, stack
+from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
 from afserve.spec_parts import AttentionSpec, LayerSpec
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.read_attention import alternating, gqa
-from afserve.families.read_ffn import CLAMPED_SWIGLU, activation, check_top_k, routed
+from afserve.families.reading.attention import alternating, gqa
+from afserve.families.reading.ffn import CLAMPED_SWIGLU, activation, check_top_k, routed
 from afserve.spec_parts import LayerSpec
 
 

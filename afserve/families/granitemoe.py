@@ -10,8 +10,8 @@ from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_THETA, MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import routed, stack
+from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec
 
 

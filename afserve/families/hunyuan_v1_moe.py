@@ -4,8 +4,8 @@ from afserve.config_json import ConfigFields
 from afserve.config_ranges import EXPERTS, MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation, stack
+from afserve.families.reading.attention import gqa
+from afserve.families.reading.ffn import activation, stack
 from afserve.spec_parts import LayerSpec, MoeSpec
 
 

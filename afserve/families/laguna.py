@@ -6,8 +6,8 @@ from afserve.config_json import ConfigFields
 from afserve.config_ranges import HEADS, MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa, layer_types, of_type
-from afserve.families.read_ffn import routed, sparse_layers, stack
+from afserve.families.reading.attention import gqa, layer_types, of_type
+from afserve.families.reading.ffn import routed, sparse_layers, stack
 from afserve.spec_parts import AttentionSpec, GateSpec, LayerSpec
 
 _FULL, _NARROW = "full_attention", "sliding_attention"

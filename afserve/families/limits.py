@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
-from afserve.families.read_ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
+from afserve.families.reading.ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa, layer_marks, layer_types, of_type
-from afserve.families.read_ffn import sigmoid_groups, sparse_layers, stack
+from afserve.families.reading.attention import gqa, layer_marks, layer_types, of_type
+from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
 from afserve.spec_parts import AttentionSpec, LayerSpec
 
 _FULL, _NARROW = _TYPES = ("full_attention", "sliding_attention")

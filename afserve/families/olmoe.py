@@ -5,8 +5,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import clip_qkv, gqa
-from afserve.families.read_ffn import routed, stack
+from afserve.families.reading.attention import clip_qkv, gqa
+from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import LayerSpec
 
 

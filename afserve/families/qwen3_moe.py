@@ -6,8 +6,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import gqa, layer_types, of_type
-from afserve.families.read_ffn import routed, sparse_layers, sparse_steps, stack
+from afserve.families.reading.attention import gqa, layer_types, of_type
+from afserve.families.reading.ffn import routed, sparse_layers, sparse_steps, stack
 from afserve.spec_parts import AttentionSpec, LayerSpec
 
 _THETAS = {"full_attention": 500000.0, "sliding_attention": 10000.0}

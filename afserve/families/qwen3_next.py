@@ -5,8 +5,8 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import PREDICTOR_APART, Naming, StackedNames
-from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import gated_shared, sparse_steps, stack
+from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.ffn import gated_shared, sparse_steps, stack
 from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec
 
 _FULL, _LINEAR = "full_attention", "linear_attention"

@@ -33,14 +33,14 @@ from afserve.families import (
     mixtral,
     olmoe,
     phimoe,
-    planned,
     qwen2_moe,
     qwen3_moe,
     qwen3_next,
 )
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_quantization import read_coverage, read_quantization
+from afserve.families.reading import planned
+from afserve.families.reading.quantization import read_coverage, read_quantization
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
 from afserve.spec_parts import LayerSpec

@@ -11,7 +11,7 @@ from afserve.config_json import ConfigFields
 from afserve.coverage import MOST_PATTERNS, ModuleNames
 from afserve.engine.build import build_expert_bank, colocated
 from afserve.errors import CheckpointError
-from afserve.families.read_quantization import read_coverage
+from afserve.families.reading.quantization import read_coverage
 from tests.engine.driving import config
 from tests.models.quantising import compressed_config, gptq, quantised
 

@@ -225,7 +225,8 @@ def test_biases_are_apart():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA]
+    "attention",
+    [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA],
 )
 def test_backends_agree(attention):
     spec = checked(LayerSpec(attention, MOE))

@@ -8,7 +8,7 @@ from afserve.config import ModelSource
 from afserve.config_json import ConfigFields
 from afserve.engine.build import build_expert_bank, spec_of, tensors_of
 from afserve.errors import CheckpointError
-from afserve.families.read_quantization import read_quantization
+from afserve.families.reading.quantization import read_quantization
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.weights import Checkpoint
 from afserve.quantization import Quantization

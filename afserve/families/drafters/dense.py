@@ -10,8 +10,8 @@ from afserve.config_json import ConfigFields
 from afserve.errors import ConfigError
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.read_attention import QkNorm, gqa
-from afserve.families.read_ffn import activation
+from afserve.families.reading.attention import QkNorm, gqa
+from afserve.families.reading.ffn import activation
 from afserve.families.table import naming_of, spec_from_config
 from afserve.json_file import read_object
 from afserve.spec import ModelSpec

@@ -15,8 +15,8 @@ from afserve.config_ranges import LAYER_COUNT
 from afserve.errors import CheckpointError, ConfigError, shown
 from afserve.families.family import given
 from afserve.families.limits import check_layer
-from afserve.families.read_attention import gqa
-from afserve.families.read_ffn import activation
+from afserve.families.reading.attention import gqa
+from afserve.families.reading.ffn import activation
 from afserve.json_file import read_object
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec

@@ -7,7 +7,7 @@ names that dimensions usually have. It reads no files.
 from collections.abc import Mapping
 
 from afserve.errors import ConfigError
-from afserve.families.planned import flat_fields
+from afserve.families.reading.planned import flat_fields
 from afserve.families.table import layers_of
 from afserve.placement.planner.perf.shape import ExpertLayers, ModelShape
 from afserve.placement.planner.perf.shape_attention import attention_layers

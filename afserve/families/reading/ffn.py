@@ -5,7 +5,7 @@ from typing import Any
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
-from afserve.families.read_attention import layer_types
+from afserve.families.reading.attention import layer_types
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
