@@ -6,6 +6,7 @@ from typing import Protocol
 
 from afserve.control.admission import Objectives
 from afserve.control.requests import Taker
+from afserve.control.wire.cache_values import KeptCache
 from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.view_values import ClusterView
@@ -74,6 +75,14 @@ class Kept(Protocol):
         """Go on with it, where it was taken. `request` is what it was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheKept:
+    """By attention node. `complete`: each has answered in time."""
+
+    nodes: tuple[tuple[str, KeptCache], ...]
+    complete: bool
+
+
 class Backend(Protocol):
     model: ServedModel
 
@@ -91,6 +100,9 @@ class Backend(Protocol):
 
         Raises UnavailableError where not everybody could say.
         """
+
+    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+        """What caches keep because this owner, anybody where it is None, asked for it; with `unpin` no longer."""
 
     def ready(self) -> bool:
         """Whether a request would be computed at once."""

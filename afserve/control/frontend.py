@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from afserve.control.admission import Objectives
-from afserve.control.backend import ServedModel
+from afserve.control.backend import CacheKept, ServedModel
 from afserve.control.gateway import Gateway
 from afserve.control.membership.events import Happening
 from afserve.control.queries import Queries
@@ -51,6 +51,11 @@ class Frontend:
                 retry_after=_AGAIN_SECONDS,
             )
         return [KeptThere(self._gateway, home, answer, self._drawn) for home, answer in asking.found]
+
+    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+        asking = await self._gateway.ask_caches(owner, unpin=unpin)
+        complete = asking.complete and not self._gateway.unattended()
+        return CacheKept(tuple((str(life.node), told) for life, told in asking.found), complete)
 
     def ready(self) -> bool:
         return (

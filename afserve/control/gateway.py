@@ -12,11 +12,12 @@ import grpc.aio
 
 from afserve.clock import AwakeClock, Clock
 from afserve.control.admission import Admission, Objectives
-from afserve.control.claims import Asking
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.moves import Moves
+from afserve.control.questions import Asking
 from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire import channel, messages
+from afserve.control.wire.cache_values import KeptCache
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.request_values import Attend, ToAttention
 from afserve.control.wire.values import AttentionNodes, Unheard
@@ -103,9 +104,13 @@ class Gateway:
         """It needs no more tokens, but is kept."""
         self._homes.halt(request)
 
-    async def find(self, id: str, *, take: bool) -> Asking:
+    async def find(self, id: str, *, take: bool) -> Asking[KeptAnswer]:
         """What attention nodes keep of a request that any gateway began."""
         return await self._homes.find(id, take=take)
+
+    async def ask_caches(self, owner: str | None, *, unpin: bool) -> Asking[KeptCache]:
+        """What attention nodes keep for this owner, for anybody where it is None; with `unpin` no longer."""
+        return await self._homes.ask_caches(owner, unpin=unpin)
 
     def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
         """Goes on with what was taken from another gateway."""

@@ -13,12 +13,13 @@ from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.control.admission import Admission, Objectives
 from afserve.control.attendance import Attendance, Attending
-from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.home_choice import HomeChoice
 from afserve.control.moves import Moves
+from afserve.control.questions import Asking, GivenAwayError, Questions, all_choices
 from afserve.control.requests import Request, Requests, Taker
+from afserve.control.wire.cache_values import AskCache, KeptCache
 from afserve.control.wire.desired import SILENCE_SECONDS, Deployment
-from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.request_values import (
     Acknowledge,
     Cancel,
@@ -73,7 +74,8 @@ class Homes:
         self._prompts = self._choice.prompts
         self.admission = Admission(requests)
         self._heard: dict[Life, float] = {}  # when it last said something
-        self._claims = Claims()
+        self._claims = Questions[KeptAnswer]()
+        self._cache_questions = Questions[KeptCache]()
         # What only advises: an exception there must not end a request.
         self._admission_advice = Adviser("predicting when requests have their tokens", OverloadedError)
         self._moves_advice = Adviser("counting what moved requests wait")
@@ -119,9 +121,20 @@ class Homes:
 
     # ---- requests that other gateways began
 
-    async def find(self, id: str, *, take: bool) -> Asking:
+    async def find(self, id: str, *, take: bool) -> Asking[KeptAnswer]:
         """What attention nodes keep of a request; with `take` it is this gateway's, and `adopt` is called for each."""
-        return await self._claims.ask(id, self.attendance.open_streams(), CLAIM_SECONDS, take=take)
+        streams = self.attendance.open_streams()
+        return await self._claims.ask(
+            lambda number: Claim(number, id, take), streams, CLAIM_SECONDS, all_choices
+        )
+
+    async def ask_caches(self, owner: str | None, *, unpin: bool) -> Asking[KeptCache]:
+        """What attention nodes keep for this owner, for anybody where it is None; with `unpin` no longer."""
+        return await self._cache_questions.ask(
+            lambda number: AskCache(number, owner or "", owner is None, unpin),
+            self.attendance.open_streams(),
+            CLAIM_SECONDS,
+        )
 
     def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
         """From its first token on. One that lacks log-probabilities or experts is computed once more, the same."""
@@ -170,6 +183,7 @@ class Homes:
 
     def left(self, stream: Attending) -> None:
         self._claims.left(stream)
+        self._cache_questions.left(stream)
         self.attendance.note_left(stream, self._clock.now())
         if self.attendance.stream(stream.life) is None:
             self._heard.pop(stream.life, None)
@@ -188,7 +202,10 @@ class Homes:
                 self._refused(number, error)
                 ended = (number,)
             case Claimed():
-                self._claims.heard(stream, value)
+                self._claims.heard(stream, value.query, value.answers)
+                return
+            case KeptCache():
+                self._cache_questions.heard(stream, value.query, (value,))
                 return
             case Given(numbers):
                 self._given(numbers)

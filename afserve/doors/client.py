@@ -86,6 +86,15 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
         """Compute a `prompt`, or `messages` and `tools`, that will come, and keep it for `retain` seconds."""
         return self._post("/v1/cache/warm", {**self._named, **body})
 
+    def kept_cache(self) -> Mapping[str, object]:
+        """What caches keep because this key asked for it, and what that takes."""
+        return self._get("/v1/cache")
+
+    def unpin_cache(self) -> Mapping[str, object]:
+        """Keep it no longer."""
+        with clear_errors(self.url):
+            return object_of(checked(self._http.delete("/v1/cache")))
+
     def ready(self) -> bool:
         """Whether a server answers there and takes traffic."""
         try:

@@ -47,7 +47,11 @@ def counted(
         resend_seconds=recovery.stalled.get("resend", 0.0),
         homeless_seconds=recovery.stalled.get("homeless", 0.0),
         kv=replace(
-            moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits, peer_tokens=s.prefix.by_tier[PEER]
+            moved,
+            copies=s.pool.copies,
+            retained=len(s.pool.retained),
+            copy_hits=s.pool.copy_hits,
+            peer_tokens=s.prefix.by_tier[PEER],
         ),
         tiers=replace(
             tiers,

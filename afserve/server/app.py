@@ -19,6 +19,7 @@ from afserve.server.answers.resumables import Resumables
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.endpoints.admin import Admin
+from afserve.server.endpoints.cache import CacheEndpoints
 from afserve.server.endpoints.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
 from afserve.server.endpoints.generate import Again, Generate, RequestEndpoints
 from afserve.server.endpoints.info import Info
@@ -229,6 +230,9 @@ def _add_gateway(table: RouteTable, service: Service) -> None:
         "Compute a prompt that will come, and keep it.",
         "WarmRequest",
     )
+    cache = CacheEndpoints(service)
+    get("/v1/cache", cache.show_kept, "What caches keep because a key asked for it.")
+    delete("/v1/cache", cache.delete_kept, "Keep it no longer.")
     get("/v1/models", info.models, "The models.", gives="Models")
     get("/v1/models/{name:path}", info.model, "About a model.", gives="Model")
     post("/tokenize", info.tokenize, "Tokens of a text or chat.", "TokenizeRequest", "Tokens")

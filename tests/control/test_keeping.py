@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from afserve.clock import FakeClock
-from afserve.control.claims import Asking
 from afserve.control.node.kept import KeptRequests
-from afserve.control.wire.keeping import Keep
+from afserve.control.questions import Asking
+from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from tests.control.moving import BAD, Client, GatewaySide, NodeEnd, World
@@ -30,7 +30,7 @@ class Returning:
     def __init__(self, client: Client, id: str, home: GatewaySide | None = None) -> None:
         self.client, self.id, self.home = client, id, home
         self.misses = 0
-        self.task: asyncio.Task[Asking] | None = None
+        self.task: asyncio.Task[Asking[KeptAnswer]] | None = None
         self.at: GatewaySide | None = None
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from afserve.clock import FakeClock
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import BlockPool
-from afserve.engine.kv.retained import SHARE, Retention
+from afserve.engine.kv.retained import SHARE, Owned, Retention
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.engine.scheduling.scheduler import Scheduler
 
@@ -73,6 +73,28 @@ def test_one_that_is_read_by_others_stays_kept_until_its_own_time():
     filled(pool, 6, 100)
     filled(pool, 6, 200)
     assert found(pool, names) == 2
+    pool.check([])
+
+
+def test_who_keeps_what_is_told_and_can_be_let_go():
+    clock = FakeClock(0.0)
+    pool = BlockPool(20, SIZE, clock=clock)
+    mine = filled(pool, 3, retain=Retention("a", 60.0))
+    other = filled(pool, 2, 100, retain=Retention("b", 10.0))
+    held = pool.match(mine[:1])
+    pool.hold(held)
+    clock.advance(1.0)
+    assert pool.retained.owned() == [Owned("a", 3, 59.0), Owned("b", 2, 9.0)]
+    assert pool.unpin("a") == 3 and pool.unpin("a") == 0
+    assert pool.retained.owned() == [Owned("b", 2, 9.0)]
+    pool.release(held)
+    later = filled(pool, 14, 200)
+    filled(pool, 4, 300)
+    assert not found(pool, mine) and found(pool, other) == 2 and found(pool, later) == 14, "they go first"
+    clock.advance(9.5)
+    assert not pool.retained.owned(), "its time has passed"
+    filled(pool, 2, 400, retain=Retention("c", 60.0))
+    assert pool.unpin(None) >= 2 and not pool.retained.owned()
     pool.check([])
 
 

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from afserve.control.backend import ServedModel
+from afserve.control.backend import CacheKept, ServedModel
 from afserve.control.requests import Request, Taker
 from afserve.control.wire.change_values import Change, Changed, DrainOne
 from afserve.control.wire.keeping import Keep
@@ -153,6 +153,9 @@ class ScriptedBackend:
             stalled={"unnoticed": 0.25, "moved": 0.5},
             wanted={"attention": 1, "expert": 2, "gateway": 0},
         )
+
+    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+        return CacheKept((), complete=True)
 
     async def placement(self) -> str:
         return '{"nodes": 1, "layers": []}'

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from afserve.control.claims import GivenAwayError
+from afserve.control.questions import GivenAwayError
 from afserve.control.wire.keeping import Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.routed_experts import joined

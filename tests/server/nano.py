@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.backend import ServedModel
+from afserve.control.backend import CacheKept, ServedModel
+from afserve.control.node.kept_cache import answer_of
 from afserve.control.requests import Taker
+from afserve.control.wire.cache_values import AskCache
 from afserve.control.wire.keeping import Keep
 from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
@@ -29,6 +31,10 @@ class NanoBackend:
 
     def ready(self) -> bool:
         return True
+
+    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+        told = answer_of(self.node, AskCache(0, owner or "", owner is None, unpin))
+        return CacheKept((("attention-0", told),), complete=True)
 
     def admit(self, prompts, wanted) -> None:
         """Never too busy."""

@@ -13,11 +13,13 @@ from afserve.comm.kv.source import KvSource
 from afserve.control.copies import keepers_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.kept import KeptRequests
+from afserve.control.node.kept_cache import answer_of
 from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire import placement_values, values
+from afserve.control.wire.cache_values import AskCache
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.request_values import (
     Acknowledge,
@@ -239,6 +241,8 @@ class AttentionLoop:
                 self._node.cancel(number)
             case Claim():
                 self._claimed(gateway, value)
+            case AskCache():
+                self._gateways.send(gateway, answer_of(self._node, value))
             case Resume(number, start):
                 self._resume(gateway, number, start)
 

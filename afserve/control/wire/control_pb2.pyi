@@ -7,36 +7,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAttention(_message.Message):
-    __slots__ = ("attend", "tokens", "refused", "claimed", "given", "prefixes")
+    __slots__ = ("attend", "tokens", "refused", "claimed", "given", "prefixes", "kept_cache")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_CACHE_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     tokens: Tokens
     refused: Refused
     claimed: Claimed
     given: Given
     prefixes: Prefixes
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+    kept_cache: KeptCache
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ..., kept_cache: _Optional[_Union[KeptCache, _Mapping]] = ...) -> None: ...
 
 class ToAttention(_message.Message):
-    __slots__ = ("submit", "cancel", "acknowledge", "resume", "halt", "claim")
+    __slots__ = ("submit", "cancel", "acknowledge", "resume", "halt", "claim", "ask_cache")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    ASK_CACHE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     acknowledge: Acknowledge
     resume: Resume
     halt: Halt
     claim: Claim
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+    ask_cache: AskCache
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., ask_cache: _Optional[_Union[AskCache, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
     __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced", "unfilled")
@@ -518,6 +522,44 @@ class Held(_message.Message):
     count: int
     kept: bool
     def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
+
+class AskCache(_message.Message):
+    __slots__ = ("query", "owner", "everybody", "unpin")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EVERYBODY_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    owner: str
+    everybody: bool
+    unpin: bool
+    def __init__(self, query: _Optional[int] = ..., owner: _Optional[str] = ..., everybody: _Optional[bool] = ..., unpin: _Optional[bool] = ...) -> None: ...
+
+class Owned(_message.Message):
+    __slots__ = ("owner", "blocks", "seconds")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    blocks: int
+    seconds: float
+    def __init__(self, owner: _Optional[str] = ..., blocks: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class KeptCache(_message.Message):
+    __slots__ = ("query", "blocks", "block_tokens", "block_bytes", "unpinned", "owners")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    blocks: int
+    block_tokens: int
+    block_bytes: int
+    unpinned: int
+    owners: _containers.RepeatedCompositeFieldContainer[Owned]
+    def __init__(self, query: _Optional[int] = ..., blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., unpinned: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owned, _Mapping]]] = ...) -> None: ...
 
 class Prefixes(_message.Message):
     __slots__ = ("came", "went", "anew")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
+from afserve.control.wire.cache_values import AskCache, KeptCache
 from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt
 from afserve.control.wire.request_values import (
@@ -181,6 +182,7 @@ FROM_ATTENTION: dict[type, Codec] = {
     Claimed: codec("claimed", Claimed),
     Given: codec("given", Given),
     Prefixes: codec("prefixes", Prefixes),
+    KeptCache: codec("kept_cache", KeptCache),
 }
 TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
@@ -189,4 +191,5 @@ TO_ATTENTION: dict[type, Codec] = {
     Resume: codec("resume", Resume),
     Halt: codec("halt", Halt),
     Claim: codec("claim", Claim),
+    AskCache: codec("ask_cache", AskCache),
 }

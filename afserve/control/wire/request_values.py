@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from afserve.comm.kv.source import KvSource
+from afserve.control.wire.cache_values import AskCache, KeptCache
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
@@ -133,5 +134,5 @@ class Resume:
     start: int
 
 
-FromAttention = Attend | Tokens | Refused | Claimed | Given | Prefixes
-ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim
+FromAttention = Attend | Tokens | Refused | Claimed | Given | Prefixes | KeptCache
+ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim | AskCache

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.engine.kv.free_blocks import FreeBlocks
-from afserve.engine.kv.retained import RetainedBlocks, Retention
+from afserve.engine.kv.retained import Released, RetainedBlocks, Retention
 
 
 class GroupTable(Protocol):
@@ -202,10 +202,20 @@ class BlockPool:
         return self._cached if cached <= copy + self.blocks else self._copies
 
     def _let_go(self) -> None:
-        """Blocks that are retained no longer are the next ones to be evicted."""
-        for block, released in reversed(self.retained.surplus() if self.retained else ()):
+        if self.retained:
+            self._evict_next(self.retained.surplus())
+
+    def _evict_next(self, blocks: Sequence[Released]) -> None:
+        """Those that are retained no longer."""
+        for block, released in reversed(blocks):
             self._cached[block] = released
             self._cached.move_to_end(block, last=False)
+
+    def unpin(self, owner: str | None) -> int:
+        """Blocks that this owner, or anybody, has asked to keep are ordinary cached ones from now on: how many."""
+        count, idle = self.retained.let_go_of(owner)
+        self._evict_next(idle)
+        return count
 
     def publish(self, block: int, digest: Hash) -> None:
         """A held block is full and written: let others find it. The first block of a content wins."""

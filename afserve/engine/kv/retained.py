@@ -23,6 +23,15 @@ class Retention:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What `owner` keeps: `blocks`, of which requests read some now, the last one for `seconds` more."""
+
+    owner: str
+    blocks: int
+    seconds: float
+
+
 class RetainedBlocks:
     def __init__(self, blocks: int, clock: Clock | None = None) -> None:
         self._most, self._clock = blocks // SHARE, clock or MonotonicClock()
@@ -93,6 +102,24 @@ class RetainedBlocks:
         """The one that was released first, of the owner who has most."""
         owner = max(self._idle, key=lambda name: len(self._idle[name]))
         return self._let_go(owner, next(iter(self._idle[owner])))
+
+    def owned(self) -> list[Owned]:
+        """Who keeps what, by name."""
+        now = self._clock.now()
+        found: dict[str, list[float]] = {}
+        for owner, until in self._asked.values():
+            if until > now:
+                found.setdefault(owner, []).append(until - now)
+        return [Owned(owner, len(left), max(left)) for owner, left in sorted(found.items())]
+
+    def let_go_of(self, owner: str | None) -> tuple[int, list[Released]]:
+        """Nothing of it is kept any longer, of nobody's where it is None: how many blocks that were, and those of them
+        that nobody holds."""
+        blocks = [block for block, (whose, _) in self._asked.items() if owner is None or whose == owner]
+        idle = [self._let_go(self._asked[block][0], block) for block in blocks if block in self]
+        for block in blocks:
+            self._asked.pop(block, None)
+        return len(blocks), idle
 
     def _let_go(self, owner: str, block: int) -> Released:
         released = self._take(owner, block)

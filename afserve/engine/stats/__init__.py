@@ -41,6 +41,9 @@ class KvStats:
         0, "Blocks of running requests that another node keeps a copy of.", "kv_copied_blocks"
     )
     copies: int = counter(0, "Cached blocks that are kept for another node.", "kv_copies_held", kind="gauge")
+    retained: int = counter(
+        0, "Cached blocks that somebody asked to keep.", "kv_retained_blocks", kind="gauge"
+    )
     copy_hits: int = counter(0, "Copied blocks that a request was continued with.", "kv_copy_hits")
     handed: int = counter(0, "Prompts that another node computed for this one.", "prompts_handed_over")
     handed_short: int = counter(

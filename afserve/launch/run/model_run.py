@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from afserve.control.admission import Objectives
-from afserve.control.backend import Kept, Opened, ServedModel
+from afserve.control.backend import CacheKept, Kept, Opened, ServedModel
 from afserve.control.frontend import Frontend
 from afserve.control.requests import Taker
 from afserve.control.wire.change_values import Change, Changed
@@ -37,6 +37,9 @@ class CurrentRun:
 
     async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
         return await self._frontend.find(id, take=take)
+
+    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+        return await self._frontend.kept_cache(owner, unpin=unpin)
 
     def ready(self) -> bool:
         return self._frontend.ready()

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from afserve.control.backend import Kept, Opened
-from afserve.control.claims import GivenAwayError
+from afserve.control.questions import GivenAwayError
 from afserve.engine.scheduling.request import NO_ORIGIN, Origin
 from afserve.engine.scheduling.routed_experts import MOST_BYTES
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown

@@ -1,0 +1,105 @@
+"""/v1/cache: what caches keep because a key asked for it, what that takes, and its end. A key sees its own; one of an
+admin, and everybody where no key is asked for, sees all."""
+
+import asyncio
+from collections.abc import Iterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afserve.control.backend import CacheKept
+from afserve.control.wire.cache_values import KeptCache
+from afserve.engine.kv.retained import Owned
+from afserve.engine.stats import AttentionStats
+from afserve.server.access.accounts import account_of
+from afserve.server.access.key_file import KeyRole
+from afserve.server.access.keyring import ForbiddenError
+from afserve.server.answers.hosted import Hosted
+from afserve.server.endpoints.service import Service
+from afserve.server.replies.refusal import json_response
+
+Row = dict[str, object]
+_MEMORY, _HOST, _DISK = "memory", "host", "disk"
+
+
+class CacheEndpoints:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def show_kept(self, request: Request) -> Response:
+        """What each key keeps at each node; who sees all also sees how full the tiers are."""
+        found = await self._ask(request, unpin=False)
+        rows = [row for model, kept in found for row in _kept_rows(model, kept)]
+        said: Row = {"object": "cache", "kept": rows, "complete": _complete(found)}
+        if _owner(request) is None:
+            said["tiers"] = [row for each in self._models(request) for row in await _tier_rows(each)]
+        return json_response(said)
+
+    async def delete_kept(self, request: Request) -> Response:
+        """It stays in the cache as all else does, and is evicted next."""
+        found = await self._ask(request, unpin=True)
+        told = [told for _, kept in found for _, told in kept.nodes]
+        blocks, tokens = (
+            sum(one.unpinned for one in told),
+            sum(one.unpinned * one.block_tokens for one in told),
+        )
+        said = {
+            "object": "cache",
+            "unpinned": {"blocks": blocks, "tokens": tokens},
+            "complete": _complete(found),
+        }
+        return json_response(said)
+
+    async def _ask(self, request: Request, *, unpin: bool) -> list[tuple[str, CacheKept]]:
+        """Of one model or of all, at once."""
+        models, owner = self._models(request), _owner(request)
+        answers = await asyncio.gather(*(each.backend.kept_cache(owner, unpin=unpin) for each in models))
+        return [(each.model_name, answer) for each, answer in zip(models, answers, strict=True)]
+
+    def _models(self, request: Request) -> list[Hosted]:
+        name = request.query_params.get("model")
+        return list(self._service.models) if name is None else [self._service.models.named(name)]
+
+
+def _owner(request: Request) -> str | None:
+    """Whose is asked about, None for all. Raises ForbiddenError for another key's."""
+    key, asked = account_of(request.scope).key, request.query_params.get("key")
+    if key is None or key.role is KeyRole.ADMIN:
+        return asked
+    if asked not in (None, key.name):
+        raise ForbiddenError("key: another key's cache is seen by keys for admin alone; leave key out")
+    return key.name
+
+
+def _complete(found: list[tuple[str, CacheKept]]) -> bool:
+    return all(kept.complete for _, kept in found)
+
+
+def _kept_rows(model: str, kept: CacheKept) -> Iterator[Row]:
+    for node, told in kept.nodes:
+        for owned in told.owners:
+            yield {"model": model, "node": node, "tier": _MEMORY, **_taken(owned, told)}
+
+
+def _taken(owned: Owned, told: KeptCache) -> Row:
+    """What it costs: a share of the node's cache, and bytes."""
+    return {
+        "key": owned.owner,
+        "blocks": owned.blocks,
+        "tokens": owned.blocks * told.block_tokens,
+        "bytes": owned.blocks * told.block_bytes,
+        "share": round(owned.blocks / max(1, told.blocks), 6),
+        "seconds": round(owned.seconds, 3),
+    }
+
+
+async def _tier_rows(model: Hosted) -> list[Row]:
+    """How full each node's tiers are below its cache, in blocks."""
+    rows: list[Row] = []
+    for node in (await model.backend.view()).nodes:
+        if isinstance(node.stats, AttentionStats):
+            for tier, told in ((_HOST, node.stats.tiers.host), (_DISK, node.stats.tiers)):
+                where = {"model": model.model_name, "node": node.name, "tier": tier}
+                if told.capacity:
+                    rows.append({**where, "blocks": told.blocks, "capacity": told.capacity})
+    return rows
