@@ -28,6 +28,7 @@ def engine_values(engine: Engine) -> dict[str, object]:
         "factors": dict(engine.factors),
         "wait_factors": dict(engine.wait_factors),
         "quantile": round(engine.rows.quantile, 4),
+        "quantile_many": round(engine.rows.quantile_many, 4),
         "columns": [*COLUMNS, MODE] if engine.rows.drafted else list(COLUMNS),
         "rows": _table(engine.rows),
     }

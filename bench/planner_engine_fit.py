@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.engine import PLAIN, Engine, Rates, Wait
 from afserve.placement.planner.perf.engine_rows import (
+    MANY,
     REACH,
     Like,
     MeasuredRows,
@@ -143,7 +144,8 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
         wait, wait_factors, wait_weights[known] = _fit_wait(found.some(known), np.exp(-left[known]))
     others = alike * (found.series[:, None] != found.series)
     size = np.abs(left) / local_error(others, left)
-    quantile = float(np.quantile(size, _rank(len(size))))
+    quantile = _quantile(size)
+    many = size[found.requests > np.log2(MANY)]
     rows = MeasuredRows(
         found.like,
         found.requests,
@@ -151,7 +153,8 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
         weights,
         wait_weights,
         left,
-        (len(size) * quantile + _WORTH * _USUAL) / (len(size) + _WORTH),
+        quantile,
+        max(_quantile(many), quantile) if len(many) >= _WORTH else quantile,
     )
     summary = {
         "rows": len(left),
@@ -159,6 +162,36 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
         "tpot_error_unseen_series": round(float(np.median(np.abs(np.expm1(left)))), 4),
     }
     return replace(fitted, wait=wait, wait_factors=wait_factors, rows=rows, fit={**engine.fit, **summary})
+
+
+def beside(engine: Engine, odd: Evidence) -> Engine:
+    """`engine` with rows that correct nothing and make the interval near them as wide as they are off: rows in a mode
+    that their source does not say."""
+    if not len(odd.rows):
+        return engine
+    said = (odd.parts * np.array([getattr(engine.rates, name) for name in PARTS])).sum(axis=1)
+    factors = [
+        float(engine.factor(like, np.exp2(requests), np.exp2(devices)))
+        for like, requests, devices in zip(odd.like, odd.requests, odd.devices, strict=True)
+    ]
+    rows, none = engine.rows, np.zeros(len(odd.rows))
+    joined = MeasuredRows(
+        rows.like + odd.like,
+        np.concatenate([rows.requests, odd.requests]),
+        np.concatenate([rows.devices, odd.devices]),
+        np.concatenate([rows.tpot, none]),
+        np.concatenate([rows.ttft, none]),
+        np.concatenate([rows.wrong, np.log(odd.tpot / said / np.array(factors))]),
+        rows.quantile,
+        rows.quantile_many,
+    )
+    return replace(engine, rows=joined)
+
+
+def _quantile(size: Array) -> float:
+    """Of errors over local errors, drawn towards the usual one where rows are few."""
+    own = float(np.quantile(size, _rank(len(size))))
+    return (len(size) * own + _WORTH * _USUAL) / (len(size) + _WORTH)
 
 
 def _rank(count: int) -> float:

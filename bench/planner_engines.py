@@ -3,9 +3,11 @@
     python -m bench.planner_engines [--data ../shared/data/planner] [--unseen 0] [--out configs/engines]
 
 Rows of served engines are split by series into five folds; fold `--unseen` is never read by the fit, and is what
-`python -m bench.planner` judges. vLLM's sixteen rows of wide expert parallelism on GB200 are all fitted; their error is
-of workloads left out in turn. Systems with a handful of published rows keep the kernels' rates and learn
-only how far those rows are off; their error is of series that were left out in turn.
+`python -m bench.planner` judges. Rows whose mode is not said (`planner_rows.unsaid`) are fitted to nothing; that the
+engine was measured so far from what is planned makes intervals near them wider. vLLM's sixteen rows of wide expert
+parallelism on GB200 are all fitted; their error is of workloads left out in turn. Systems with a handful of published
+rows keep the kernels' rates and learn only how far those rows are off; their error is of series that were left out in
+turn.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import numpy as np
 from afserve.cli.plan.catalog import load_curves
 from afserve.placement.planner.perf.engine import PLAIN, Engine
 from bench.planner_engine_file import engine_values
-from bench.planner_engine_fit import Evidence, evidence, fit_engine
+from bench.planner_engine_fit import Evidence, beside, evidence, fit_engine
+from bench.planner_more_rows import SOURCES, more_rows
 from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
 from bench.planner_rows import fold, impossible, read_rows, unsaid
 from bench.planner_served import ServedRow
@@ -94,7 +97,7 @@ MEGASCALE = Engine(
 def rows_of(data: Path) -> dict[str, list[ServedRow]]:
     """Rows by engine: aggregated and disaggregated ones of the public table, and what systems published."""
     read = read_rows(data / "silicon_rows.csv")[0]
-    table = [row for row in read if not impossible(row) and not unsaid(row)]
+    table = [row for row in read if not impossible(row)] + more_rows(data / "new_rows.csv")
     found = {
         name: [row for row in table if row.engine.split()[0] == backend] for name, backend in BACKENDS.items()
     }
@@ -112,9 +115,11 @@ def fitted(name: str, found: Evidence, unseen: int) -> Engine:
         return fit_engine(SYSTEMS[name], found, rates=False)
     engine = SERVED[name]
     kept = np.array([row.series.startswith(WIDE) or fold(row, FOLDS) != unseen for row in found.rows])
-    seen = found.some(kept)
-    source = f"{SILICON}; folds by series, fold {unseen} of {FOLDS} unseen"
-    return _named(fit_engine(engine, seen), source, len(kept) - len(seen.rows), seen.rows)
+    odd = np.array([unsaid(row) for row in found.rows])
+    seen = found.some(kept & ~odd)
+    source = f"{SILICON}; {SOURCES}; folds by series, fold {unseen} of {FOLDS} unseen"
+    engine = beside(fit_engine(engine, seen), found.some(kept & odd))
+    return _named(engine, source, int((~kept).sum()), seen.rows)
 
 
 def _named(engine: Engine, source: str, unseen: int, seen: tuple[ServedRow, ...]) -> Engine:

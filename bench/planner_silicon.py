@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.planner_engines import FOLDS, SERVED, evidence_of, fitted, rows_of, write
-from bench.planner_rows import fold
+from bench.planner_rows import fold, unsaid
 from bench.planner_served import ServedRow
 from bench.planner_typed import say, typed_row
 
@@ -70,7 +70,8 @@ def every_fold(data: Path, told: Callable[[str], None] = print) -> tuple[Errors,
                 if unseen:
                     write(fitted(name, evidence, unseen), Path(folder))
                     profile = str(Path(folder) / f"{name}.json")
-                parts.append(asked([row for row in found[name] if fold(row, FOLDS) == unseen], profile))
+                mine = [row for row in found[name] if fold(row, FOLDS) == unseen and not unsaid(row)]
+                parts.append(asked(mine, profile))
                 told(f"{name}, fold {unseen}: {len(parts[-1].rows)} rows")
     return joined(parts[::FOLDS]), joined(parts)
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.interval import WITHIN_80
 from afserve.placement.planner.panel import asked_of_all, differences
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.plan import WITHIN_80, Plan
+from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, RankedPlans
 from afserve.placement.planner.same_layout import family_of
 from afserve.placement.planner.sensitivity import verdict

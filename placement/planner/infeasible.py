@@ -123,7 +123,8 @@ def describe(plan: Plan) -> str:
     each = f", {plan.prompt_parts} on each" if plan.prompt_parts > 1 else ""
     reading = f"{plan.prefill.devices} {plan.prefill.hardware} for prompts{each}" if plan.prefill else ""
     if plan.kind == "colocated":
-        words = f"colocated on {plan.attention.devices} {plan.attention.hardware}"
+        several = f"{plan.decoders} times " if plan.decoders > 1 else ""
+        words = f"colocated on {several}{plan.attention.devices // plan.decoders} {plan.attention.hardware}"
         return f"{words} and {reading}" if reading else words
     return (
         f"AFD with {reading + ', ' if reading else ''}{plan.attention.devices} {plan.attention.hardware} for attention "

@@ -10,21 +10,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.placement.pipeline import StageTimes
+from afserve.placement.planner.interval import (
+    WITHIN_80,
+    closest_row,
+    decoding_setting,
+    half_width,
+    layout_like,
+    outside_of,
+)
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
-from afserve.placement.planner.perf.engine_rows import ClosestRow, Like
+from afserve.placement.planner.perf.engine_rows import ClosestRow
 from afserve.placement.planner.perf.first_token import crowd_of, first_token
 from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.prefill import decoding_only
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import Stages
 from afserve.placement.planner.search import PlanFamily
 
 HOUR, MILLION = 3600.0, 1e6
-WITHIN_80 = 1.2816
-"""Standard deviations that hold 80 % of a normal distribution, to either side."""
-DRAFTING = 0.1
-"""One standard deviation of what drafting takes in an engine that was measured without; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ class Plan:
     those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
     take with one of them, seconds. drafts: of each sequence in a step; what is not known of their acceptance is in
     error and half_width. closest: the row of the engine that is most like it, None where nothing was measured. asked:
-    requests that clients keep in flight, 0 where they come at random. instances: how many of it a rate takes.
+    requests that clients keep in flight, 0 where they come at random. outside: what no
+    measured row has. instances: how many of it a rate takes.
+    decoders: colocated instances that decode, of `ranks` each, beside `prefill`; `attention` has the devices of all.
     """
 
     kind: str
@@ -77,7 +82,9 @@ class Plan:
     drafts: Drafts = NO_DRAFTS
     closest: ClosestRow | None = None
     asked: float = 0.0
+    outside: tuple[str, ...] = ()
     instances: int = 1
+    decoders: int = 1
 
     @property
     def devices(self) -> int:
@@ -109,8 +116,13 @@ class Plan:
     @property
     def requests(self) -> int:
         """Requests in decode at once."""
-        places = self.ranks * self.batch * self.micro_batches
+        places = self.all_ranks * self.batch * self.micro_batches
         return min(places, math.ceil(self.asked)) if self.asked else places
+
+    @property
+    def all_ranks(self) -> int:
+        """Of all instances that decode."""
+        return self.ranks * self.decoders
 
     @property
     def all_devices(self) -> int:
@@ -140,7 +152,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     stages = one.stages(setting, np.array([batch]))
     alone = stages if stages.prompt_parts[0] == 1 else one.stages(setting.never_split, np.array([batch]))
     ranks, experts = int(one.ranks[0]), int(one.expert_devices[0])
-    attention_devices = ranks * family.tensor_parallel
+    attention_devices = ranks * family.tensor_parallel * family.decoders
     times = StageTimes(
         attention=float(stages.attention[0]),
         experts=float(stages.experts[0]),
@@ -151,12 +163,12 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     core = float(stages.core[0])
     busiest, bound = _binding(one, setting, times, batch)
     tpot = float(stages.tpot[0])
-    tok_s = ranks * batch * family.micro_batches / tpot
-    if setting.concurrency:
-        tok_s = min(tok_s, setting.concurrency / tpot)
-    half_width = _half_width(one, _decoding_setting(one, setting), times, core, batch)
+    ttft = _first_token(one, setting, stages, batch)
+    tok_s = _rate(setting, ranks * batch * family.micro_batches * family.decoders, tpot, ttft)
+    width = half_width(one, decoding_setting(one, setting), times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
-    sliced = experts if setting.split_experts and experts else _columns(setting, experts or attention_devices)
+    here = experts or ranks * family.tensor_parallel
+    sliced = experts if setting.split_experts and experts else _columns(setting, here)
     cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
     watts = attention_devices * family.attention.watts + experts * expert_chip.watts
     reading = None
@@ -174,7 +186,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         batch=int(batch),
         ranks=ranks,
         tpot=tpot,
-        ttft=_first_token(one, setting, stages, batch),
+        ttft=ttft,
         prefill_share=float(stages.prefill_share[0]),
         tok_s=tok_s,
         usd_per_hour=cost,
@@ -182,29 +194,32 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         limited_by=limited_by,
         busiest=busiest,
         bound_by=bound,
-        error=half_width / WITHIN_80,
+        error=width / WITHIN_80,
         stages=times,
         layers=setting.shape.experts.layers,
         decode_only=setting.workload.decode_only and setting.prefill is None,
         engine=setting.engine.name,
-        half_width=half_width,
+        half_width=width,
         prefill=reading,
         prompt_parts=int(stages.prompt_parts[0]),
         prompt_alone=float(alone.first_token[0]),
         drafts=setting.drafts,
         asked=setting.concurrency,
-        closest=_closest(one, _decoding_setting(one, setting), batch),
+        decoders=family.decoders,
+        outside=tuple(words for words, _ in outside_of(one, setting)),
+        closest=closest_row(one, decoding_setting(one, setting), batch),
     )
 
 
-def _closest(family: PlanFamily, setting: Setting, batch: float) -> ClosestRow | None:
-    return setting.engine.rows.closest(layout_like(family, setting), *_size(family, batch))
-
-
-def _size(family: PlanFamily, batch: float) -> tuple[float, float]:
-    """(requests in decode, devices that decode) of the one layout of `family`."""
-    requests = float(family.ranks[0] * batch * family.micro_batches)
-    return requests, float(family.ranks[0] * family.tensor_parallel + family.expert_devices[0])
+def _rate(setting: Setting, places: float, tpot: float, ttft: float) -> float:
+    """Tokens per second. A client that waits for an answer sends nothing meanwhile: what it waits for the first token
+    counts too, where its prompts are planned (Little's law)."""
+    rate, clients, answer = places / tpot, setting.concurrency, setting.workload.mean_answer
+    if not clients:
+        return rate
+    read = setting.prefill is not None or not setting.workload.decode_only
+    waiting = ttft / max(answer, 1.0) if read else 0.0
+    return min(rate, clients / (tpot + waiting))
 
 
 def _first_token(family: PlanFamily, setting: Setting, stages: Stages, batch: float) -> float:
@@ -216,32 +231,6 @@ def _first_token(family: PlanFamily, setting: Setting, stages: Stages, batch: fl
     like, requests = layout_like(family, setting), family.ranks * resident
     factor = setting.engine.wait_factor(like, requests, family.ranks * family.tensor_parallel)
     return float(first_token(crowd, setting.engine.wait, factor)[0])
-
-
-def layout_like(family: PlanFamily, setting: Setting) -> Like:
-    """What measured rows are compared with, for the one layout of `family`."""
-    if family.kind == "afd":
-        return setting.like(family.attention, "afd")
-    one = "tp" if setting.split_experts else "tp ep"
-    return setting.like(family.attention, "dp" if family.ranks[0] > 1 else one)
-
-
-def _decoding_setting(family: PlanFamily, setting: Setting) -> Setting:
-    return setting if family.prefill is None else decoding_only(setting)
-
-
-def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
-    """From rows that were measured of the engine; where there are none, from the spreads of its curves. Drafts add
-    what is not known of their acceptance, and of an engine that nobody measured with drafts."""
-    drafted = setting.drafts.tokens > 0 and not setting.engine.rows.drafted
-    more = WITHIN_80 * math.hypot(setting.drafts.deviation, DRAFTING * drafted)
-    return math.hypot(_own_width(family, setting, times, core, batch), more)
-
-
-def _own_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
-    if not setting.engine.measured:
-        return WITHIN_80 * _error(family, setting, times, core)
-    return setting.engine.half_width(layout_like(family, setting), *_size(family, batch))
 
 
 def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
@@ -299,25 +288,3 @@ def _expert_seconds(family: PlanFamily, setting: Setting, chip: Hardware, batch:
     rows, sliced = family.ranks * batch * setting.rows_per_request, setting.split_experts
     slices = sliced if family.kind == "afd" else sliced & (family.ranks == 1)
     return float(expert_half(setting, chip, rows, devices, slices=slices)[0])
-
-
-def _step_seconds(setting: Setting) -> float:
-    """Seconds of a step that belong to no layer; none where the next step is prepared meanwhile."""
-    return 0.0 if setting.steps_ahead else setting.curves.pick("step", setting.precision.attention).launch
-
-
-def _error(family: PlanFamily, setting: Setting, times: StageTimes, core: float) -> float:
-    """The curves' spreads weighted by their share of a layer, and the model's own from validation."""
-    curves, precision = setting.curves, setting.precision
-    kind, layer = setting.shape.attention[0].kind, curves.pick("attention_layer", precision.attention)
-    total = times.attention + times.experts
-    parts = (
-        (core, curves.pick("core", precision.kv, kind).spread),
-        (times.attention - core, curves.pick("gemm", precision.attention).spread),
-        (times.experts, curves.pick("experts", precision.experts).spread),
-        (layer.launch, layer.spread),
-        (_step_seconds(setting) / setting.shape.layers, curves.pick("step", precision.attention).spread),
-    )
-    own = sum((seconds / total * spread) ** 2 for seconds, spread in parts if total > 0)
-    model = max(curves.spread_on(family.attention.rows_name), curves.spread_on(family.experts.rows_name))
-    return float((own + model**2) ** 0.5)

@@ -196,7 +196,7 @@ def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
 
 def _cost(family: PlanFamily, objective: str) -> Array | None:
     """What the objective counts per second of this layout; None when it does not count per token."""
-    attention, experts = family.ranks * family.tensor_parallel, family.expert_devices
+    attention, experts = family.decode_devices, family.expert_devices
     if objective == "dollar":
         return attention * family.attention.usd_per_hour + experts * family.experts.usd_per_hour
     if objective == "device":
@@ -216,7 +216,7 @@ def _counted(chip: Hardware | None, objective: str) -> float:
 def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> tuple[Array, Array]:
     """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes)."""
     stages = family.stages(setting, batch)
-    speed = family.ranks * batch * family.micro_batches / stages.tpot
+    speed = family.ranks * batch * family.micro_batches * family.decoders / stages.tpot
     speed = np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
     cost = _cost(family, question.objective)
     if cost is not None:
@@ -226,7 +226,7 @@ def _score(family: PlanFamily, question: Question, setting: Setting, batch: Arra
     elif question.objective == "speed":
         score = 1 / speed
     else:
-        score = family.ranks * family.tensor_parallel + family.expert_devices + stages.prefill
+        score = family.decode_devices + family.expert_devices + stages.prefill
     if not question.tokens_per_second:
         return np.asarray(score), np.ones_like(speed)
     instances = np.ceil(question.tokens_per_second / speed * (1 - 1e-9))

@@ -63,6 +63,7 @@ def family_of(question: Question, plan: Plan, ranks: Array, expert_devices: Arra
         ranks,
         expert_devices,
         chips[plan.prefill.hardware] if plan.prefill else None,
+        decoders=plan.decoders,
     )
 
 
@@ -87,6 +88,7 @@ def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: C
         np.array([float(plan.experts.devices if afd else 0)]),
         given.prefill,
         BATCH_LIMIT * plan.devices,
+        plan.decoders,
     )
     kept, batch, _ = best_batches(family, given.setting, targets, running=question.layout.running)
     if not len(batch):
@@ -94,7 +96,7 @@ def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: C
     if plan.limited_by == "objective":
         batch = np.array([float(plan.batch)])
     tpot = float(kept.stages(given.setting, batch).tpot[0])
-    requests = plan.ranks * float(batch[0]) * plan.micro_batches
+    requests = plan.all_ranks * float(batch[0]) * plan.micro_batches
     if given.setting.concurrency:
         requests = min(requests, given.setting.concurrency)
     return requests / tpot

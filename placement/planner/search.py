@@ -26,6 +26,8 @@ HERE, APART = "here", "apart"
 GRID = 64
 BATCH_LIMIT = 8192
 TENSOR_PARALLEL = (1, 2, 4, 8)
+DECODERS = (1, 2, 3, 4, 6)
+"""Colocated instances that decode beside the devices that read their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ ANY = GivenLayout()
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
     """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated). prefill:
-    what reads prompts, of which `offered` devices are there for all roles; None where those that decode read them."""
+    what reads prompts, of which `offered` devices are there for all roles; None where those that decode read them.
+    decoders: colocated instances that decode, of `ranks` each, whose prompts are read by the same devices."""
 
     kind: str
     attention: Hardware
@@ -79,6 +82,12 @@ class PlanFamily:
     expert_devices: Array
     prefill: Hardware | None = None
     offered: int = 0
+    decoders: int = 1
+
+    @property
+    def decode_devices(self) -> Array:
+        """Attention devices, or colocated ones, of all instances that decode."""
+        return np.asarray(self.ranks * self.tensor_parallel * self.decoders)
 
     def stages(self, setting: Setting, batch: Array) -> Stages:
         if self.prefill is None:
@@ -92,13 +101,15 @@ class PlanFamily:
                 setting, self.prefill, self.experts, self.ranks, self.expert_devices, resident
             )
         stages = self._decoding(decoding_only(setting), batch, beside)
-        return with_reader(setting, stages, found, self.prefill, self.attention, self.ranks * resident)
+        return with_reader(
+            setting, stages, found, self.prefill, self.attention, self.ranks * resident * self.decoders
+        )
 
     def left_for_prefill(self) -> Array:
         """Devices of that kind that no rank and no expert has."""
         left = np.full_like(self.ranks, float(self.offered))
         if self.prefill is not None and self.prefill.name == self.attention.name:
-            left = left - self.ranks * self.tensor_parallel
+            left = left - self.decode_devices
         if self.prefill is not None and self.kind == "afd" and self.prefill.name == self.experts.name:
             left = left - self.expert_devices
         return left
@@ -176,9 +187,17 @@ def families(
             yield family
         for pool in pools if APART in prompts else ():
             apart = replace(family, prefill=pool.chip, offered=pool.count)
-            apart = apart.subset(apart.left_for_prefill() >= 1)
-            if len(apart.ranks):
-                yield apart
+            for decoders in DECODERS if family.kind == "colocated" and layout == ANY else (1,):
+                several = replace(apart, decoders=decoders)
+                several = several.subset(_held(several, pools))
+                if len(several.ranks):
+                    yield several
+
+
+def _held(family: PlanFamily, pools: list[DevicePool]) -> NDArray[np.bool_]:
+    """Layouts of which the pools hold all instances that decode, and one device more."""
+    count = next(pool.count for pool in pools if pool.chip.name == family.attention.name)
+    return np.asarray((family.left_for_prefill() >= 1) & (family.decode_devices <= count))
 
 
 def _without_readers(

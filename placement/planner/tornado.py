@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from afserve.placement.planner.interval import WITHIN_80
 from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.workload import LONGEST, Workload, fixed_context, from_samples
-from afserve.placement.planner.plan import WITHIN_80, Plan
+from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 

@@ -6,10 +6,10 @@ from afserve.drafts import DRAFT_TOKENS, token_count
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
+from afserve.placement.planner.interval import WITHIN_80
 from afserve.placement.planner.perf.acceptance import OTHER, Accepted, expected_lengths, typed_lengths
 from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, DrafterCosts, Drafts
 from afserve.placement.planner.perf.shape import ModelShape
-from afserve.placement.planner.plan import WITHIN_80
 
 _AUTO, _OFF = "auto", "off"
 

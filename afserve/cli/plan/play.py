@@ -77,14 +77,14 @@ class PlayedRequests:
         self._plan, self._seed = plan, seed
         self._rank: Rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
         self._pool = reading_pool(question, plan)
-        shown = min(plan.ranks, SHOWN_RANKS)
+        shown = min(plan.all_ranks, SHOWN_RANKS)
         if requests is None:
             requests = min(shown * max(_FILLINGS * self._rank.slots, _LEAST), MOST_REQUESTS)
         arrivals = len(question.setting.workload.arrival)
         if arrivals and arrivals < shown:
             raise ConfigError(
-                f"--trace: it has {arrivals} requests, and {shown} of the plan's {plan.ranks:,} attention ranks are "
-                "played with one each at least; give a longer trace or a smaller layout"
+                f"--trace: it has {arrivals} requests, and {shown} of the plan's {plan.all_ranks:,} attention ranks "
+                "are played with one each at least; give a longer trace or a smaller layout"
             )
         shares = [max(requests // shown + (number < requests % shown), 1) for number in range(shown)]
         self._sent: list[Arrivals] = [
@@ -97,7 +97,7 @@ class PlayedRequests:
         """A rank whose requests come slower than it could serve them holds fewer at a time, and takes more steps."""
         rank, plan = self._rank, self._plan
         held = np.arange(1, rank.slots + 1)
-        enough = held >= load * plan.tok_s / plan.ranks / rank.tokens_per_step * rank.step[1:]
+        enough = held >= load * plan.tok_s / plan.all_ranks / rank.tokens_per_step * rank.step[1:]
         at_once = int(held[np.argmax(enough)]) if enough.any() else rank.slots
         requests, tokens = (sum(map(count, self._sent)) for count in (_requests, _tokens))
         steps = tokens / rank.tokens_per_step / at_once
@@ -112,10 +112,10 @@ class PlayedRequests:
         """(all ranks together, the ranks)."""
         sent, plan = self._sent, self._plan
         if self._pool is not None:
-            workers = max(round(self._pool.workers * len(sent) / plan.ranks), 1)
+            workers = max(round(self._pool.workers * len(sent) / plan.all_ranks), 1)
             pace = reading_pace(struck.outages, plan.kind, all_end=struck.recovery.all_end)
             sent = read_first(replace(self._pool, workers=workers), sent, pace)
-        losing = Losing(self._rank, plan.ranks, sent, struck, self._seed)
+        losing = Losing(self._rank, plan.all_ranks, sent, struck, self._seed)
         for number, share in losing.play():
             _show(f"requests, rank {number + 1} of {len(sent)}", share)
         _show("requests", 1.0)

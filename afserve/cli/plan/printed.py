@@ -217,7 +217,7 @@ def _row(label: str, plan: Plan) -> tuple[str, ...]:
         label,
         plan.kind.upper() if afd else plan.kind,
         f"{plan.prefill.devices} {plan.prefill.hardware}" if plan.prefill else "with attention",
-        f"{plan.attention.devices} {plan.attention.hardware}",
+        _decoding(plan),
         f"{plan.experts.devices} {plan.experts.hardware}" if afd else "same",
         str(plan.attention.tensor_parallel),
         str(plan.micro_batches),
@@ -233,6 +233,11 @@ def _row(label: str, plan: Plan) -> tuple[str, ...]:
     )
 
 
+def _decoding(plan: Plan) -> str:
+    each = plan.attention.devices // plan.decoders
+    return f"{f'{plan.decoders} x ' if plan.decoders > 1 else ''}{each} {plan.attention.hardware}"
+
+
 def _details(question: Question, best: Plan) -> list[str]:
     idle = best.bubbles()
     lines = [
@@ -240,6 +245,10 @@ def _details(question: Question, best: Plan) -> list[str]:
         f"{best.interval[1] * 1e3:.1f} ms): {best.requests:,} request{'s' * (best.requests != 1)} in decode, "
         f"${best.usd_per_hour:,.2f}/h, {best.watts / 1e3:,.1f} kW"
     ]
+    if best.outside:
+        lines.append(
+            f"Outside of what was measured: {'; '.join(best.outside)}. The interval is that wide for it"
+        )
     times = best.stages
     lines.append(
         f"one layer of one micro-batch: attention {times.attention * 1e6:.0f} us, dispatch {times.dispatch * 1e6:.0f}, "

@@ -82,6 +82,11 @@ def simulate(
         raise DoesNotFitError(explain(question))
     _check_size(best)
     _check_timeline(timeline, best)
+    if losses.asked and best.decoders > 1:
+        raise ConfigError(
+            f"--lose and --mtbf: the best plan is {describe(best)}, and losses are played of one instance that "
+            "decodes; add --prompts here, or --kind afd"
+        )
     roles = roles_of(question, best, recovery) if losses.asked else ()
     happened = outages(roles, typed_losses(losses, roles))
     endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None

@@ -53,6 +53,7 @@ def _values(plan: Plan) -> dict[str, object]:
         "batch": plan.batch,
         "requests": plan.requests,
         "instances": plan.instances,
+        "decoders": plan.decoders,
         "devices": plan.all_devices,
         "ranks": plan.ranks,
         "tpot_ms": _rounded(plan.tpot * 1e3, 3),
@@ -66,6 +67,7 @@ def _values(plan: Plan) -> dict[str, object]:
         "limited_by": plan.limited_by,
         "busiest": plan.busiest,
         "engine": plan.engine,
+        "outside_of_measured": list(plan.outside),
         "error": round(plan.error, 3),
         "tpot_interval_80_ms": [_rounded(seconds * 1e3, 3) for seconds in plan.interval],
         "stages_us": {

@@ -124,4 +124,5 @@ def _rows(entries: TableFields) -> MeasuredRows:
         return MeasuredRows()
     requests, devices, tpot, ttft, wrong = np.array(numbers).T
     quantile = entries.number("quantile", least=1e-3)
-    return MeasuredRows(tuple(likes), requests, devices, tpot, ttft, wrong, quantile)
+    many = entries.number("quantile_many", quantile, least=1e-3)
+    return MeasuredRows(tuple(likes), requests, devices, tpot, ttft, wrong, quantile, many)

@@ -27,6 +27,8 @@ FAR, FAR_WEIGHT = 0.16, 0.5
 NEW = 0.4
 """What a question like no row at all adds. So the 80 % interval holds 84 % of rows of models that a fit has not seen,
 and 78 % of chips; with 0 it held 36 % and 53 %."""
+MANY = 128
+"""Requests in flight beyond which errors have a quantile of their own."""
 BEARS = 0.11
 """Likeness from which a row bears on a question: less is another model on another chip."""
 OFF = "off"
@@ -88,7 +90,8 @@ def _none() -> Array:
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRows:
     """One entry per row. tpot, ttft: weights of the corrections (bench/planner_alike.py learns them). wrong: log errors
-    of TPOT that a fit without the row's series leaves. quantile: errors over `FAR`-padded local errors, at 80 %."""
+    of TPOT that a fit without the row's series leaves. quantile: errors over `FAR`-padded local errors, at 80 %;
+    quantile_many: of rows with more than `MANY` requests in flight."""
 
     like: tuple[Like, ...] = ()
     requests: Array = field(default_factory=_none)
@@ -97,6 +100,7 @@ class MeasuredRows:
     ttft: Array = field(default_factory=_none)
     wrong: Array = field(default_factory=_none)
     quantile: float = 1.0
+    quantile_many: float = 1.0
 
     def alike(self, like: Like, requests: float, devices: float) -> Array:
         """The likeness of each row to this question."""
@@ -129,7 +133,8 @@ class MeasuredRows:
         return ClosestRow(float(alike[at]), self.like[at], *counts)
 
     def half_width(self, like: Like, requests: float, devices: float) -> float:
-        return self.quantile * float(local_error(self.alike(like, requests, devices)[None, :], self.wrong)[0])
+        quantile = self.quantile_many if requests > MANY else self.quantile
+        return quantile * float(local_error(self.alike(like, requests, devices)[None, :], self.wrong)[0])
 
 
 @lru_cache(maxsize=64)

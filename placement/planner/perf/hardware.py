@@ -20,7 +20,7 @@ class Hardware:
     `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). reduce,
     reduce_latency: bytes of the message per second, and seconds, of an all-reduce over the network where that was
     measured (0: not). sources: where a figure is from, by its key in the file. rows_of: the known chip with the same
-    figures, where the name is another.
+    figures, where the name is another. maker: of the chip.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Hardware:
     reduce_latency: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     rows_of: str = field(default="", compare=False)
+    maker: str = "nvidia"
 
     @property
     def rows_name(self) -> str:
@@ -103,6 +104,7 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         reduce=node.number("reduce_gb_s", 0.0) * 1e9,
         reduce_latency=node.number("reduce_latency_us", 0.0) * 1e-6,
         sources=_sources(fields),
+        maker=fields.section("meta").text("maker", "nvidia"),
     )
     return _checked(source, found)
 

@@ -76,13 +76,14 @@ def reader(
     setting: Setting, chip: Hardware, experts: Hardware | None, expert_devices: Array
 ) -> PrefillInstance | None:
     """An instance of `chip`: one attention device beside `expert_devices` of `experts`, or colocated where that is
-    None, as few devices as hold the model. None where it does not fit."""
+    None, as few devices as hold the model, which read short prompts together. None where it does not fit."""
     shape, precision = setting.held, setting.precision
     moved = cache_bytes(shape, precision, setting.workload.mean_prompt)
     own = attention_weight_bytes(shape, precision, 1) + moved
     room = chip.memory * setting.engine.memory
     computed = setting.workload.mean_prompt * (1 - setting.found.found_share)
-    chunk = min(EngineSettings().prefill_tokens / computed, 1.0)
+    step = EngineSettings().prefill_tokens / computed
+    chunk = min(step, 1.0)
     fetching, lag = setting.fetching, 1 / shape.layers
     if experts is not None:
         attention, read = prompt_seconds(setting, chip, experts, 1, np.ones(1), expert_devices)
@@ -93,7 +94,8 @@ def reader(
         if own + float(held[0]) <= room:
             one = np.full_like(expert_devices, size)
             attention, read = prompt_seconds(setting, chip, chip, 1, one, one)
-            busy, latency = np.maximum(attention + read, fetching) / size, fetching + attention + read
+            shared = prompt_seconds(setting, chip, chip, 1, one, one, max(int(step), 1))[1]
+            busy, latency = np.maximum(attention + shared, fetching) / size, fetching + attention + read
             return PrefillInstance(
                 float(size), busy, latency, moved, fetching, latency - fetching, chunk, lag
             )

@@ -243,10 +243,12 @@ def prompt_seconds(
     tensor_parallel: int,
     ranks: Array,
     expert_devices: Array,
+    together: int = 1,
 ) -> tuple[Array, Array]:
     """(attention seconds per prompt on its rank, expert seconds per prompt on each rank's behalf): 0 when prompts are
     prefilled elsewhere. Experts are shared by all ranks, so each prompt takes 1/devices of its work on each. Tokens
-    whose KV is found are not computed; the others attend to them."""
+    whose KV is found are not computed; the others attend to them. `together`: prompts of one step, which share its pass
+    over the experts' weights."""
     like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
     if setting.workload.decode_only:
         return like, like
@@ -257,11 +259,14 @@ def prompt_seconds(
     )[0]
     moe = shape.experts
     skew = skew_of(setting.routing, moe.experts, np.asarray(expert_devices))
-    rows = tokens * moe.top_k * ranks / expert_devices * skew
+    at_once = tokens * together
+    rows = at_once * moe.top_k * ranks / expert_devices * skew
     active = np.minimum(
-        active_experts(setting.routing, moe.experts, moe.top_k, tokens * ranks) / expert_devices, rows
+        active_experts(setting.routing, moe.experts, moe.top_k, at_once * ranks) / expert_devices, rows
     )
-    layer = expert_layer(shape, expert_chip, setting.curves, setting.precision.experts, rows, active)
+    layer = (
+        expert_layer(shape, expert_chip, setting.curves, setting.precision.experts, rows, active) / together
+    )
     rates = setting.engine.rates
     return like + rates.prompt_attention * attention, like + rates.prompt_experts * layer * moe.layers
 

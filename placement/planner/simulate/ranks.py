@@ -41,13 +41,13 @@ def arrivals_for(
 ) -> Arrivals:
     """A rank's share: every ranks-th request of a trace, sped up or slowed to `load`, or Poisson arrivals at it."""
     work = question.setting.workload
-    wanted = load * plan.tok_s / plan.ranks / work.mean_answer
+    wanted = load * plan.tok_s / plan.all_ranks / work.mean_answer
     answer = work.answer if work.mean_answer > 1 else np.full_like(work.answer, 128.0)
     if work.mean_answer <= 1:
         wanted /= 128.0
     if not len(work.arrival):
         return poisson(wanted, count, work.prompt, answer, rng)
-    mine = slice(rank, rank + count * plan.ranks, plan.ranks)
+    mine = slice(rank, rank + count * plan.all_ranks, plan.all_ranks)
     seconds = work.arrival[mine]
     span = float(seconds[-1] - seconds[0]) if len(seconds) > 1 else 1.0
     pace = (len(seconds) - 1) / span / wanted if span > 0 and len(seconds) > 1 else 1.0
