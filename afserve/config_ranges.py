@@ -63,6 +63,7 @@ RANGES: dict[str, Range] = {
     "decoder_sparse_step": LAYERS,
     "interleave_moe_layer_step": LAYERS,
     "full_attention_interval": LAYERS,
+    "global_attn_every_n_layers": LAYERS,
     "no_rope_layer_interval": LAYERS,
     "vocab_size": VOCABULARY,
     "draft_vocab_size": VOCABULARY,

@@ -81,7 +81,8 @@ class AttentionSpec:
 
     `qk_norm`: queries and keys are normalised, `head` by head or over the `width` of all heads; `late` after the rotary
     embedding; `unit` without weights. `clip` bounds what the projections of q, k and v give. `scale` of the softmax is
-    one over the root of `head_dim` where it is None, `out_scale` multiplies the output. `temperature` (f, s, a)
+    one over the root of `head_dim` where it is None, `out_scale` multiplies the output; with `normed` an RMS norm
+    follows it. `temperature` (f, s, a)
     multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
     """
 
@@ -102,6 +103,7 @@ class AttentionSpec:
     chunk: int | None = None
     sinks: bool = False
     gate: GateSpec | None = None
+    normed: bool = False
     q_lora_rank: int | None = None
     kv_lora_rank: int = 0
     nope_dim: int = 0
@@ -148,11 +150,12 @@ class AttentionSpec:
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
     """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection; all have a `bias` or
-    none has."""
+    none has. With `normed` an RMS norm follows."""
 
     inner: int
     activation: str = "silu"
     bias: bool = False
+    normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,8 @@ class MoeSpec:
     `scoring` and `selection` are names of kernels/routing.py's enums, `jitter` is the sparse mixer's. `router_bias` is
     added to the router's logits, `correction_bias` only to what experts are chosen by; `expert_bias`: the experts'
     projections have biases. `weigh_input`: an expert's weight multiplies its input, not its output. `shared_gate`: a
-    sigmoid of one number weighs the shared expert; `shared_bias` is that of its projections.
+    sigmoid of one number weighs the shared expert; `shared_bias` is that of its projections. With `normed` an RMS
+    norm follows the sum of all of them.
 
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
     it on both sides (gpt-oss).
@@ -186,6 +190,7 @@ class MoeSpec:
     weigh_input: bool = False
     shared_gate: bool = False
     shared_bias: bool = False
+    normed: bool = False
     jitter: float = 0.0
     activation: str = "silu"
     alpha: float = 1.0

@@ -73,6 +73,8 @@ def routed_half(ops: Reference, x_TH: Tensor, layer: GqaLayer, seen_TAD: Tensor)
 
 def join_half(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer, attended_TH: Tensor) -> Half:
     """From what attention adds: residual, norm, router."""
+    if layer.steps.after_norm_H is not None:
+        attended_TH = ops.rms_norm(attended_TH, layer.steps.after_norm_H, layer.eps)
     if layer.steps.centred:
         x_TH += attended_TH
         normed = ops.layer_norm(x_TH, layer.post_norm_H, layer.steps.post_bias_H, layer.eps)

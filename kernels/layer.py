@@ -20,7 +20,7 @@ class Steps:
     on both sides. `late`: the norms of q and k follow the rotary embedding. `chunk`: attention ends at the beginning of
     an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
     The sigmoid of what `gate` makes of the normalised row, a number for each head or each of its numbers, multiplies
-    what heads saw; or the `softplus` of it.
+    what heads saw; or the `softplus` of it. `after_norm_H` is an RMS norm of what attention adds.
     """
 
     centred: bool = False
@@ -32,6 +32,7 @@ class Steps:
     q_scale_P: Tensor | None = None
     gate: PackedLinear | None = None
     softplus: bool = False
+    after_norm_H: Tensor | None = None
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -42,6 +43,7 @@ class Steps:
             (self.chunk is not None, "attention in chunks"),
             (self.q_scale_P is not None, "queries scaled by position"),
             (self.gate is not None, "a gate for the output"),
+            (self.after_norm_H is not None, "a norm of what attention adds"),
         )
         return ", ".join(name for there, name in told if there)
 

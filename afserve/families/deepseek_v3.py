@@ -1,6 +1,9 @@
 """DeepSeek-V3 and V3.1 (`DeepseekV3ForCausalLM`): MLA, sigmoid router with a selection bias, shared expert;
-GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise; and both with sparse attention, V3.2
-(`DeepseekV32ForCausalLM`) and GLM-5 (`GlmMoeDsaForCausalLM`), some of whose layers attend what an earlier one chose."""
+GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`), which names its dense layers otherwise; A.X-K1 (`AXK1ForCausalLM`), with a
+norm of what experts add; and both with sparse attention, V3.2 (`DeepseekV32ForCausalLM`) and GLM-5
+(`GlmMoeDsaForCausalLM`), some of whose layers attend what an earlier one chose."""
+
+from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
@@ -22,6 +25,11 @@ def _lite_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return stack(fields, attention, moe, sparse_layers(fields, 1), fields.integer("intermediate_size"))
 
 
+def _axk1_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    layers = _lite_layers(fields)
+    return tuple(replace(one, ffn=replace(one.moe, normed=True)) if one.moe else one for one in layers)
+
+
 def _sparse(fields: ConfigFields, *, interleaved: bool) -> tuple[LayerSpec, ...]:
     moe, attention = sigmoid_groups(fields), indexed(fields, interleaved=interleaved)
     return stack(fields, attention, moe, sparse_layers(fields, 3), fields.integer("intermediate_size"))
@@ -41,6 +49,11 @@ GLM5 = Family(
     _glm5_layers,
     Naming(predictor=PredictorNames()),
     defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1},
+)
+AXK1 = Family(
+    _axk1_layers,
+    Naming(correction_sometimes=True),
+    defaults={"n_shared_experts": 1, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
 )
 GLM4_LITE = Family(
     _lite_layers,

@@ -70,6 +70,7 @@ class Naming:
     router_weight: str = "gate.weight"
     correction_bias: str = "gate.e_score_correction_bias"
     correction_row: bool = False  # stored as a matrix of one row
+    correction_sometimes: bool = False  # a checkpoint without it has zeros
     dense_ffn: str = "mlp"
     attention: str = "self_attn"
     linear: str = "linear_attn"
@@ -82,6 +83,8 @@ class Naming:
     output_gate: str = "g_proj"  # where it is a projection of its own
     input_norm: str = "input_layernorm.weight"
     post_norm: str = "post_attention_layernorm.weight"
+    after_attention: str = ""  # norms of what a half adds, where there are such
+    after_ffn: str = "post_mlp_layernorm.weight"
     stem: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens.weight"

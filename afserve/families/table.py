@@ -14,6 +14,7 @@ from afserve.config_json import Config, ConfigFields
 from afserve.drafts import DraftChoice
 from afserve.errors import CheckpointError, ConfigError, shown
 from afserve.families import (
+    afmoe,
     dbrx,
     deepseek_v2,
     deepseek_v3,
@@ -62,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": qwen2_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
     "glm4_moe_lite": deepseek_v3.GLM4_LITE,
+    "axk1": deepseek_v3.AXK1,
     "solar_open": glm4_moe.SOLAR_OPEN,
     "dots1": dots1.FAMILY,
     "hy_v3": dots1.HY3,
@@ -69,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "mellum": qwen3_moe.MELLUM,
     "flint": flint.FAMILY,
     "laguna": laguna.FAMILY,
+    "afmoe": afmoe.FAMILY,
     "mimo_v2_flash": mimo_v2_flash.FAMILY,
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,

@@ -87,6 +87,7 @@ class GroupedQueryHalf:
             q_scale_P=None if scale_P is None else scale_P.to(self._ops.device),
             gate=self._gate(a, spec.hidden, tensors),
             softplus=a.gate is not None and a.gate.softplus,
+            after_norm_H=tensors.after_attention(a, spec.hidden),
         )
 
     def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
@@ -258,7 +259,10 @@ class LatentHalf:
                 eps=spec.eps,
                 latent_eps=LATENT_EPS,
                 scale=mla_scale(a.rope, a.head_dim),
-                steps=Steps(q_scale_P=None if scale_P is None else scale_P.to(ops.device)),
+                steps=Steps(
+                    q_scale_P=None if scale_P is None else scale_P.to(ops.device),
+                    after_norm_H=tensors.after_attention(a, h),
+                ),
                 indexer=indexer,
                 reuses=a.indexer is not None and a.indexer.reuses,
             )

@@ -50,7 +50,8 @@ class DecoderLayer:
         names = naming.dense(layer) if dense else naming.shared_expert(layer)
         bias = ffn.bias if isinstance(ffn, DenseSpec) else ffn.shared_bias
         self._ffn = self._load_ffn(names, (inner, spec.hidden), bias, tensors) if inner else None
-        self._gate = None
+        self._after_H = tensors.norm(naming.after_ffn, spec.hidden) if ffn.normed else None
+        self._eps, self._gate = spec.eps, None
         if inner and not isinstance(ffn, DenseSpec) and ffn.shared_gate:
             weight = tensors(f"{naming.moe}.{naming.shared_gate}", 1, spec.hidden)
             self._gate = ops.pack_linear(weight)
@@ -83,7 +84,7 @@ class DecoderLayer:
     ) -> StackLayer | None:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
-        if half.bound is None or self._gate is not None:
+        if half.bound is None or self._gate is not None or self._after_H is not None:
             return None
         if self.moe_number is None or experts is None:
             return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None, group=group)
@@ -94,9 +95,25 @@ class DecoderLayer:
         if self._ffn is None:
             return None
         out_TH = self._ops.mlp(normed_TH, *self._ffn)
+        if self.moe_number is None:
+            return self._settled(out_TH)
         if self._gate is None:
             return out_TH
         return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether a norm follows the sum of shared and routed experts, so that `whole_sum` takes both."""
+        return self._after_H is not None
+
+    def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
+        """What an MoE layer adds to the residual stream, but for a shared expert that was added before."""
+        return self._settled(routed_TH if shared_TH is None else routed_TH + shared_TH)
+
+    def _settled(self, sum_TH: Tensor) -> Tensor:
+        if self._after_H is None:
+            return sum_TH
+        return self._ops.rms_norm(sum_TH.to(self._after_H.dtype), self._after_H, self._eps)
 
 
 class AttentionModel:

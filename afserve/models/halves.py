@@ -17,6 +17,7 @@ from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense, Weight
 from afserve.models.head_share import ALL_HEADS, HeadShare
 from afserve.models.weights import TensorSource
+from afserve.spec_parts import AttentionSpec
 
 
 class BoundHalf(Protocol):
@@ -72,6 +73,10 @@ class LayerTensors:
         """A norm's weights, what is added to one included. Added in float32: they are rounded once."""
         name = self.naming.layer(self.layer, part)
         return norm_weights(self.source, name, size, self.dtype, self.norm_less_one)
+
+    def after_attention(self, a: AttentionSpec, hidden: int) -> Tensor | None:
+        """The norm of what attention adds, where it has one."""
+        return self.norm(self.naming.after_attention, hidden) if a.normed else None
 
     def norm_biases(self, hidden: int) -> tuple[Tensor, Tensor]:
         names = bias_of(self.naming.input_norm), bias_of(self.naming.post_norm)

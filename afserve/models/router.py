@@ -44,9 +44,9 @@ def load_router(
     e = moe.experts
     gate = source.tensor(naming.router(layer), (e, spec.hidden), dtype).float()
     bias = added = None
-    if moe.correction_bias:
-        shape = (1, e) if naming.correction_row else (e,)
-        bias = source.tensor(naming.router_bias(layer), shape, torch.float32).view(e)
+    name = naming.router_bias(layer)
+    if moe.correction_bias and (not naming.correction_sometimes or source.has_tensor(name)):
+        bias = source.tensor(name, (1, e) if naming.correction_row else (e,), torch.float32).view(e)
     if moe.router_bias:
         added = source.tensor(bias_of(naming.router(layer)), (e,), torch.float32)
     return Router(gate, bias, rule_of(moe), added)

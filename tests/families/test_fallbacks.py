@@ -13,6 +13,7 @@ from tests.families.tiny import TINY
 
 NORM, CHUNKS = "LayerNorm", "attention in chunks"
 GATE = {("gqa_half", "a gate for the output")}
+BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
 SCALED = {("mla_half", "queries scaled by position")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
@@ -20,6 +21,8 @@ FALLEN = {
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "laguna": GATE,
+    "afmoe": BOTH,
+    "afmoe-odd": BOTH,
     "laguna-odd": GATE,
     "qwen3-next-one-group": GATE,
     "mistral4": SCALED,

@@ -59,6 +59,8 @@ def test_published_models_are_read_and_planned(name, tmp_path):
         ("minimax-m2", "scoring_func", "softmax", '"sigmoid"'),
         ("minimax-m2", "use_qk_norm", False, "true"),
         ("hunyuan-a13b", "use_cla", True, "false"),
+        ("trinity-mini", "score_func", "softmax", '"sigmoid"'),
+        ("trinity-mini", "n_group", 4, "1"),
         ("laguna-xs.2", "moe_apply_router_weight_on_input", True, "false"),
         ("laguna-xs.2", "moe_router_logit_softcapping", 30.0, "0.0, 0"),
         ("hunyuan-a13b", "use_qk_norm", False, "true"),

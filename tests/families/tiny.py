@@ -44,6 +44,7 @@ MLA = {
 }  # fmt: skip
 MISTRAL = {**MLA, "first_k_dense_replace": 0, "num_key_value_heads": 4, "head_dim": 20}
 MISTRAL_ROPE = {**YARN, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16}
+AXK1 = {**MLA, "head_dim": 8, "num_key_value_heads": 4}
 INDEXED = {  # with few heads many scores are 0, and transformers chooses any of equal ones
     **MLA, "num_key_value_heads": 4, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8, "n_shared_experts": 1,
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
@@ -170,6 +171,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Flint",
         {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 4, "shared_expert_intermediate_size": 24,
          "mlp_only_layers": [1], "layer_types": FULL_FIRST[1:], "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "axk1": ("AXK1", {**AXK1, "mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 4, "topk_group": 2}),
+    "axk1-odd": (
+        "AXK1",
+        {**AXK1, "mlp_layer_types": ["sparse", "dense", "sparse"], "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+         "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "num_attention_heads": 3,
+         "num_key_value_heads": 3, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {**EXAONE, "num_hidden_layers": 4, "sliding_window": 5, "num_dense_layers": 2, "route_scale": 2.8,
+         "mup_enabled": True, "layer_types": FULL_FIRST},
+    ),
+    "afmoe-odd": (
+        "Afmoe",
+        {**EXAONE, **ONE_GROUP, "num_hidden_layers": 3, "sliding_window": 3, "num_experts": 7, "num_shared_experts": 1,
+         "global_attn_every_n_layers": 2, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "laguna": (
         "Laguna",

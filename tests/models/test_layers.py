@@ -67,7 +67,11 @@ def checked(*layers: LayerSpec) -> ModelSpec:
 
 def run(spec: ModelSpec, backend: str = "auto"):
     """(names and shapes of tensors that were asked for, routers' rules, logits of one prompt)."""
-    ops, source, naming = open_ops("cpu", 1, backend), Asked(), Naming()
+    ops, source, naming = (
+        open_ops("cpu", 1, backend),
+        Asked(),
+        Naming(after_attention="post_attention_norm.weight"),
+    )
     model = AttentionModel(spec, source, naming, ops, torch.float32, 64)
     bank = ExpertBank(spec, spec.experts, ops, source, naming, torch.float32)
     bank.load([(m, e, e) for m in range(spec.moe_layers) for e in range(spec.experts)], lambda done: None)
@@ -76,12 +80,14 @@ def run(spec: ModelSpec, backend: str = "auto"):
     for layer, attend in zip(model.layers, model.bind(cache.layers), strict=True):
         half = attend(x, one_prompt())
         local = layer.local_ffn(half.normed_TH)
-        if local is not None:
+        if layer.moe_number is None:
             x += local
-        if layer.moe_number is not None:
+        else:
             routed = torch.empty_like(x)
             bank.forward(layer.moe_number, half.normed_TH, half.expert_TK, half.weight_TK, routed)
-            x += routed
+            x += layer.whole_sum(routed, local)
+            if local is not None and not layer.adds_at_once:
+                x += local
     rules = [rule_of(kind.moe) for kind in spec.kinds if kind.moe]
     return source.names, rules, model.logits(x)
 
@@ -109,7 +115,7 @@ OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5, 1), ""), "sinks": True,
-    "gate": GateSpec("query"), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "gate": GateSpec("query"), "normed": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
     "taps": (4, REFUSED),
 }  # fmt: skip
@@ -117,7 +123,7 @@ OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
-    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "q_lora_rank": None,
+    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "normed": True, "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
 }  # fmt: skip
@@ -128,6 +134,7 @@ OF_DELTA = {
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
     "window": (5, REFUSED), "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED),
     "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED),
+    "normed": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
@@ -135,11 +142,11 @@ OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
-    "shared_gate": True, "shared_bias": True, "activation": ("gelu", REFUSED),
+    "shared_gate": True, "shared_bias": True, "normed": True, "activation": ("gelu", REFUSED),
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
 OF_MIXED = {"jitter": 0.4}
-OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED), "bias": True}
+OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED), "bias": True, "normed": True}
 CASES = [
     *((GQA, "rope", name, value) for name, value in OF_ROPE.items()),
     *((GQA, "", name, value) for name, value in OF_GQA.items()),

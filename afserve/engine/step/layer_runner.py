@@ -67,7 +67,7 @@ class LayerRunner(Generic[T]):
         self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int
     ) -> StepRun[T]:
         """A step whose rows of `layer` are at the expert nodes, from there on."""
-        yield from self._combine_layer(ticket, x_TH, spoiled_T, layer)
+        yield from self._combine_layer(self.model.layers[layer], ticket, x_TH, spoiled_T, layer, None)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
 
     def chain(self) -> None:
@@ -130,18 +130,26 @@ class LayerRunner(Generic[T]):
         )
         self.meter.sent(self.index, layer.moe_number, ticket, since)
         local_TH = layer.local_ffn(normed_TH)
-        if local_TH is not None:
+        if local_TH is not None and not layer.adds_at_once:
             x_TH += local_TH
-        yield from self._combine_layer(ticket, x_TH, spoiled_T, number)
+            local_TH = None
+        yield from self._combine_layer(layer, ticket, x_TH, spoiled_T, number, local_TH)
 
     def _combine_layer(
-        self, ticket: T, x_TH: Tensor, spoiled_T: Tensor | None, number: int
+        self,
+        layer: DecoderLayer,
+        ticket: T,
+        x_TH: Tensor,
+        spoiled_T: Tensor | None,
+        number: int,
+        shared_TH: Tensor | None,
     ) -> Generator[T | None, None, None]:
-        """Adds the routed sums of a layer, once they are there."""
+        """Adds the routed sums of a layer, once they are there, with those of a shared expert that waited for them."""
         while not self._link.ready(ticket):
             yield ticket
         self.meter.back(self.index)
-        self.model.ops.add_sums(x_TH, self._link.combine(ticket), spoiled_T, number)
+        sums_TH = layer.whole_sum(self._link.combine(ticket), shared_TH)
+        self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, number)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
