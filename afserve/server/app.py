@@ -12,6 +12,7 @@ from afserve.control.backend import Backend, ServedModel
 from afserve.control.wire.change_values import VERBS
 from afserve.errors import AfserveError
 from afserve.server.access.accounts import Accounts
+from afserve.server.access.classes import read_classes
 from afserve.server.access.keyring import Keyring
 from afserve.server.answers.answering import Answering
 from afserve.server.answers.hosted import Hosted, Models
@@ -62,7 +63,8 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
     )
     database = Database(settings.state_dir)
     ring = Keyring(settings.api_keys, settings.admin_keys, settings.keys_file)
-    accounts = Accounts(ring, database, shares_prefixes=settings.share_prefixes)
+    classes = read_classes(settings.classes_file) if settings.classes_file else None
+    accounts = Accounts(ring, database, shares_prefixes=settings.share_prefixes, classes=classes)
     service = Service(
         models=hosted,
         settings=settings,

@@ -205,7 +205,7 @@ def test_cancelled_requests_leave_nothing():
     assert not asked.made.busy and not asked.made._shares._given and not asked.made._shares._behind
 
 
-@pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1001}, {"name": "x" * 65}, {"name": "a\nb"}])
+@pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1001}, {"name": "x" * 98}, {"name": "a\nb"}])
 def test_a_tenant_that_is_none(wrong):
     with pytest.raises(RequestError, match=next(iter(wrong)).replace("name", "tenant")):
         Tenant(**wrong)

@@ -20,7 +20,7 @@ MAX_BIASES = 1024
 MAX_PRIORITY = 1 << 20
 MAX_SALT = 256
 MAX_SHARE = 1000
-MAX_TENANT = 64  # characters of a name
+MAX_TENANT = 97  # characters of a name: a key's, and a class of service behind a slash
 MAX_RETAIN = 86_400.0  # seconds
 MAX_DRAFT = int(DRAFT_TOKENS.high)
 MAX_PREDICTION = 1 << 20  # tokens
@@ -180,11 +180,16 @@ NO_ORIGIN = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """On whose behalf: `name` of a key, empty for everybody without one. Of tenants whose requests wait, one with twice
-    the `share` is given twice the tokens."""
+    """On whose behalf: `name` of a key, empty for everybody without one, with `/CLASS` behind it for a class of
+    service. Of tenants whose requests wait, one with twice the `share` is given twice the tokens."""
 
     name: str = ""
     share: int = 1
+
+    @property
+    def owner(self) -> str:
+        """The key, whatever the class of service."""
+        return self.name.partition("/")[0]
 
     def __post_init__(self) -> None:
         _whole("share", self.share, 1, MAX_SHARE)

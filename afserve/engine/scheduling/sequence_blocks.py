@@ -39,7 +39,7 @@ class SequenceBlocks:
 
     def release(self, sequence: Sequence) -> None:
         request = sequence.request
-        retain = Retention(request.tenant.name, request.retain) if request.retain else None
+        retain = Retention(request.tenant.owner, request.retain) if request.retain else None
         self.pool.release(sequence.blocks, computed=sequence.computed, retain=retain)
         sequence.blocks = []
 

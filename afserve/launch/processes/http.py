@@ -12,6 +12,7 @@ from afserve.control.backend import Backend
 from afserve.control.controller import Controller
 from afserve.errors import CapacityError, ConfigError
 from afserve.logs import STDERR, open_access_log
+from afserve.server.access.classes import read_classes
 from afserve.server.access.key_file import read_key_file
 from afserve.server.access.keyring import LOOK_SECONDS, Keyring
 from afserve.server.app import build_app
@@ -66,6 +67,7 @@ def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = 
         api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
         admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
         keys_file=_keys_file(asked.api_keys),
+        classes_file=_classes_file(asked.classes),
         state_dir=prepare_folder(asked.state_dir) if asked.state_dir else "",
         hosts=hosts_of(asked.host, asked.allowed_host),
         origins=asked.allowed_origin,
@@ -97,6 +99,14 @@ def _keys_file(path: Path | None) -> str:
     if path is None:
         return ""
     read_key_file(path)
+    return str(path.resolve())
+
+
+def _classes_file(path: Path | None) -> str:
+    """As the one of keys."""
+    if path is None:
+        return ""
+    read_classes(path)
     return str(path.resolve())
 
 

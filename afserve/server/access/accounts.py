@@ -12,13 +12,14 @@ import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from afserve.clock import Clock, WallClock
 from afserve.errors import AuthError, CapacityError, shown
+from afserve.server.access.classes import ServiceClasses
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
 from afserve.server.access.ledger import HELD_SECONDS, KeyStanding, Ledger, RateLimitedError
@@ -39,13 +40,27 @@ class Account:
     spent: int = 0
     running: int = 0
     shares_prefixes: bool = False
+    classes: ServiceClasses = field(default_factory=ServiceClasses)
 
     def spend(self, tokens: int) -> None:
         """Prompt tokens or generated ones."""
         self.spent += tokens
 
     def scheduled(self, asked: Scheduling) -> Scheduling:
-        """No earlier turn than the key's requests get, the key's share, and cached prompts of its own."""
+        """No earlier turn than the key's requests get, the key's share, and cached prompts of its own; all else as its
+        class of service has it. Raises RequestError where that is none of this server's, or not for this key."""
+        one = self.classes.class_of(asked.service_class, self.owner)
+        own = self._as_keyed(asked)
+        return own if one is None else self._no_sooner(one.applied(own, asked.priority))
+
+    def _no_sooner(self, scheduling: Scheduling) -> Scheduling:
+        """The key's limit holds for every class."""
+        earliest = None if self.key is None else self.key.limits.priority
+        if earliest is None or scheduling.priority >= earliest:
+            return scheduling
+        return replace(scheduling, priority=earliest)
+
+    def _as_keyed(self, asked: Scheduling) -> Scheduling:
         if self.key is None:
             return asked
         earliest = self.key.limits.priority
@@ -75,9 +90,17 @@ def owner_of(request: Request) -> str:
 
 class Accounts:
     def __init__(
-        self, ring: Keyring, database: Database, clock: Clock | None = None, *, shares_prefixes: bool = False
+        self,
+        ring: Keyring,
+        database: Database,
+        clock: Clock | None = None,
+        *,
+        shares_prefixes: bool = False,
+        classes: ServiceClasses | None = None,
     ) -> None:
-        """`shares_prefixes`: prompts of one key are found in the cache by those of the others."""
+        """`shares_prefixes`: prompts of one key are found in the cache by those of the others. `classes` are those of
+        service."""
+        self._classes = classes or ServiceClasses()
         self.ring, self._database, self._shares_prefixes = ring, database, shares_prefixes
         self._clock = clock or WallClock()
         self._holder = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -88,8 +111,10 @@ class Accounts:
     def account_for(self, key: Key | None) -> Account:
         """The one account of a key here; its limits are those that the key has now."""
         if key is None:
-            return Account()
-        account = self._of.setdefault(key.name, Account(key.name, shares_prefixes=self._shares_prefixes))
+            return Account(classes=self._classes)
+        account = self._of.setdefault(
+            key.name, Account(key.name, shares_prefixes=self._shares_prefixes, classes=self._classes)
+        )
         account.key = key
         return account
 

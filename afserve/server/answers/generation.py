@@ -113,7 +113,10 @@ class SequenceRun:
         self._writer, self._opened = writer, opened
         self._decoder = task.decoder(model.tokenizer, index)
         self._timer = model.metrics.timer(
-            task.arrived, len(prompt), task.asked.params.max_tokens, Times(scheduling.ttft, scheduling.tpot)
+            task.arrived,
+            len(prompt),
+            task.asked.params.max_tokens,
+            Times(scheduling.ttft, scheduling.tpot, scheduling.service_class),
         )
         self._timed, self._free = paid is None, paid or 0
         self._failure: Exception | None = None

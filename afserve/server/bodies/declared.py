@@ -228,6 +228,7 @@ class SchedulingFields(Body):
     deadline = number(0.001, LONGEST_SECONDS)
     ttft = number(0.001, LONGEST_SECONDS)
     tpot = number(0.0001, LONGEST_SECONDS)
+    service_class = text(64)
 
 
 class StreamFields(Body):
@@ -318,7 +319,8 @@ class Scheduling:
     """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
     take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
     `tenant` and its `share` are the key's, never what a client writes. What it leaves in a cache is evicted after all
-    else for `retain` seconds. `tier` is what an answer calls it."""
+    else for `retain` seconds. `tier` is what an answer calls it. `service_class` is the operator's; without
+    `refuses_late` its times are only what answers are judged by."""
 
     priority: int = 0
     cache_salt: str = ""
@@ -329,6 +331,8 @@ class Scheduling:
     tenant: str = ""
     share: int = 1
     tier: str = "default"
+    service_class: str = ""
+    refuses_late: bool = True
 
 
 def scheduling_of(fields: Fields) -> Scheduling:

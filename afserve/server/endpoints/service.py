@@ -79,6 +79,8 @@ class Service:
         model.backend.check()
         ttft, tpot = scheduling.ttft or own.ttft or None, scheduling.tpot or own.tpot or None
         tenant = Tenant(scheduling.tenant, scheduling.share)
+        if not scheduling.refuses_late:
+            ttft = tpot = None
         wanted = Objectives(ttft, tpot, scheduling.deadline, tenant, scheduling.cache_salt)
         model.backend.admit(asked.prompts, wanted)
         return model, model.as_generated(replace(asked, scheduling=scheduling))

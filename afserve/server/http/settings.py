@@ -50,6 +50,11 @@ class Listening:
         FileUse.READ,
         common=True,
     )
+    classes: Path | None = setting(
+        None,
+        "Classes of service in this TOML file: turns, weights and times by name, chosen by key or service_class.",
+        FileUse.READ,
+    )
     state_dir: Path | None = setting(
         None,
         "Keep files, batches, responses and counts of keys here, for all gateways of this host; else in memory.",
@@ -72,7 +77,8 @@ class ServerSettings:
 
     `certfile` and `keyfile` are empty where plain HTTP is served. `hosts` are the names that a request may call this
     server by, all if empty; `origins` the web pages that may post. `keys_file` is that of
-    `afserve keys`; `state_dir` empty keeps files, batches, responses and counts in memory.
+    `afserve keys`, `classes_file` has the classes of service; `state_dir` empty keeps files, batches, responses and
+    counts in memory.
     """
 
     TOPIC: ClassVar[str] = "limits"
@@ -182,6 +188,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     keys_file: str = ""
+    classes_file: str = ""
     state_dir: str = ""
     log_level: str = "warning"
     hosts: frozenset[str] = frozenset()

@@ -34,14 +34,15 @@ DrawCounts = Callable[[str, Mapping[str, int]], None]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds; None asks for nothing."""
+    """In seconds; None asks for nothing. `service_class` is the request's."""
 
     ttft: float | None = None
     tpot: float | None = None
+    service_class: str = ""
 
     def or_else(self, own: "Times") -> "Times":
         """With the server's own where a request asks for nothing."""
-        return Times(self.ttft or own.ttft, self.tpot or own.tpot)
+        return Times(self.ttft or own.ttft, self.tpot or own.tpot, self.service_class)
 
 
 ANY_TIME = Times()
@@ -56,28 +57,33 @@ class GoodputMeter:
         self._draw = draw
         self.sequences = Counter("phase", "on_time")
         self.tokens = Counter("phase")
+        self.classes = Counter("service_class", "phase", "on_time")
+        self.class_tokens = Counter("service_class", "phase")
 
     def first(self, times: Times, prompt_tokens: int, seconds: float) -> None:
         """A first token came after so long."""
-        self._judge(PREFILL, times.ttft, seconds, prompt_tokens)
+        self._judge(PREFILL, times, times.ttft, seconds, prompt_tokens)
 
     def never(self, times: Times, seconds: float) -> None:
         """A sequence ended after so long, without a token. Before its time it is nobody's fault."""
         if times.ttft is not None and seconds > times.ttft:
-            self._judge(PREFILL, times.ttft, seconds, 0)
+            self._judge(PREFILL, times, times.ttft, seconds, 0)
 
     def rest(self, times: Times, tokens: int, seconds: float) -> None:
         """A sequence has ended: `tokens` in all, `seconds` from the first to the last. One token has no rest."""
         if tokens > 1:
-            self._judge(DECODE, times.tpot, seconds / (tokens - 1), tokens)
+            self._judge(DECODE, times, times.tpot, seconds / (tokens - 1), tokens)
 
-    def _judge(self, phase: str, limit: float | None, seconds: float, tokens: int) -> None:
+    def _judge(self, phase: str, times: Times, limit: float | None, seconds: float, tokens: int) -> None:
         if limit is None:
             return
         on_time = seconds <= limit
         self.sequences.add(1, phase, ON_TIME if on_time else LATE)
         if on_time:
             self.tokens.add(tokens, phase)
+        if name := times.service_class:
+            self.classes.add(1, name, phase, ON_TIME if on_time else LATE)
+            self.class_tokens.add(tokens if on_time else 0, name, phase)
         if self._draw is not None:
             self._draw(f"{phase}, sequences by time", self._judged(phase))
 
@@ -90,14 +96,26 @@ class GoodputMeter:
         yield self.sequences.family(("afserve_phase_sequences",), judged)
         kept = "Tokens of those that did: of the prompt, or generated."
         yield self.tokens.family(("afserve_phase_goodput_tokens",), kept)
+        yield self.classes.family(("afserve_class_sequences",), f"{judged[:-1]}, by class of service.")
+        yield self.class_tokens.family(
+            ("afserve_class_goodput_tokens",), f"{kept[:-1]}, by class of service."
+        )
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """By phase; nothing where no sequence was judged."""
-        found = {}
+        """By phase, and by class and phase; nothing where no sequence was judged."""
+        found = self._of_classes()
         for phase in (PREFILL, DECODE):
             judged = self._judged(phase)
             if any(judged.values()):
                 found[phase] = {**judged, "tokens": int(self.tokens.total_of(phase))}
+        return found
+
+    def _of_classes(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for sample in self.class_tokens.samples():
+            name, phase = (value for _, value in sample.labels)
+            kept, late = (int(self.classes.total_of(name, phase, which)) for which in (ON_TIME, LATE))
+            found[f"{name}: {phase}"] = {"on_time": kept, "late": late, "tokens": int(sample.value)}
         return found
 
 
