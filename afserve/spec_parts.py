@@ -166,7 +166,7 @@ class MoeSpec:
     added to the router's logits, `correction_bias` only to what experts are chosen by; `expert_bias`: the experts'
     projections have biases. `weigh_input`: an expert's weight multiplies its input, not its output. `shared_gate`: a
     sigmoid of one number weighs the shared expert; `shared_bias` is that of its projections. With `normed` an RMS
-    norm follows the sum of all of them.
+    norm follows the sum of all of them. `shared_scale` multiplies what the shared expert adds.
 
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
     it on both sides (gpt-oss).
@@ -190,6 +190,7 @@ class MoeSpec:
     weigh_input: bool = False
     shared_gate: bool = False
     shared_bias: bool = False
+    shared_scale: float = 1.0
     normed: bool = False
     jitter: float = 0.0
     activation: str = "silu"
@@ -203,13 +204,15 @@ class Around:
 
     Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Checkpoints
     hold a norm's weights less one with `norm_less_one`, but for the one inside of a gated delta net. Rows of the
-    embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first.
+    embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first. FFNs
+    of a `parallel` model read the norm that attention reads, and both are added to the same row.
     """
 
     centred: bool = False
     norm_bias: bool = False
     norm_less_one: bool = False
     head_bias: bool = False
+    parallel: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
 

@@ -41,7 +41,7 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
     return seen
 
 
-def _normed(ops: Reference, x_TH: Tensor, layer: GqaLayer) -> Tensor:
+def _normed(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer) -> Tensor:
     if layer.steps.centred:
         return ops.layer_norm(x_TH, layer.input_norm_H, layer.steps.input_bias_H, layer.eps)
     return ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
@@ -75,7 +75,10 @@ def join_half(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer, attended
     """From what attention adds: residual, norm, router."""
     if layer.steps.after_norm_H is not None:
         attended_TH = ops.rms_norm(attended_TH, layer.steps.after_norm_H, layer.eps)
-    if layer.steps.centred:
+    if layer.steps.parallel:
+        normed = _normed(ops, x_TH, layer)
+        x_TH += attended_TH
+    elif layer.steps.centred:
         x_TH += attended_TH
         normed = ops.layer_norm(x_TH, layer.post_norm_H, layer.steps.post_bias_H, layer.eps)
     else:

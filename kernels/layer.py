@@ -21,6 +21,7 @@ class Steps:
     an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
     The sigmoid of what `gate` makes of the normalised row, a number for each head or each of its numbers, multiplies
     what heads saw; or the `softplus` of it. `after_norm_H` is an RMS norm of what attention adds.
+    `parallel`: the FFN's norm is of the row before attention adds to it.
     """
 
     centred: bool = False
@@ -33,6 +34,7 @@ class Steps:
     gate: PackedLinear | None = None
     softplus: bool = False
     after_norm_H: Tensor | None = None
+    parallel: bool = False
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -44,6 +46,7 @@ class Steps:
             (self.q_scale_P is not None, "queries scaled by position"),
             (self.gate is not None, "a gate for the output"),
             (self.after_norm_H is not None, "a norm of what attention adds"),
+            (self.parallel, "an FFN beside attention"),
         )
         return ", ".join(name for there, name in told if there)
 

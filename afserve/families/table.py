@@ -15,6 +15,7 @@ from afserve.drafts import DraftChoice
 from afserve.errors import CheckpointError, ConfigError, shown
 from afserve.families import (
     afmoe,
+    cohere2_moe,
     dbrx,
     deepseek_v2,
     deepseek_v3,
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     "flint": flint.FAMILY,
     "laguna": laguna.FAMILY,
     "afmoe": afmoe.FAMILY,
+    "cohere2_moe": cohere2_moe.FAMILY,
     "mimo_v2_flash": mimo_v2_flash.FAMILY,
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,

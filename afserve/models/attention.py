@@ -79,6 +79,7 @@ class GroupedQueryHalf:
         scale_P = query_scale(a, positions)
         return Steps(
             centred=spec.around.centred,
+            parallel=spec.around.parallel,
             input_bias_H=biases[0],
             post_bias_H=biases[1],
             clip=a.clip,

@@ -52,6 +52,7 @@ class DecoderLayer:
         self._ffn = self._load_ffn(names, (inner, spec.hidden), bias, tensors) if inner else None
         self._after_H = tensors.norm(naming.after_ffn, spec.hidden) if ffn.normed else None
         self._eps, self._gate = spec.eps, None
+        self._scale = 1.0 if isinstance(ffn, DenseSpec) else ffn.shared_scale
         if inner and not isinstance(ffn, DenseSpec) and ffn.shared_gate:
             weight = tensors(f"{naming.moe}.{naming.shared_gate}", 1, spec.hidden)
             self._gate = ops.pack_linear(weight)
@@ -84,7 +85,7 @@ class DecoderLayer:
     ) -> StackLayer | None:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
-        if half.bound is None or self._gate is not None or self._after_H is not None:
+        if half.bound is None or self._gate is not None or self._after_H is not None or self._scale != 1.0:
             return None
         if self.moe_number is None or experts is None:
             return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None, group=group)
@@ -97,6 +98,8 @@ class DecoderLayer:
         out_TH = self._ops.mlp(normed_TH, *self._ffn)
         if self.moe_number is None:
             return self._settled(out_TH)
+        if self._scale != 1.0:
+            out_TH = out_TH * self._scale
         if self._gate is None:
             return out_TH
         return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)

@@ -11,7 +11,7 @@ from tests.engine.driving import collect, config, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY
 
-NORM, CHUNKS = "LayerNorm", "attention in chunks"
+NORM, CHUNKS, BESIDE = "LayerNorm", "attention in chunks", "an FFN beside attention"
 GATE = {("gqa_half", "a gate for the output")}
 BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
 SCALED = {("mla_half", "queries scaled by position")}
@@ -22,6 +22,8 @@ FALLEN = {
     "qwen3.5": GATE,
     "laguna": GATE,
     "afmoe": BOTH,
+    "cohere2": {("gqa_half", f"{NORM}, {BESIDE}")},
+    "cohere2-odd": {("gqa_half", BESIDE)},
     "afmoe-odd": BOTH,
     "laguna-odd": GATE,
     "qwen3-next-one-group": GATE,

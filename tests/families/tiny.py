@@ -189,6 +189,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXAONE, **ONE_GROUP, "num_hidden_layers": 3, "sliding_window": 3, "num_experts": 7, "num_shared_experts": 1,
          "global_attn_every_n_layers": 2, "attention_bias": True, "tie_word_embeddings": True},
     ),
+    "cohere2": (
+        "Cohere2Moe",
+        {**OLMOE, "num_hidden_layers": 4, "sliding_window": 5, "head_dim": 16, "num_shared_experts": 2,
+         "sliding_window_pattern": 3, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80},
+    ),
+    "cohere2-odd": (
+        "Cohere2Moe",
+        {**OLMOE, **ONE_GROUP, "sliding_window": 3, "head_dim": 16, "num_shared_experts": 1, "rms_norm_eps": 1e-6,
+         "expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "attention_bias": True,
+         "layer_types": FULL_FIRST[1:], "mlp_layer_types": ["sparse", "dense", "sparse"], "logit_scale": 0.5,
+         "tie_word_embeddings": False, "prefix_dense_sliding_window_pattern": 4},
+    ),
     "laguna": (
         "Laguna",
         {**EXAONE, "shared_expert_intermediate_size": 40, "sliding_window": 5, "layer_types": FULL_FIRST[1:],

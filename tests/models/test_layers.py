@@ -142,7 +142,7 @@ OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
-    "shared_gate": True, "shared_bias": True, "normed": True, "activation": ("gelu", REFUSED),
+    "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "normed": True, "activation": ("gelu", REFUSED),
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
 OF_MIXED = {"jitter": 0.4}
