@@ -86,3 +86,12 @@ def key_of(path: str | None) -> str | None:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
     except IndexError as error:
         raise ConfigError(f"api-key-file: {path} is empty", param="api-key-file") from error
+
+
+def first_model(url: str, api_key_file: str | None) -> str:
+    """Of those that a server lists. Raises ConfigError where it lists none."""
+    with connect(url.rstrip("/").removesuffix("/v1"), api_key_file) as client:
+        served = client.models()
+    if not served:
+        raise ConfigError(f"--model: {url} lists none; name one")
+    return served[0]

@@ -12,6 +12,10 @@ bench = LazyGroup(
             "afserve.cli.bench.serve:serve",
             "Load on a running server, and what its clients see: TTFT, gaps, goodput.",
         ),
+        "agent": (
+            "afserve.cli.bench.agent:agent",
+            "Sessions of agents on a running server: speed, prompts found, first tokens by turn.",
+        ),
         "pipeline": (
             "afserve.cli.bench.pipeline:pipeline",
             "Stage times, bubbles, hidden transfers and hold times of the ping-pong.",

@@ -15,7 +15,7 @@ import click
 
 from afserve.cli.bench.report import measured_here
 from afserve.cli.bench.serve_options import LoadOptions, Loop, ReportOptions
-from afserve.cli.connection import connect, key_of, server_options
+from afserve.cli.connection import first_model, key_of, server_options
 from afserve.cli.load.arrivals import arrivals, read_trace, scaled
 from afserve.cli.load.asks import Form, from_file, generated
 from afserve.cli.load.connection import ConnectionPool, Server
@@ -23,7 +23,7 @@ from afserve.cli.load.figures import LoadFigures, figures, read_slo
 from afserve.cli.load.loops import LoadPlan, Ran, Watch, run
 from afserve.cli.load.picture import draw
 from afserve.cli.options import group_options
-from afserve.errors import ConfigError, PeerLost
+from afserve.errors import PeerLost
 
 
 def record(url: str, form: Form, turn: Loop, load: LoadOptions, found: LoadFigures) -> dict[str, object]:
@@ -111,7 +111,7 @@ def serve(loop: Loop, load: LoadOptions, report: ReportOptions, url: str, api_ke
     """
     loop.check()
     slo = read_slo(report.slo)
-    form = load.form(load.model or _model(url, api_key_file))
+    form = load.form(load.model or first_model(url, api_key_file))
     server = Server.from_url(url, key_of(api_key_file))
     runs: list[tuple[str, Ran]] = []
     found: list[LoadFigures] = []
@@ -135,14 +135,6 @@ def serve(loop: Loop, load: LoadOptions, report: ReportOptions, url: str, api_ke
         more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
         said = "; ".join(reasons[:3]) + more or "none was sent"
         raise PeerLost(url, f"not one request was answered: {said}")
-
-
-def _model(url: str, api_key_file: str | None) -> str:
-    with connect(url.rstrip("/").removesuffix("/v1"), api_key_file) as client:
-        served = client.models()
-    if not served:
-        raise ConfigError(f"--model: {url} lists none; name one")
-    return served[0]
 
 
 def _plan(turn: Loop, load: LoadOptions, form: Form, number: int) -> LoadPlan:

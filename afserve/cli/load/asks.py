@@ -55,11 +55,16 @@ class Form:
                 draw.randrange(min(_FIRST_ID, self.vocabulary - 1), self.vocabulary) for _ in range(length)
             ]
             return Ask({"prompt": ids}, output)
-        text = " ".join(draw.choices(_TEXT.split(), k=length))
+        text = words(draw, length)
         prompt: dict[str, object] = {"prompt": text}
         if self.endpoint == CHAT:
             prompt = {"messages": [{"role": "user", "content": text}]}
         return Ask(prompt, output)
+
+
+def words(draw: random.Random, count: int) -> str:
+    """So many English ones, each about a token."""
+    return " ".join(draw.choices(_TEXT.split(), k=count))
 
 
 def generated(form: Form, length: int, output: int, seed: int) -> Iterator[Ask]:
