@@ -102,6 +102,7 @@ RANGES: dict[str, Range] = {
     "linear_key_head_dim": HEAD_DIM,
     "linear_value_head_dim": HEAD_DIM,
     "linear_conv_kernel_dim": Range(1, 1 << 10),
+    "conv_L_cache": Range(1, 1 << 10),
     "share_q_dim": WIDTH,
     "q_lora_rank": Range(0, 1 << 20),  # 0 and null: queries come straight from the hidden row
     "kv_lora_rank": WIDTH,

@@ -160,6 +160,8 @@ def distinct(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], tuple[
 
 
 def _attention_parameters(a: AttentionSpec, h: int) -> int:
+    if a.kind == "conv":
+        return a.heads * (4 * h + a.taps)
     if a.kind == "linear":
         keys, values = a.kv_heads * a.head_dim, a.heads * a.value_dim
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps

@@ -74,6 +74,7 @@ class AttentionSpec:
     - `mfa`: multi-matrix factorization (Step-3): the query goes through `q_lora_rank`, `kv_heads` are its groups.
     - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads. A
       gated delta net's inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for.
+    - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `rope` None is a
@@ -86,7 +87,7 @@ class AttentionSpec:
     multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
     """
 
-    kind: Literal["gqa", "mla", "mfa", "linear"]
+    kind: Literal["gqa", "mla", "mfa", "linear", "conv"]
     heads: int
     kv_heads: int
     head_dim: int
@@ -121,7 +122,7 @@ class AttentionSpec:
     @property
     def kv_width(self) -> int:
         """Cached numbers per token and layer. Values that are narrower than keys are kept as wide as these."""
-        if self.kind == "linear":
+        if self.recurrent:
             return 0
         if self.kind == "mla":
             return self.kv_lora_rank + self.rope_dim + (self.indexer.kept if self.indexer else 0)
@@ -136,13 +137,20 @@ class AttentionSpec:
     @property
     def keeps_for_itself(self) -> bool:
         """Whether a layer alone could compute it: it keeps keys, and reuses nothing of a layer before."""
-        return self.kind != "linear" and not (self.indexer and self.indexer.reuses)
+        return not self.recurrent and not (self.indexer and self.indexer.reuses)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it keeps a state of fixed size in the place of keys and values."""
+        return self.kind in ("linear", "conv")
 
     @property
     def state_numbers(self) -> int:
         """Numbers of a sequence's state, whatever its length; they are kept in float32."""
-        if self.kind != "linear":
+        if not self.recurrent:
             return 0
+        if self.kind == "conv":
+            return (self.taps - 1) * self.heads
         channels = 2 * self.kv_heads * self.head_dim + self.heads * self.value_dim
         return self.heads * self.head_dim * self.value_dim + max(self.taps - 1, 0) * channels
 

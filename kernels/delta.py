@@ -1,4 +1,5 @@
-"""A gated delta net's middle: a short convolution, then the gated delta rule, over states that lie in a paged cache.
+"""A gated delta net's middle: a short convolution, then the gated delta rule, over states that lie in a paged cache; or
+the convolution alone.
 
 A layer keeps one state a block: that after the last token that the block has. So a full block's state is a snapshot at
 its end, whoever holds the block may go on behind it, and a block's bytes carry its state wherever they go. A chunk of a
@@ -105,6 +106,50 @@ def delta_rows(
     return out_TVD
 
 
+def convolve_rows(
+    x_TC: Tensor, conv_WC: Tensor, state_NF: Tensor, block_size: int, batch: PagedBatch
+) -> Tensor:
+    """A short convolution alone, (T, C) float32: every token's channels over the last W tokens, whose states are the
+    last W - 1 inputs, eldest first. A token's bits do not depend on how many are computed at once."""
+    out_TC = torch.empty(x_TC.shape, dtype=torch.float32, device=x_TC.device)
+    starts, contexts = _host(batch)
+    for first, end in _runs(starts):
+        part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end].long()
+        rows, before = x_TC[part].float(), len(conv_WC) - 1
+        if len(rows) == end - first:
+            position_S = batch.position_T[part]
+            seen_WSC = _seen_before(state_NF, table_SB, position_S, block_size).unflatten(1, (before, -1))
+            seen_WSC = torch.cat((seen_WSC.transpose(0, 1), rows[None]))
+            out_TC[part] = _tapped(list(seen_WSC), conv_WC)
+            now = table_SB.gather(1, (position_S // block_size)[:, None])[:, 0]
+            state_NF.index_copy_(0, now, seen_WSC[1:].transpose(0, 1).flatten(1))
+            continue
+        at, count = contexts[first] - len(rows), len(rows)
+        state_1F = _seen_before(state_NF, table_SB, batch.position_T[part][:1], block_size)
+        seen_TC = torch.cat((state_1F.view(before, -1), rows))
+        out_TC[part] = _tapped([seen_TC[tap : tap + count] for tap in range(before + 1)], conv_WC)
+        for _, stop in _segments(at, count, block_size):
+            if stop == count or not (at + stop) % block_size:
+                block_1 = _block_of(table_SB[0], at + stop - 1, block_size)
+                state_NF.index_copy_(0, block_1, seen_TC[stop : stop + before].flatten()[None])
+    return out_TC
+
+
+def _tapped(seen_WTC: list[Tensor], conv_WC: Tensor) -> Tensor:
+    """One tap after the other, so that sums have one order."""
+    out_TC = seen_WTC[0] * conv_WC[0]
+    for seen_TC, tap_C in zip(seen_WTC[1:], conv_WC[1:], strict=True):
+        out_TC = out_TC + seen_TC * tap_C
+    return out_TC
+
+
+def _seen_before(state_NF: Tensor, table_SB: Tensor, position_S: Tensor, block_size: int) -> Tensor:
+    """(S, F): each sequence's state behind the token before `position_S`; zeros where there is none."""
+    before = (position_S - 1).clamp_min(0) // block_size
+    state_SF = state_NF.index_select(0, table_SB.gather(1, before[:, None])[:, 0])
+    return state_SF.masked_fill_((position_S == 0)[:, None], 0.0)
+
+
 def _host(batch: PagedBatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if batch.starts:
         return batch.starts, batch.contexts
@@ -137,9 +182,7 @@ def _decode(
 ) -> Tensor:
     """One token of each of S sequences, at once: (S, V, D)."""
     shape, count = layer.shape, len(position_S)
-    before = (position_S - 1).clamp_min(0) // block_size
-    state_SF = state_NF.index_select(0, table_SB.gather(1, before[:, None])[:, 0])
-    state_SF.masked_fill_((position_S == 0)[:, None], 0.0)
+    state_SF = _seen_before(state_NF, table_SB, position_S, block_size)
     matrix, window = state_SF.split((shape.matrix, shape.numbers - shape.matrix), 1)
     seen_SWC = torch.cat((window.view(count, shape.taps - 1, shape.channels), rows.mixed_TC[:, None]), 1)
     q, k, v = _heads(F.silu((seen_SWC * layer.conv_WC).sum(1)), shape)

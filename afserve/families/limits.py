@@ -16,7 +16,8 @@ from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 _ACTIVATIONS = ("silu",)
 _OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps"}
-_NO_DELTA = AttentionSpec("linear", 1, 1, 1, 1)
+_OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
+_NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
 _EXPERT_ACTIVATIONS = ("silu", CLAMPED_SWIGLU)
 
 
@@ -63,8 +64,11 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
     if a.kind == "linear":
         yield from _delta(a)
         return
+    if a.kind == "conv":
+        yield from _convolution(a)
+        return
     if a.kind not in ("gqa", "mla"):
-        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla", "linear")
+        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla", "linear", "conv")
     if a.rope is not None and a.rope.kind not in _ROPE_KINDS:
         yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
     elif a.rope is not None and not _divided(a.rope):
@@ -111,15 +115,25 @@ def _delta(a: AttentionSpec) -> Iterator[str]:
             f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim)",
             "gated delta nets, of 2 tokens or more",
         )
-    others = {field.name for field in fields(a)} - _OF_DELTA
-    odd = sorted(name for name in others if getattr(a, name) != getattr(_NO_DELTA, name))
-    if odd:
-        yield _unsupported(f"{', '.join(odd)} of a gated delta net", "a net without")
+    yield from _beyond(a, _OF_DELTA, "a gated delta net")
     if a.heads % a.kv_heads:
         yield _unsupported(
             f"linear_num_key_heads: {a.kv_heads} for {a.heads} value heads",
             "a divisor of linear_num_value_heads",
         )
+
+
+def _convolution(a: AttentionSpec) -> Iterator[str]:
+    if a.taps < 2:
+        yield _unsupported(f"conv_L_cache: {a.taps}", "convolutions of 2 tokens or more")
+    yield from _beyond(a, _OF_CONV, "a short convolution")
+
+
+def _beyond(a: AttentionSpec, known: set[str], what: str) -> Iterator[str]:
+    others = {field.name for field in fields(a)} - known
+    odd = sorted(name for name in others if getattr(a, name) != getattr(_NO_STATE, name))
+    if odd:
+        yield _unsupported(f"{', '.join(odd)} of {what}", "one without")
 
 
 def _latent(a: AttentionSpec) -> Iterator[str]:

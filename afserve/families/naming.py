@@ -72,6 +72,7 @@ class Naming:
     correction_row: bool = False  # stored as a matrix of one row
     correction_sometimes: bool = False  # a checkpoint without it has zeros
     dense_ffn: str = "mlp"
+    dense_parts: Names = _PARTS
     attention: str = "self_attn"
     linear: str = "linear_attn"
     linear_parts: bool = False  # a gated delta net has a tensor for each of its projections
@@ -126,7 +127,7 @@ class Naming:
         return _weights(self.in_moe(layer, f"experts.{expert}"), (self.gate, self.up, self.down))
 
     def dense(self, layer: int) -> Names:
-        return _weights(self.layer(layer, self.dense_ffn), _PARTS)
+        return _weights(self.layer(layer, self.dense_ffn), self.dense_parts)
 
     def shared_expert(self, layer: int) -> Names:
         return _weights(self.in_moe(layer, self.shared), _PARTS)

@@ -5,6 +5,7 @@ no requests and no network. Shapes: T tokens, H hidden, A query heads, G key/val
 rope size, V value size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
+from afserve.models.convolution import ConvolutionHalf
 from afserve.models.delta import DeltaHalf
 from afserve.models.dense import Rows, Weight
 from afserve.models.halves import AttentionHalf, LayerTensors
@@ -32,10 +34,14 @@ LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whateve
 def load_attention(
     spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
 ) -> AttentionHalf:
-    """The half of layer `tensors.layer`; `families/limits.py` has refused what neither of the two computes."""
-    kinds: dict[str, type[LatentHalf] | type[DeltaHalf]] = {"mla": LatentHalf, "linear": DeltaHalf}
-    kind = kinds.get(spec.layer(tensors.layer).attention.kind, GroupedQueryHalf)
-    return kind(spec, tensors, ops, rope, router)
+    """The half of layer `tensors.layer`; `families/limits.py` has refused what none of them computes."""
+    kinds: dict[str, Callable[..., AttentionHalf]] = {
+        "gqa": GroupedQueryHalf,
+        "mla": LatentHalf,
+        "linear": DeltaHalf,
+        "conv": ConvolutionHalf,
+    }
+    return kinds[spec.layer(tensors.layer).attention.kind](spec, tensors, ops, rope, router)
 
 
 class GroupedQueryHalf:

@@ -5,8 +5,8 @@ Gated Delta Networks (arXiv 2412.06464), transformers' `modeling_qwen3_next`. Sh
 the convolution, V value heads, D value size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from afserve.kernels.cache import LayerCache, StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
-from afserve.kernels.paged import HeldStates, PagedBatch
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid, silu, softplus
 from afserve.models.dense import Weight
 from afserve.models.halves import BoundHalf, LayerTensors
@@ -50,11 +50,7 @@ class DeltaHalf:
     def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
         ops, router = self._ops, self._router
         mixed = self._mix(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBE, batch)
-        normed_TH = ops.add_rms_norm(x_TH, mixed, self._post_norm, self._eps)
-        if router is None:
-            return Half(normed_TH, None, None)
-        routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
-        return Half(normed_TH, *routed)
+        return joined_half(ops, ops.add_rms_norm(x_TH, mixed, self._post_norm, self._eps), router)
 
     def _mix(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         """What the layer adds to the residual stream."""
@@ -62,32 +58,49 @@ class DeltaHalf:
         widths = (self._shape.channels, self._values, heads, heads)
         mixed_TC, gate, beta_TV, decay_TV = ops.linear(x_TH, self._down).split(widths, 1)
         rows = DeltaRows(mixed_TC, self._rate_V * softplus(decay_TV.float() + self._step_V), sigmoid(beta_TV))
-        computed = ops.delta if batch.held is None else partial(held_delta, ops, batch.held)
-        read_TVD = computed(rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
+
+        def computed(row_R: Tensor | None, states_NBE: Tensor, part: PagedBatch) -> Tensor:
+            return ops.delta(rows if row_R is None else rows.of(row_R), self._layer, states_NBE, part)
+
+        read_TVD = over_states(computed, self.keeps, cache_NBE, batch).to(x_TH.dtype)
         normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(gate.shape)
         return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
 
 
-def held_delta(
-    ops: Ops, held: HeldStates, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch
+def joined_half(ops: Ops, normed_TH: Tensor, router: Router | None) -> Half:
+    if router is None:
+        return Half(normed_TH, None, None)
+    routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
+    return Half(normed_TH, *routed)
+
+
+def over_states(
+    computed: Callable[[Tensor | None, Tensor, PagedBatch], Tensor],
+    states: StateShape,
+    cache_NBE: Tensor,
+    batch: PagedBatch,
 ) -> Tensor:
-    """As `Ops.delta`, with the same bits. The states of sequences that are held stay where they are in the cache until
-    it is known how many rows count, and move on by those."""
-    parts, shape, device = held.split(batch), layer.shape, cache_NBE.device
-    out_TVD = torch.empty((batch.tokens, shape.value_heads, shape.value), device=device)
-    if parts.others is not None:
-        row_R = parts.others.row_R
-        out_TVD[row_R] = ops.delta(rows.of(row_R), layer, cache_NBE, parts.others.batch)
-    row_R, aside, kept = parts.held.row_R, parts.aside, rows.of(parts.held.row_R)
+    """What `computed` makes of all rows (None), with the same bits where some sequences are held: those compute these
+    of their rows over copies of their states, which stay where they are in the cache until it is known how many rows
+    count, and move on by those."""
+    held = batch.held
+    if held is None:
+        return computed(None, cache_NBE, batch)
+    parts, device = held.split(batch), cache_NBE.device
+    kept_R, aside = parts.held.row_R, parts.aside
     before_S1 = parts.before_S[:, None] // cache_NBE.shape[1]
     block_S = parts.held.batch.block_table_SB.gather(1, before_S1)[:, 0]
-    states, size = StateShape(shape.numbers), aside.max_context
-    width = states.width(size, torch.float32)
-    aside_SBE = torch.empty((aside.sequences, size, width), device=device)
+    size = aside.max_context
+    aside_SBE = torch.empty((aside.sequences, size, states.width(size, torch.float32)), device=device)
     states.of_blocks(aside_SBE).copy_(states.of_blocks(cache_NBE)[block_S])
-    out_TVD[row_R] = ops.delta(kept, layer, aside_SBE, aside)
-    held.wait(lambda counted: ops.delta(kept.of(counted.row_R), layer, cache_NBE, counted.batch))
-    return out_TVD
+    found = computed(kept_R, aside_SBE, aside)
+    out = torch.empty((batch.tokens, *found.shape[1:]), device=device)
+    out[kept_R] = found
+    if parts.others is not None:
+        row_R = parts.others.row_R
+        out[row_R] = computed(row_R, cache_NBE, parts.others.batch)
+    held.wait(lambda counted: computed(kept_R[counted.row_R], cache_NBE, counted.batch))
+    return out
 
 
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> list[Weight]:

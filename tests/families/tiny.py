@@ -201,6 +201,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "layer_types": FULL_FIRST[1:], "mlp_layer_types": ["sparse", "dense", "sparse"], "logit_scale": 0.5,
          "tie_word_embeddings": False, "prefix_dense_sliding_window_pattern": 4},
     ),
+    "lfm2": (
+        "Lfm2Moe",
+        {**EXAONE, "num_hidden_layers": 5, "num_dense_layers": 2, "routed_scaling_factor": 1.5, "norm_eps": 1e-5,
+         "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
+    ),
+    "lfm2-odd": (
+        "Lfm2Moe",
+        {**EXAONE, **ONE_GROUP, "num_experts": 7, "num_dense_layers": 1, "conv_bias": True, "conv_L_cache": 5,
+         "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False,
+         "layer_types": ["full_attention", "conv", "conv"]},
+    ),
     "laguna": (
         "Laguna",
         {**EXAONE, "shared_expert_intermediate_size": 40, "sliding_window": 5, "layer_types": FULL_FIRST[1:],

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.kernels.cache import StateShape
 from afserve.kernels.paged import HeldStates
-from afserve.models.delta import held_delta
+from afserve.models.delta import over_states
 from tests.kernels.test_delta import EVERY, backend, batch_of, joined, layer_of, opened, part, rows_of
 
 SPAN = st.tuples(st.integers(1, 12), st.integers(0, 9), st.integers(0, 10))
@@ -39,7 +40,11 @@ def test_states_move_on_by_what_counts(name, dtype, spans):
     held = HeldStates(drafted)
     batch = batch_of([(there, there + 1 + more, tables[n]) for n, (there, more, _) in enumerate(spans)])
     together = joined([part(rows[n], there, there + 1 + more) for n, (there, more, _) in enumerate(spans)])
-    found = held_delta(ops, held, together, layer, cache, replace(batch, held=held))
+
+    def computed(row_R, memory, part_of):
+        return ops.delta(together if row_R is None else together.of(row_R), layer, memory, part_of)
+
+    found = over_states(computed, StateShape(layer.shape.numbers), cache, replace(batch, held=held))
     assert torch.equal(found, torch.cat(outs))
     mine = [block for n in drafted for block in tables[n]]
     assert torch.equal(cache[mine].nan_to_num(), before[mine].nan_to_num()), "nothing moved yet"

@@ -30,6 +30,7 @@ INDEXED = replace(MLA, indexer=IndexerSpec(4, 24, 4))
 GATE = GateSpec("heads")
 GATED = replace(GQA, gate=GATE)
 DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
+CONV = AttentionSpec("conv", 20, 1, 1, 1, taps=3)
 LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
 LONGROPE = replace(
     GQA, rope=replace(ROPE, kind="longrope", original_max=8, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8)
@@ -138,6 +139,12 @@ OF_DELTA = {
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
+OF_CONV = {
+    **{name: value if name in ("temperature", "indexer") else (value[0], REFUSED) for name, value in OF_DELTA.items()
+       if isinstance(value, tuple)},
+    "kind": ("gqa", REFUSED), "heads": 24, "kv_heads": (2, REFUSED), "head_dim": (2, REFUSED),
+    "value_dim": (2, REFUSED), "taps": 4, "qkv_bias": True, "out_bias": True,
+}  # fmt: skip
 OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
@@ -161,6 +168,8 @@ CASES = [
     ),
     *((DELTA, "", name, value) for name, value in OF_DELTA.items()),
     *((DELTA, "", "kv_heads", value) for value in ((3, REFUSED),)),
+    *((CONV, "", name, value) for name, value in OF_CONV.items()),
+    (CONV, "", "taps", (1, REFUSED)),
     *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
     *((LONGROPE, "rope", name, value) for name, value in OF_LONGROPE.items()),
     *((SHORT, "rope", name, value) for name, value in OF_SHORT.items()),
@@ -182,7 +191,7 @@ def test_every_field_has_its_case():
         (AttentionSpec, OF_MLA),
         (MoeSpec, experts),
     )
-    for part, cases in (*parts, (AttentionSpec, OF_DELTA), (DenseSpec, OF_DENSE)):
+    for part, cases in (*parts, (AttentionSpec, OF_DELTA), (AttentionSpec, OF_CONV), (DenseSpec, OF_DENSE)):
         assert {field.name for field in fields(part)} == {*cases}
 
 
@@ -233,7 +242,7 @@ def test_biases_are_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
-    [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA],
+    [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA, CONV],
 )
 def test_backends_agree(attention):
     spec = checked(LayerSpec(attention, MOE))

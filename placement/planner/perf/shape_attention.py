@@ -15,7 +15,7 @@ _ORDER = ("window", "linear")  # behind every other kind
 
 def attention_layers(specs: Iterable[AttentionSpec], hidden: int) -> tuple[AttentionLayers, ...]:
     """All attention layers of one model, grouped by what they are; full attention first."""
-    count = {"mla": _mla, "mfa": _mfa, "gqa": _gqa, "linear": _linear}
+    count = {"mla": _mla, "mfa": _mfa, "gqa": _gqa, "linear": _linear, "conv": _conv}
     groups = [count[spec.kind](spec, layers, hidden) for spec, layers in Counter(specs).items()]
     return tuple(
         sorted(groups, key=lambda group: _ORDER.index(group.kind) + 1 if group.kind in _ORDER else 0)
@@ -95,4 +95,21 @@ def _linear(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
         scan_flops=6.0 * matrix,
         state_elems=a.state_numbers,
         row_elems=2 * hidden + 4 * heads * value + 4 * key_heads * key,
+    )
+
+
+def _conv(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
+    """A gated short convolution: its state are the last inputs."""
+    return AttentionLayers(
+        kind="linear",
+        layers=layers,
+        weight_elems=a.heads * (4 * hidden + a.taps),
+        kv_elems=0,
+        pair_flops=0.0,
+        prefill_pair_flops=0.0,
+        heads=a.heads,
+        kv_heads=a.heads,
+        scan_flops=2.0 * a.taps * a.heads,
+        state_elems=a.state_numbers,
+        row_elems=2 * hidden + 6 * a.heads,
     )
