@@ -22,12 +22,13 @@ from afserve.json_file import LIST_BYTES, read_text
 from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
 from afserve.launch.hub.stores import is_stored_name, stored_file
 from afserve.models.gguf.folder import model_name, unfold
+from afserve.models.gguf.pieces_folder import PIECES, unfold_pieces
 from afserve.models.shards import GGUF_INDEX, INDEX
 from afserve.tokens.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
-_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json")
+_OTHER_TOKENIZERS = ("tiktoken.model", "vocab.json")
 _HUB = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/")
 _LONGEST_SAID = 300  # characters
 log = logging.getLogger("afserve.launch")
@@ -48,7 +49,7 @@ class FoundModel:
     def warn_of_tokenizer(self) -> None:
         """Says that texts go through a tokenizer that the model was not trained with, where they do. Raises
         CheckpointError where there is something by the name of its own that cannot be read."""
-        if not self.weights or self.tokenizer == self.folder:
+        if not self.weights or self.tokenizer != CONFIGS / "nano" or self.tokenizer == self.folder:
             return
         if os.path.lexists(own := self.folder / "tokenizer.json"):
             read_text(own, LIST_BYTES)
@@ -71,21 +72,22 @@ def find_model(
     """
     stored = stored_file(model) if is_stored_name(model) else None
     if stored is None and is_hub_id(model) and not os.path.isdir(os.path.expanduser(model)):
-        return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
+        found = download(model, revision or "main") if download else _cached(model, revision)
+        return _folder(found, model, scratch)
     for name, given in (("revision", revision), ("download", download)):
         if given is not None:
             raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it")
     if stored is not None:
         return _of_file(stored, model.partition(":")[2], scratch)
     if model in BUNDLED:
-        return _folder(CONFIGS / model, model)
+        return _folder(CONFIGS / model, model, scratch)
     path = Path(os.path.expanduser(model))
     if model.endswith(".gguf"):
         if not os.path.isfile(path):
             raise ConfigError(f"--model {_said(model)}: no such file")
         return _of_file(path, model_name(path), scratch)
     if os.path.isfile(path / "config.json"):  # false for a name that no file can have
-        return _folder(path.resolve(), path.resolve().name)
+        return _folder(path.resolve(), path.resolve().name, scratch)
     if os.path.isdir(path):
         files = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; it has {len(files)} GGUF file(s): give one, such as {files[0]}" if files else ""
@@ -112,22 +114,27 @@ def shapes() -> list[str]:
     return sorted(path.stem for path in (CONFIGS / "models").glob("*.toml"))
 
 
-def _folder(folder: Path, name: str) -> FoundModel:
+def _folder(folder: Path, name: str, scratch: Path) -> FoundModel:
     listed_eos_ids(folder)  # a wrong one is refused here rather than by a node that has read its weights
     indexed = any((folder / name).is_file() for name in (INDEX, GGUF_INDEX))
     weights = indexed or any(folder.glob("*.safetensors"))
-    return FoundModel(name, folder, _tokenizer(folder), weights)
+    return FoundModel(name, folder, _tokenizer(folder, scratch), weights)
 
 
 def _of_file(path: Path, name: str, scratch: Path) -> FoundModel:
     """A GGUF file, or all of its parts."""
-    return _folder(unfold(path, scratch / model_name(path)), name)
+    return _folder(unfold(path, scratch / model_name(path)), name, scratch)
 
 
-def _tokenizer(folder: Path) -> Path:
-    """A model with random weights may lack one; the bundled one then makes its noise readable."""
+def _tokenizer(folder: Path, scratch: Path) -> Path:
+    """A folder with tokenizer.json, which is made of SentencePiece's file where there is none. A model with random
+    weights may lack both; the bundled one then makes its noise readable."""
     own = folder / "tokenizer.json"
-    return folder if own.is_file() and os.access(own, os.R_OK) else CONFIGS / "nano"
+    if own.is_file() and os.access(own, os.R_OK):
+        return folder
+    if not os.path.lexists(own) and (folder / PIECES).is_file():
+        return unfold_pieces(folder, scratch / f"{folder.name}-tokenizer")
+    return CONFIGS / "nano"
 
 
 def _shape_file(model: str) -> Path | None:
@@ -156,7 +163,7 @@ def _from_shape(shape: Path, scratch: Path) -> FoundModel:
     return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False, hub=found[1] if found else "")
 
 
-def _cached(model: str, revision: str | None) -> FoundModel:
+def _cached(model: str, revision: str | None) -> Path:
     folder = CachedModel(model).snapshot(revision)
     if folder is None:
         at, flag = (f" at {revision}", f" --revision {revision}") if revision else ("", "")
@@ -164,4 +171,4 @@ def _cached(model: str, revision: str | None) -> FoundModel:
             f"--model {model}: not in the local Hugging Face cache ({hub_cache()}){at}, and afserve downloads nothing "
             f"unasked. Fetch it with `afserve pull {model}{flag}`, or add --download, or pass a folder"
         )
-    return _folder(folder, model)
+    return folder
