@@ -11,12 +11,12 @@
 #define HAS_BF16_CONVERSION
 #include "attention_loops.h"
 #include "gemm_amx.h"
+#include "ggml_amx.h"
 #include "int4_amx.h"
 #include "int8_amx.h"
 #include "table.h"
 
 void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
-void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 
 const Isa* amx_isa() {
   static const Isa isa = [] {
@@ -24,7 +24,7 @@ const Isa* amx_isa() {
     made.int4_fast = int4_amx;
     made.to_bytes = row_to_bytes;
     made.gemm_bytes = gemm_bytes_tiles;
-    if (__builtin_cpu_supports("avx512vnni")) made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_vnni;
+    if (__builtin_cpu_supports("avx512vnni")) made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_tiles;
     return made;
   }();
   return &isa;
