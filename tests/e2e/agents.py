@@ -1,8 +1,9 @@
-"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL`: a coding agent from npm against this server.
+"""`python -m tests.e2e.agents NAME FOLDER MODEL CONTEXT QUESTION CALL...`: a coding agent from npm against this server.
 
-Runs in a network namespace of its own, so that nothing but the server can be reached. The model is scripted: it says
-CALL, and with a result in its prompt what the result is. FOLDER is the agent's home and working folder. Prints one JSON
-object: the agent's exit code and output, every request with its answer's status and headers, every prompt.
+Runs in a network namespace of its own, so that nothing but the server can be reached. The model is scripted: with n
+results in its prompt it says the n-th CALL, and behind the last one what its result is. FOLDER is the agent's home and
+working folder. Prints one JSON object: the agent's exit code and output, every request with its answer's status and
+headers, every prompt, how many results each has and how much of it a cache would have found.
 """
 
 import json
@@ -24,6 +25,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs" / "nano"
 # Where the packages are: a folder with node_modules, else the commands of the path.
 PACKAGES = "AFSERVE_AGENTS"
 RESULT = "<tool_response>"
+BLOCK = 16
 CODEX = """model = "{model}"
 model_provider = "afserve"
 [model_providers.afserve]
@@ -33,26 +35,56 @@ wire_api = "responses"
 """
 
 
+OPENCODE = {
+    "autoupdate": False,
+    "share": "disabled",
+    "provider": {"afserve": {"npm": "@ai-sdk/openai-compatible"}},
+}
+QUIET = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_LSP_DOWNLOAD")
+
+
 def command_of(agent: str) -> str | None:
     """The agent's command, None where it is not installed."""
     folder = os.environ.get(PACKAGES)
     return shutil.which(agent, path=str(Path(folder) / "node_modules" / ".bin") if folder else None)
 
 
+def blocks_in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    count = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    return count // BLOCK
+
+
 @dataclass
 class PlayedBackend(ScriptedBackend):
-    """Answers with the call until a result of it is in the prompt, then with what the result is."""
+    """Answers with the call that follows as many results as are in the prompt, behind the last one with its result.
 
-    call: str = ""
+    `results` has their number by prompt, `found` the share of its tokens that a cache of blocks of 16 would have found.
+    """
+
+    calls: Sequence[str] = ()
     prompts: list[str] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
+    known: list[Sequence[int]] = field(default_factory=list)
     per_event: int = 8
 
     def answer_to(self, request):
         text = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
         self.prompts.append(text)
-        _, found, result = text.rpartition(RESULT)
-        told = "The result: " + result.partition("</tool_response>")[0].strip() if found else self.call
-        return [*self.tokenizer.encode(told, add_special_tokens=False), 1][: request.params.max_tokens]
+        given = text.count(RESULT)
+        self.results.append(given)
+        result = text.rpartition(RESULT)[2].partition("</tool_response>")[0].strip()
+        told = self.calls[given] if given < len(self.calls) else f"The result: {result}"
+        answer = [*self.tokenizer.encode(told, add_special_tokens=False), 1][: request.params.max_tokens]
+        self.note_found(request.prompt_ids, answer)
+        return answer
+
+    def note_found(self, prompt, answer):
+        blocks = [blocks_in_common(prompt, one) for one in self.known]
+        self.found.append(max(blocks, default=0) * BLOCK / len(prompt))
+        self.known.append([*prompt, *answer])
 
 
 class Recorded:
@@ -102,6 +134,7 @@ def environment(home: Path, url: str) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
         "IS_SANDBOX": "1",
+        **dict.fromkeys(QUIET, "1"),
     }
 
 
@@ -109,20 +142,36 @@ def arguments(agent: str, command: str, model: str, question: str) -> Sequence[s
     if agent == "claude":
         tail = ("--output-format", "json", "--model", model, "--allowedTools", "Read")
         return (command, "-p", question, *tail)
+    if agent == "opencode":
+        return (command, "run", "--model", f"afserve/{model}", question)
     return (command, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", question)
 
 
-def play(agent: str, home: Path, model: str, context: int, question: str, call: str) -> Mapping[str, object]:
+def configure(home: Path, url: str, model: str, context: int) -> None:
+    (home / ".codex").mkdir(exist_ok=True)
+    (home / ".codex" / "config.toml").write_text(CODEX.format(model=model, url=url))
+    said = json.loads(
+        json.dumps({**OPENCODE, "model": f"afserve/{model}", "small_model": f"afserve/{model}"})
+    )
+    provider = said["provider"]["afserve"]
+    provider["options"] = {"baseURL": f"{url}/v1", "apiKey": "none"}
+    served = {"name": model, "tool_call": True, "limit": {"context": context, "output": 4096}}
+    provider["models"] = {model: served}
+    (home / "opencode.json").write_text(json.dumps(said))
+
+
+def play(
+    agent: str, home: Path, model: str, context: int, question: str, *calls: str
+) -> Mapping[str, object]:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     tokenizer = Tokenizer.from_folder(FOLDER)
     served = ServedModel(model, str(FOLDER), context, tokenizer.vocab_size, 1_700_000_000)
-    backend = PlayedBackend(served, tokenizer, call=call)
+    backend = PlayedBackend(served, tokenizer, calls=calls)
     server = Server(backend, tokenizer, ServerSettings())
     recorded = server.app = Recorded(server.app)
     server.start()
     try:
-        (home / ".codex").mkdir(exist_ok=True)
-        (home / ".codex" / "config.toml").write_text(CODEX.format(model=model, url=server.url))
+        configure(home, server.url, model, context)
         command = command_of(agent)
         assert command is not None, f"{agent} is not installed"
         done = subprocess.run(
@@ -138,6 +187,8 @@ def play(agent: str, home: Path, model: str, context: int, question: str, call: 
         "stderr": done.stderr,
         "requests": recorded.requests,
         "prompts": backend.prompts,
+        "results": backend.results,
+        "found": backend.found,
     }
 
 

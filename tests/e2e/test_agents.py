@@ -1,6 +1,7 @@
-"""Claude Code and Codex as npm has them, unchanged: the server is real, the model scripted. Skipped where absent.
+"""Claude Code, Codex and opencode as npm has them, unchanged: the server is real, the model scripted. Skipped where
+absent.
 
-`AFSERVE_AGENTS` names a folder in which `npm install @anthropic-ai/claude-code @openai/codex` ran.
+`AFSERVE_AGENTS` names a folder in which `npm install @anthropic-ai/claude-code @openai/codex opencode-ai` ran.
 """
 
 import json
@@ -28,7 +29,7 @@ IGNORED = "x-afserve-ignored"
 def play(tmp_path):
     (tmp_path / "note.txt").write_text(WORDS + "\n")
 
-    def play(agent, model, call, context=131_072):
+    def play(agent, model, *calls, context=131_072):
         if command_of(agent) is None:
             pytest.skip(f"{agent} is not installed")
         command = (
@@ -43,7 +44,11 @@ def play(tmp_path):
             context,
         )
         done = subprocess.run(
-            [*map(str, command), QUESTION, call], capture_output=True, text=True, timeout=SECONDS, check=False
+            [*map(str, command), QUESTION, *calls],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
@@ -73,10 +78,47 @@ def test_claude_code(play, tmp_path, model):
 @pytest.mark.slow
 def test_claude_code_asks_for_less_where_its_context_is_small(play, tmp_path):
     told = play(
-        "claude", "claude-sonnet-4-5", call_of("Read", {"file_path": str(tmp_path / "note.txt")}), 60_000
+        "claude",
+        "claude-sonnet-4-5",
+        call_of("Read", {"file_path": str(tmp_path / "note.txt")}),
+        context=60_000,
     )
     assert WORDS in json.loads(told["stdout"])["result"]
     assert {each["status"] for each in asked(told, "/v1/messages")} == {200, 400}
+
+
+def look_at(told):
+    """What each turn of five found of its prompt, as the agent's own requests go."""
+    found = dict(zip(told["results"], told["found"], strict=True))
+    assert sorted(found) == list(range(6)), told["results"]
+    assert min(found[turn] for turn in range(1, 6)) >= 0.95, told["found"]
+
+
+def drawers(folder):
+    files = [folder / f"note{number}.txt" for number in range(5)]
+    for number, file in enumerate(files):
+        file.write_text(f"Drawer {number} is teal.\n")
+    return files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "tool", "name"), [("claude", "Read", "file_path"), ("opencode", "read", "filePath")]
+)
+def test_five_turns_of_an_agent_that_reads_files(play, tmp_path, agent, tool, name):
+    told = play(agent, "nano", *(call_of(tool, {name: str(file)}) for file in drawers(tmp_path)))
+    assert all(f"Drawer {number} is teal." in told["prompts"][-1] for number in range(5))
+    assert "Drawer 4 is teal." in told["stdout"]
+    look_at(told)
+
+
+@pytest.mark.slow
+def test_five_turns_of_codex(play):
+    commands = [f"echo drawer-$(({turn}+40))" for turn in range(5)]
+    told = play("codex", "nano", *(call_of("exec_command", {"cmd": command}) for command in commands))
+    assert all(f"drawer-{turn + 40}" in told["prompts"][-1] for turn in range(5))
+    assert "drawer-44" in told["stdout"]
+    look_at(told)
 
 
 @pytest.mark.slow
