@@ -186,6 +186,11 @@ class EngineSettings:
         Range(0.01, 0.9, whole=False),
         metavar="SHARE",
     )
+    device_exchange: bool = setting(
+        False,
+        "Between GPUs of one host, over --transport symm: kernels send and await the rows of all layers of a step by "
+        "themselves; a step in which a node fails is run again with messages.",
+    )
     share_cores: bool | None = setting(
         None,
         "With one attention and one expert node of one thread each on this host: the one that waits lends its core. "

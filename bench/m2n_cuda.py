@@ -40,14 +40,14 @@ def layout_of(wire: str) -> Layout:
 
 def share(connection: socket.socket, layout: Layout, device: torch.device) -> Shared:
     """The memory of the attention node and an expert node, which hand it to each other there."""
-    from bench.symm_device import Region
+    from afserve.comm.device_exchange.region import Region
 
     size = max(Region.of(kind, layout).size for kind in (Kind.DISPATCH, Kind.COMBINE))
     return IpcDomain(CudaDriver(device)).share(connection, size, LONGEST)
 
 
 def expert(node: int, connection: socket.socket, wire: str, rounds: int, pipe: Connection) -> None:
-    from bench.symm_device import Boxes, Patience, SymmExpert
+    from afserve.comm.device_exchange.ends import Boxes, Patience, SymmExpert
 
     device = torch.device("cuda", node + 1)
     torch.cuda.set_device(device)
@@ -75,8 +75,8 @@ def expert(node: int, connection: socket.socket, wire: str, rounds: int, pipe: C
 def attention(
     connections: list[socket.socket], wire: str, rounds: int, pipes: list[Connection]
 ) -> dict[str, object]:
+    from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention
     from bench.cuda_clock import Clock
-    from bench.symm_device import Boxes, Patience, SymmAttention
 
     device = torch.device("cuda", 0)
     layout = layout_of(wire)
@@ -123,7 +123,8 @@ def on_one_gpu(wire: str, nodes: int, rounds: int) -> dict[str, object]:
 
 def one_process(wire: str, nodes: int, device: torch.device) -> tuple[Callable[[], torch.Tensor], int]:
     """A round trip of all ends, whose result is the sums, and how many rows it sends; in turns without a GPU."""
-    from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+    from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention, SymmExpert
+    from afserve.comm.device_exchange.region import Region
 
     is_gpu = device.type == "cuda"
     layout, patience = layout_of(wire), Patience(PATIENCE_NS if is_gpu else 1, is_gpu)

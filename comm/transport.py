@@ -89,7 +89,8 @@ class Header(NamedTuple):
 class Layout:
     """What both ends allocate for: agreed at rendezvous, checked on every received header.
 
-    `model` is a fingerprint of what is served (`rendezvous.fingerprint`), 0 where nobody compares it.
+    `model` is a fingerprint of what is served (`rendezvous.fingerprint`), 0 where nobody compares it. `exchange`: MoE
+    layers of a step whose rows kernels at both ends send and await by themselves (`device_exchange/`); 0 for none.
     """
 
     hidden: int
@@ -101,6 +102,7 @@ class Layout:
     dispatch_wire: WireType
     combine_wire: WireType
     model: int = 0
+    exchange: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,14 @@ class Parcel(NamedTuple):
     slot_RK: Tensor | None = None
     weight_RK: Tensor | None = None
     scale_RS: Tensor | None = None
+
+
+class SharedRegion(NamedTuple):
+    """Addresses of a box's memory for `device_exchange`: this end's, and the peer's, which it writes."""
+
+    own: int
+    peer: int
+    keeper: object
 
 
 class Dialled(Protocol):
@@ -318,6 +328,13 @@ class Limiting(Protocol):
         """
 
 
+class SharingRegions(Protocol):
+    """What a transport may offer beside the contract: memory that kernels of both ends of a box use by themselves."""
+
+    def region(self, box: Box) -> SharedRegion | None:
+        """None while its peer is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offers:
     """What a transport does beside the contract; None is what it does not. Whoever holds it asks once, at
@@ -329,3 +346,4 @@ class Offers:
     answering: Answering | None = None
     exchanging: Exchanging | None = None
     sharing_cores: SharingCores | None = None
+    regions: SharingRegions | None = None

@@ -79,9 +79,18 @@ def tensors_of(
 def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int) -> Layout:
     """What attention and expert nodes allocate mailboxes for. Rows travel as `wire_dtype` says.
 
-    Partial sums travel in float32, unrounded: tokens do not depend on the placement.
+    Partial sums travel in float32, unrounded: tokens do not depend on the placement. Raises ConfigError where the model
+    cannot do what `config` asks for.
     """
-    fp8 = config.wire_dtype == "fp8"
+    fp8, exchange = config.wire_dtype == "fp8", 0
+    if config.device_exchange:
+        if any(kind.attention.kind == "linear" for kind in spec.kinds):
+            raise ConfigError(
+                "device_exchange: layers of this model keep states, so a step that failed cannot be run again; leave "
+                "--device-exchange out",
+                param="device_exchange",
+            )
+        exchange = spec.moe_layers - spec.predictors
     return Layout(
         hidden=spec.hidden,
         top_k=spec.top_k,
@@ -91,6 +100,7 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
         slots=slots,
         dispatch_wire=WireType.FLOAT8 if fp8 else _WIRE[dtype_of(source, spec)],
         combine_wire=WireType.FLOAT32,
+        exchange=exchange,
     )
 
 

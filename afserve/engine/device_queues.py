@@ -11,7 +11,7 @@ its messages are not launched for a moment. It knows boxes, no contents.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -146,3 +146,17 @@ def _inside(stream: torch.cuda.Stream, tensors: Collection[Tensor]) -> Iterator[
 def queues_of(device: torch.device) -> Device | None:
     """None where calls are over when they return."""
     return CudaDevice(device) if device.type == "cuda" and torch.cuda.is_available() else None
+
+
+def queue_per_box(device: torch.device) -> Callable[[Box], AbstractContextManager[None]] | None:
+    """Where kernels of different boxes wait for messages beside each other; None where `queues_of` gives none."""
+    if queues_of(device) is None:
+        return None
+    streams: dict[Box, torch.cuda.Stream] = {}
+
+    def inside(box: Box) -> AbstractContextManager[None]:
+        if box not in streams:
+            streams[box] = torch.cuda.Stream(device)
+        return _inside(streams[box], ())
+
+    return inside

@@ -65,8 +65,7 @@ class ExpertNode:
         its calls are not over when they return. `expert_error`: relative, of the bank's weights that were rounded at
         load. `isa`: the instruction set that the bank computes with, on a CPU."""
         self.expert_error, self.isa = expert_error, isa
-        self._port = port
-        self._bank = bank
+        self._port, self._bank = port, bank
         self._at_once = port.answering(bank)
         self._clock = MonotonicClock() if clock is None else clock
         self._watch = watch
@@ -225,9 +224,9 @@ class ExpertNode:
     def stats(self) -> ExpertStats:
         """A snapshot, for the thread that calls `poll`; what it returns may go to any other."""
         return ExpertStats(
-            self._messages,
+            self._messages + self._port.exchanged,
             self._rows,
-            self._calls,
+            self._calls + self._port.exchanged,
             self._busy_seconds,
             self._hold_seconds,
             self._prompt_pieces,
@@ -247,6 +246,8 @@ class ExpertNode:
             return
         self._held.pop(box, None)
         self._prompts.drop(box)
+        if self._port.opens_step(arrival):
+            return
         if self._is_prompt(arrival) or (self._queues is not None and self._queues.holds(box)):
             self._prompts.add(BatchedPrompt(arrival, self._port.reply(arrival)))
         else:

@@ -114,6 +114,9 @@ class NoExpertNodes:
     def oldest_epoch(self) -> None:
         return None
 
+    def held(self, micro_batch: int) -> bool:
+        return True
+
     def owing(self) -> dict[int, float]:
         return {}
 

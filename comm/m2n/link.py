@@ -2,9 +2,8 @@
 
 A row is sent once to each expert node that holds any of its chosen slots. `combine` adds partial sums in float32 in the
 order of the expert nodes, so the sum does not depend on who answers first. What happens to the rows of a node that is
-lost is in `recover.py`. It knows placements; it knows no sockets.
-
-Shapes: T rows of a micro-batch, R rows of one message, H hidden size, K top-k.
+lost is in `recover.py`. It knows placements; it knows no sockets. Shapes: T rows of a micro-batch, R rows of one
+message, H hidden size, K top-k.
 """
 
 from collections.abc import Sequence
@@ -33,9 +32,8 @@ from afserve.placement.placement import Placement
 
 class ExpertLink:
     """Over any transport. `deadline` is how many seconds an answer may take, and an expert may be on no node.
-
-    `device` is where rows come from and sums go to, when that is not where the transport's mailboxes are; `stage`
-    replaces the way between the two. `near`: which replicas are to be preferred.
+    `device` is where rows come from and sums go to; `stage` replaces the way between it and the transport's mailboxes.
+    `near`: which replicas are to be preferred.
     """
 
     def __init__(
@@ -55,12 +53,12 @@ class ExpertLink:
         self._sender, self._limiting = transport.offers.sender, transport.offers.limiting
         self._attention = attention
         self._layout, self._near = layout, near
-        self._deadline = deadline
-        # Whoever waits polls it at least every 50 ms: an answer is not late because this node was stopped.
+        self._deadline = (
+            deadline  # whoever waits polls it every 50 ms: no answer is late as this node was stopped
+        )
         self._clock = AwakeClock() if clock is None else clock
-        self._native = native_library()
+        self._native, self._device = native_library(), device
         self._splitter = Splitter(self._native)
-        self._device = device
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
         self._attached = {box.expert for box in transport.boxes()}
@@ -134,11 +132,15 @@ class ExpertLink:
         return min((epoch for ticket in self._under_way.values() for epoch in ticket.epochs()), default=None)
 
     def owing(self) -> dict[int, float]:
-        now, found = self._clock.now(), dict[int, float]()
+        return {expert: self._clock.now() - sent for expert, sent in self._unanswered().items()}
+
+    def _unanswered(self) -> dict[int, float]:
+        """When the oldest message was sent that an expert node has not answered."""
+        found = dict[int, float]()
         for ticket in self._under_way.values():
             self.ready(ticket)
             for expert, sent in self._recoveries.unanswered(ticket):
-                found[expert] = max(found.get(expert, 0.0), now - sent)
+                found[expert] = min(found.get(expert, sent), sent)
         return found
 
     def recovery(self) -> RecoveryStats:
@@ -146,6 +148,9 @@ class ExpertLink:
 
     def take_given_up(self, micro_batch: int) -> dict[int, str]:
         return self._recoveries.take_given_up(micro_batch)
+
+    def held(self, micro_batch: int) -> bool:
+        return True
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -235,18 +240,14 @@ class ExpertLink:
         assert self.ready(ticket), "combine called on a ticket that is not ready"
         y_TH = self._sum(ticket)
         self._under_way.pop(ticket.micro_batch, None)
-        if self._stage is None:
-            return y_TH
-        (above_TH,) = self._stage.to_device(("sums", ticket.micro_batch), y_TH)
-        return above_TH
+        return y_TH if self._stage is None else self._stage.to_device(("sums", ticket.micro_batch), y_TH)[0]
 
     def _sum(self, ticket: Ticket) -> Tensor:
         """Where the mailboxes are."""
         if ticket.recovery is not None:
             return ticket.recovery.y_TH
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
-            y_TH = ticket.answers[ticket.parts[0].box]
-            return y_TH if y_TH.dtype is torch.float32 else y_TH.float()
+            return ticket.answers[ticket.parts[0].box].float()
         where = HOST if self._stage is not None else self._device
         y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=where)
         for part in ticket.parts:

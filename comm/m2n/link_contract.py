@@ -42,6 +42,10 @@ class Link(Protocol[_AnyTicket]):
     def combine(self, ticket: _AnyTicket) -> Tensor:
         """y_TH, float32, of a ticket that is ready; its own until the micro-batch's next dispatch."""
 
+    def held(self, micro_batch: int) -> bool:
+        """All layers of a step of it were combined. Whether these sums count; else the step has to be run again, once,
+        and its sums count then."""
+
     def wait(self, tickets: Sequence[_AnyTicket], timeout: float) -> None:
         """Park until a ticket may be ready, at most `timeout` seconds."""
 

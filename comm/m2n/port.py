@@ -60,6 +60,7 @@ class ExpertPort:
         self._queues: dict[int, Queue] = {}
         self._leaving: deque[_Leaving] = deque()
         self.refused = 0
+        self.exchanged = 0  # dispatches that a device took in and answered by itself
 
     @property
     def layout(self) -> Layout:
@@ -86,6 +87,10 @@ class ExpertPort:
             except ProtocolError as error:
                 self.refuse(box, str(error))
         return arrivals
+
+    def opens_step(self, arrival: Arrival) -> bool:
+        """Whether it only opens what devices exchange by themselves, and is answered (`device_exchange/served.py`)."""
+        return False
 
     def wait(self, timeout: float) -> bool:
         """Park until something arrives or an answer can be posted. Raises PeerLost once for each attention node that

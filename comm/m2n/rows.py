@@ -32,7 +32,7 @@ class DeviceSplit:
     """On a device: shapes do not depend on what the router chose, so the host launches everything without waiting.
 
     A node is sent rows that hold none of its slots too. It computes nothing for those, and its zeros change no sum.
-    With top-8 of 4 nodes 10 % of the rows are such, of 8 nodes 34 %; `bench/symm_device.py` sends none of those.
+    With top-8 of 4 nodes 10 % of the rows are such, of 8 nodes 34 %; `device_exchange/ends.py` sends none of those.
     """
 
     def __init__(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:

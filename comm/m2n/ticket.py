@@ -29,6 +29,7 @@ class Ticket:
     `rows_given` are the rows, experts and weights where they were sent from, kept until the ticket is combined.
     `leaving` are the same on their way from a device to the host. `recovery` is there once a node was lost that had a
     part in it. `answers` are the sums of those `parts` that were taken, valid until the micro-batch's next dispatch.
+    `exchanged` is what a device sent by itself: such a ticket has no parts.
     """
 
     layer: int
@@ -44,6 +45,7 @@ class Ticket:
     missing: list[Box] = field(default_factory=list)
     answers: dict[Box, Tensor] = field(default_factory=dict)
     recovery: DispatchRecovery | None = None
+    exchanged: object | None = None
 
     def epochs(self) -> Iterator[int]:
         """Of its messages that are not answered yet. Rows that have no home are in none, and of no epoch."""

@@ -21,6 +21,7 @@ FIELDS = (
     "slots",
     "dispatch_wire",
     "combine_wire",
+    "exchange",
     "expert",
     "attention_nodes",
 )

@@ -17,7 +17,7 @@ from afserve import member
 from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_segment
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
-from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Offers, Queue
+from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Offers, Queue, SharedRegion
 from afserve.comm.transports.entrance import Newcomer
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK
 from afserve.comm.transports.handshake import Places, ask
@@ -69,10 +69,15 @@ class DistTransport(TcpTransport):
 
     @property
     def offers(self) -> Offers:
-        return replace(super().offers, queueing=self)
+        return replace(super().offers, queueing=self, regions=self if self.carriage.regions else None)
 
     def take_in(self, attention: int, queue: Queue) -> None:
         self._queues[attention] = queue
+
+    def region(self, box: Box) -> SharedRegion | None:
+        """As `transport.SharingRegions`."""
+        stream = self._streams.get(self._peer(box))
+        return None if stream is None else cast(PairStream, stream).region(box.micro_batch)
 
     def _let_in(self) -> None:
         super()._let_in()

@@ -77,6 +77,9 @@ class GlooPair:
         pass: nothing comes from this pair any more then."""
         self._expected.pop(tag).wait(timedelta(seconds=limit))
 
+    def shared_region(self, tag: int) -> None:
+        """There is no such memory."""
+
     def close(self) -> None:
         self._expected.clear()
         self._sent.clear()
@@ -135,6 +138,9 @@ class NcclPair:
     def receive(self, payload_B: Tensor, tag: int, limit: float) -> None:
         """What is launched on the GPU from now on comes after the payload. Raises RuntimeError when cut off."""
         self._into.recv([payload_B], self._other, tag).wait()
+
+    def shared_region(self, tag: int) -> None:
+        """There is no such memory."""
 
     def close(self) -> None:
         """A kernel of nccl that waits for a peer that is gone would wait for ever."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afserve.comm.mailbox.record import TAIL_BYTES, RecordMailbox
 from afserve.comm.mailbox.wire import HEADER_BYTES, extent
-from afserve.comm.transport import Kind, Queue
+from afserve.comm.transport import Kind, Queue, SharedRegion
 from afserve.comm.transports.encrypted import Connection
 from afserve.comm.transports.group_pair import check_device, open_pair
 from afserve.comm.transports.stream import MessageStream, Place
@@ -46,6 +46,9 @@ class Payloads(Protocol):
 
     def receive(self, payload_B: Tensor, tag: int, limit: float) -> None: ...
 
+    def shared_region(self, tag: int) -> SharedRegion | None:
+        """Memory of both ends for kernels that exchange messages by themselves, where there is such memory."""
+
     def close(self) -> None: ...
 
 
@@ -63,6 +66,7 @@ class Carriage:
     kind: str = "dist"
     open: OpenPayloads = open_pair
     venue: Venue = BY_STORE
+    regions: bool = False  # whether it has any
 
     def check(self) -> None:
         """Raises ConfigError where payloads on this device have no way to travel."""
@@ -147,6 +151,9 @@ class PairStream(MessageStream):
                 self._complete.append(record)
         for tag in [tag for tag, record in self._due.items() if self._is_here(tag, record)]:
             self.finish(tag)
+
+    def region(self, tag: int) -> SharedRegion | None:
+        return self._pair.shared_region(tag) if self.lost is None else None
 
     def finish(self, tag: int | None = None) -> None:
         """Wait for a payload that is due, the oldest unless `tag` says which; `receive` returns its record."""

@@ -4,7 +4,7 @@ As in `dist`, each pair of nodes has one connection, which carries headers and s
 Unix socket, on which the two hand each other their memory (`peer_memory`). The payload needs no host: the sender
 launches a kernel that raises the flag after the kernels that wrote the payload, and the receiver launches a kernel that
 waits for the flag before those that read it. Two nodes may be on one GPU. The address is `symm:NAME`.
-`bench/symm_device.py` needs no headers either.
+`device_exchange/ends.py` needs no headers either.
 """
 
 import socket
@@ -13,11 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from afserve.comm.device_exchange.region import region_bytes
 from afserve.comm.mailbox.wire import Frame, aligned
 from afserve.comm.peer_memory.cuda_driver import CudaDriver
 from afserve.comm.peer_memory.driver import MemoryDriver, MemoryRefused
 from afserve.comm.peer_memory.ipc_domain import IpcDomain, Shared
-from afserve.comm.transport import Connecting, Kind, ListenSpec
+from afserve.comm.transport import Connecting, Kind, ListenSpec, SharedRegion
 from afserve.comm.transports import dist
 from afserve.comm.transports.pair_stream import Boxes, Carriage
 from afserve.comm.transports.venue import IN_HOST, Introduction
@@ -50,7 +51,10 @@ class SymmPair:
             max(Frame(kind, layout).capacity for kind in _DIRECTIONS), _ALIGN
         )
         assert isinstance(known.connection, socket.socket), "memory is handed over on a plain Unix socket"
-        size = layout.micro_batches * self._stride
+        self._regions, self._region = layout.micro_batches * self._stride, 0
+        if layout.exchange:
+            self._region = aligned(region_bytes(layout), _ALIGN)
+        size = self._regions + layout.micro_batches * self._region
         self._shared: Shared | None = IpcDomain(driver).share(known.connection, size, known.timeout)
         self._outboxes: Boxes = {}
         counts = torch.zeros((2, layout.micro_batches, _COUNT_WORDS), dtype=torch.int32, device=device)
@@ -82,6 +86,13 @@ class SymmPair:
                 CHIP=self._chip, BYTES=1024,
             )  # fmt: skip
 
+    def shared_region(self, tag: int) -> SharedRegion | None:
+        """Behind the mailboxes, where both ends are to exchange messages by themselves."""
+        shared, start = self._shared, self._regions + tag * self._region
+        if shared is None or not self._region:
+            return None
+        return SharedRegion(shared.mine_B.data_ptr() + start, shared.theirs_B.data_ptr() + start, shared)
+
     def close(self) -> None:
         """End every wait, and give the memory back once no kernel uses it. Who still fills a mailbox fills one that
         goes nowhere."""
@@ -106,7 +117,7 @@ def _current(tensor: Tensor) -> torch.cuda.device:
 
 def carriage(device: torch.device, driver: MemoryDriver, *, chip: bool) -> Carriage:
     """`chip`: see `SymmPair`."""
-    return Carriage(device, 0, "symm", partial(SymmPair, driver, chip), IN_HOST)
+    return Carriage(device, 0, "symm", partial(SymmPair, driver, chip), IN_HOST, regions=True)
 
 
 def on_gpu(device: torch.device) -> Carriage:

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from afserve.comm.device_exchange.wire import open_link, open_port
 from afserve.comm.m2n.bank import LocalBankLink
-from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.near import Near
-from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, Transport
 from afserve.comm.transports import connect
@@ -27,7 +26,7 @@ from afserve.control.wire.values import Assigned, Noted, Peers
 from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, dtype_of, layout_for, spec_of
-from afserve.engine.device_queues import queues_of
+from afserve.engine.device_queues import queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.kv.moving.open import KvPlace
@@ -39,7 +38,7 @@ from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
 from afserve.tracing.trace import Trace
 
-CONNECT_SECONDS = 30.0
+CONNECT_SECONDS = 60.0  # contexts of CUDA and connections of NCCL of all nodes of a host begin at once
 Progress = Callable[[float], None]
 Close = Callable[[], None]
 Agreed = dict[str, str]
@@ -77,7 +76,7 @@ def build_attention(
         credentials=credentials,
     )
     _share_cores(deployment, transport, ops)
-    link = ExpertLink(
+    link = open_link(
         transport,
         attention=assigned.node.index,
         layout=layout,
@@ -216,7 +215,7 @@ def build_expert(
     filler = Filler(bank)
     filler.start()
     trace = _trace(assigned)
-    port = ExpertPort(transport, device=ops.device)
+    port = open_port(transport, bank, ops.device, queue_per_box(ops.device))
     node = ExpertNode(
         port,
         bank,

@@ -46,13 +46,29 @@ class LayerRunner(Generic[T]):
         shared = None if step.shared is None else SharedLayers(step.shared, self._kv)
         try:
             x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, shared)
+            if not self._link.held(self.index):
+                x_TH = yield from self._run_again(step)
         except Abandoned:
-            self.load.drop(self.index)
-            self._spoiled.drop()
-            self._given_up()
+            self._link.held(self.index)
+            self._forget_step()
             raise
         self.load.commit(self.index, step.decodes)
         return x_TH
+
+    def _run_again(self, step: StepInput) -> StepRun[T]:
+        """Keys and values are written once more, alike. What other nodes have part in is planned anew."""
+        if step.shared is not None:
+            raise Abandoned("a device's exchange failed in the middle")
+        self._forget_step()
+        x_TH, spoiled_T = self.begin_step(step)
+        x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, None)
+        self._link.held(self.index)
+        return x_TH
+
+    def _forget_step(self) -> None:
+        self.load.drop(self.index)
+        self._spoiled.drop()
+        self._given_up()
 
     def take_failures(self) -> dict[int, str]:
         return self._spoiled.failures(self._given_up)

@@ -98,9 +98,14 @@ class Topology:
         return replace(rules, copies=self.copies, spare=self.slots.spare, hosts=self.expert_hosts)
 
     def with_transport(self, transport: str, reason: str) -> "Topology":
-        """The same with rows carried so; a colocated run carries none."""
+        """The same with rows carried so; a colocated run carries none. Raises ConfigError for what only symm can."""
         if self.deployment.colocated:
             return self
+        if self.deployment.engine.device_exchange and transport != "symm":
+            raise ConfigError(
+                f"--device-exchange: is for GPUs of one host, over --transport symm; here rows go over {transport} "
+                f"({reason})"
+            )
         picked = {**self.picked, "transport": f"{transport}, {reason}"}
         return replace(self, deployment=replace(self.deployment, transport=transport), picked=picked)
 

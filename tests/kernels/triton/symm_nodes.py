@@ -11,11 +11,12 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     interpret()  # before the kernels are imported
 
+from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention, SymmExpert  # noqa: E402
+from afserve.comm.device_exchange.region import Region  # noqa: E402
 from afserve.comm.peer_memory.driver import HostDriver  # noqa: E402
 from afserve.comm.transport import Kind, ListenSpec, Parcel  # noqa: E402
 from afserve.comm.transports import dist, symm  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
-from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = Patience() if CUDA else Patience(20_000, timed=False)

@@ -15,9 +15,9 @@ from compile_for import AbsentChip
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from afserve.comm.device_exchange.ends import Boxes, SymmAttention, SymmExpert
 from afserve.comm.transport import Layout, WireType
 from afserve.kernels.triton import symm
-from bench.symm_device import Boxes, SymmAttention, SymmExpert
 
 ORDERS = re.compile(
     r"^\s+(?:@\S+\s+)?((?:atom\.|red\.|fence|membar|st\.release|ld[\w.]*\.acquire|ld\.volatile)[\w.:]*)", re.M

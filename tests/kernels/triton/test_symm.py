@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from afserve.comm.device_exchange.ends import Patience
+from afserve.comm.device_exchange.region import Region
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
-from bench.symm_device import Patience, Region
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 
 SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)

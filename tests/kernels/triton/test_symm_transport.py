@@ -12,12 +12,13 @@ import time
 import pytest
 import torch
 
+from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention, SymmExpert
+from afserve.comm.device_exchange.region import Region
 from afserve.comm.peer_memory.cuda_driver import CudaDriver
 from afserve.comm.peer_memory.ipc_domain import IpcDomain
 from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Parcel, WireType
 from afserve.comm.transports import dist, symm
 from afserve.errors import ConfigError, PeerLost, RendezvousError
-from bench.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from tests.comm.fake_libcuda import FakeCuda
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way

@@ -1,11 +1,12 @@
-"""M2N between GPUs of one NVLink domain, where every step is a kernel and the host waits for none of them.
+"""M2N between GPUs of one host, where every step is a kernel and the host waits for none of them.
 
-`SymmAttention` and `SymmExpert` launch the kernels of `symm_kernels.py` over boxes in symmetric memory. If a
-peer stays silent, the waiting kernel gives up, writes an error word and puts NaN where the rows would be; `check` names
-the peer. It knows addresses, no allocators. Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a
-message.
+`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton/symm_exchange.py` over boxes in memory that both
+ends map. If a peer stays silent, the waiting kernel gives up, writes an error word and puts NaN where the rows would
+be; `check` names the peer. So it does at once when the host aborts. It knows addresses, no allocators. Shapes: T rows
+of a dispatch, K top-k, H hidden, N peers, R most rows of a message.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,16 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from afserve.comm.mailbox.wire import Frame, aligned
+from afserve.comm.device_exchange.region import Region
+from afserve.comm.mailbox.wire import Frame
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
+from afserve.kernels.triton import symm_exchange as symm_kernels
 from afserve.kernels.triton.config import FUSED
 from afserve.member import NodeId, Role
-from bench import symm_kernels
 
-REGION_HEAD = 256
-_HALF_ALIGN = 256
 _COLUMNS = 1024
+_ERROR, _ABORT = 0, 1  # words that host and device share
 _PLAN_ROWS = 128
 _WIRES = {
     WireType.FLOAT32: tl.float32,
@@ -31,26 +32,6 @@ _WIRES = {
     WireType.FLOAT16: tl.float16,
     WireType.FLOAT8: tl.float8e4nv,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Sizes and offsets of one direction of a box, in bytes."""
-
-    half: int
-    weight: int
-    slot: int
-    scale: int
-    x: int
-
-    @classmethod
-    def of(cls, kind: Kind, layout: Layout) -> "Region":
-        span = Frame(kind, layout).span(layout.max_rows)
-        return cls(aligned(span.end, _HALF_ALIGN), span.weight, span.slot, span.scale, span.x)
-
-    @property
-    def size(self) -> int:
-        return REGION_HEAD + 2 * self.half
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +52,12 @@ class Boxes:
     own_N: Tensor
     peer_N: Tensor
     keeper: object
+    own: tuple[int, ...]
 
     @classmethod
     def at(cls, own: Sequence[int], peer: Sequence[int], device: torch.device, keeper: object) -> "Boxes":
         own_N, peer_N = (torch.tensor(side, dtype=torch.int64, device=device) for side in (own, peer))
-        return cls(own_N, peer_N, keeper)
+        return cls(own_N, peer_N, keeper, tuple(own))
 
     def __len__(self) -> int:
         return self.own_N.numel()
@@ -99,6 +81,11 @@ class _End:
         self._number_MN = [self._words(len(one)) for one in boxes]
         self._count_MN = [self._words(len(one)) for one in boxes]
         self._error = self._words(1)
+        pinned = self._device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None  # where it waited last
+        self._host = torch.zeros(2, dtype=torch.int32, pin_memory=pinned)
+        self._words_of_host = self._host.numpy()  # written also outside of inference mode
+        self._begun = torch.zeros(max(map(len, boxes)), dtype=torch.int32, pin_memory=pinned)
         self._fp8 = layout.dispatch_wire is WireType.FLOAT8
         self._columns = min(_COLUMNS, max(128, triton.next_power_of_2(layout.hidden)))
         self._parts = triton.cdiv(layout.hidden, self._columns)
@@ -109,6 +96,43 @@ class _End:
         if silent:
             limit = f"{self._patience.limit / 1e9:g} s" if self._patience.timed else "its limit"
             raise PeerLost(NodeId(self._peer, silent - 1), f"it sent nothing within {limit}")
+
+    def wait_failed(self) -> bool:
+        """Whether a wait was in vain, once the device has done what was launched."""
+        self._finish()
+        return bool(self._words_of_host[_ERROR])
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def abort(self) -> None:
+        """Every wait ends now, as if its peer were silent, and every later one until `begin`."""
+        self._words_of_host[_ABORT] = 1
+
+    def begin(self, numbers: Sequence[int], micro_batch: int = 0) -> None:
+        """The next message of each box has the number after this one (any integers; they wrap at 32 bits), at both
+        ends. It waits until what was aborted is over."""
+        if self._words_of_host[_ABORT]:
+            self._finish()
+        wrapped = [(number + (1 << 31)) % (1 << 32) - (1 << 31) for number in numbers]
+        begun_N = self._begun[: len(wrapped)]
+        begun_N.copy_(torch.tensor(wrapped, dtype=torch.int32))
+        self._number_MN[micro_batch].copy_(begun_N, non_blocking=True)
+        self._error.zero_()
+        self._words_of_host.fill(0)
+
+    def _arrived(self, micro_batch: int, ahead: int) -> bool:
+        """In host memory, whether all flags have their numbers; a device waits by itself."""
+        if self._device.type != "cpu":
+            return True
+        numbers = self._number_MN[micro_batch].tolist()
+        flags = (ctypes.c_int32.from_address(address).value for address in self._boxes[micro_batch].own)
+        return all(flag == number + ahead for flag, number in zip(flags, numbers, strict=True))
+
+    def _waits(self) -> None:
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self._device)
 
     def _words(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._device)
@@ -161,6 +185,10 @@ class SymmAttention(_End):
         )  # fmt: skip
         return SymmTicket(micro_batch, place_NT)
 
+    def is_there(self, micro_batch: int) -> bool:
+        """Whether `combine` of what was dispatched last would wait for nobody; True on a device, which waits itself."""
+        return self._arrived(micro_batch, 0)
+
     def combine(self, ticket: SymmTicket) -> Tensor:
         """y_TH, float32: the partial sums in the order of the nodes. NaN if one stayed silent: `check` says who."""
         layout, boxes = self._layout, self._boxes[ticket.micro_batch]
@@ -168,9 +196,10 @@ class SymmAttention(_End):
         rows = ticket.place_NT.shape[1]
         y_TH = torch.empty((rows, layout.hidden), dtype=torch.float32, device=ticket.place_NT.device)
         region = self._combine
+        self._waits()
         symm_kernels.wait_boxes[(len(boxes),)](
-            boxes.own_N, number_N, None, None, self._error, layout.max_rows, region.half, self._patience.limit,
-            NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
+            boxes.own_N, number_N, None, None, self._error, self._host, layout.max_rows, region.half,
+            self._patience.limit, NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
         if rows:
             symm_kernels.sum_answers[(rows, self._parts)](
@@ -207,6 +236,10 @@ class SymmExpert(_End):
         super().__init__(layout, boxes, patience, Role.ATTENTION)
         self._dtype = dtype if self._fp8 else layout.dispatch_wire.dtype
 
+    def is_there(self, micro_batch: int) -> bool:
+        """Whether `receive` would wait for nobody; True on a device, which waits itself."""
+        return self._arrived(micro_batch, 1)
+
     def receive(self, micro_batch: int) -> SymmArrival:
         """Wait, on the device, for the next message of every attention node, and put their rows together."""
         layout, boxes = self._layout, self._boxes[micro_batch]
@@ -216,9 +249,10 @@ class SymmExpert(_End):
         slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
         weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
         header_N2 = self._words(2 * len(boxes)).view(-1, 2)
+        self._waits()
         symm_kernels.wait_boxes[(len(boxes),)](
-            boxes.own_N, number_N, count_N, header_N2, self._error, layout.max_rows, self._dispatch.half,
-            self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,
+            boxes.own_N, number_N, count_N, header_N2, self._error, self._host, layout.max_rows,
+            self._dispatch.half, self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
         symm_kernels.take_rows[(most, self._parts)](
             boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,

@@ -15,10 +15,9 @@ Shapes: T rows, K choices per row, H hidden, N nodes or boxes, R most rows of a 
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import globaltimer
-
 from afserve.kernels.triton.quant import fp8_scale, to_fp8
-from afserve.kernels.triton.symm import acquire, release, typed
+from afserve.kernels.triton.symm import ABORT, ERROR, acquire, release, typed
+from triton.language.extra.cuda import globaltimer
 
 HEAD = tl.constexpr(256)
 BLOCK = tl.constexpr(128)  # columns with one scale
@@ -111,23 +110,30 @@ def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes, T
 
 @triton.jit
 def wait_boxes(
-    own_N_ptr, number_N_ptr, count_N_ptr, header_N2_ptr, error_ptr, most, half_bytes, limit,
+    own_N_ptr, number_N_ptr, count_N_ptr, header_N2_ptr, error_ptr, words_ptr, most, half_bytes, limit,
     NEXT: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
-    """Until a box's flag has its number (NEXT: the one after the last), at most `limit` nanoseconds (not TIMED: looks).
+    """Until a box's flag has its number (NEXT: the one after the last), at most `limit` nanoseconds (not TIMED: looks),
+    and no longer than the host does not abort.
 
-    A box that stays silent leaves its index + 1 in the error word, which ends every other wait of this end as well.
+    A box that stays silent leaves its index + 1 in the error word, which ends every other wait of this end as well, and
+    in the host's.
     """
     box = tl.program_id(0)
     number = tl.load(number_N_ptr + box) + NEXT
     flag = typed(tl.load(own_N_ptr + box), tl.int32)
     seen = acquire(flag)
     used = tl.full((), 0, dtype=tl.int64)
+    looks = tl.full((), 0, dtype=tl.int32)
     began = used
     if TIMED:
         began = globaltimer()
     while (seen != number) & (used < limit):
-        if tl.load(error_ptr, volatile=True) != 0:
+        looks += 1
+        ended = tl.load(error_ptr, volatile=True)
+        if looks % 64 == 1:
+            ended = ended | tl.load(words_ptr + ABORT, volatile=True)
+        if ended != 0:
             used = used * 0 + limit
         elif TIMED:
             used = globaltimer() - began
@@ -144,6 +150,7 @@ def wait_boxes(
             tl.store(header_N2_ptr + 2 * box + 1, tl.load(header + 2))
     else:
         tl.atomic_cas(error_ptr, 0, box + 1)
+        release(words_ptr + ERROR, box + 1, TIMED)
     if NEXT:
         tl.store(count_N_ptr + box, rows)
 

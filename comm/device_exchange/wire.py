@@ -1,0 +1,58 @@
+"""Which link an attention node gets, and which port an expert node: by what both ends agreed on and the transport
+offers. Kernels are imported where they are needed only."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from afserve.comm.m2n.bank import Bank
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.transport import Box, SharingRegions, Transport
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.comm.device_exchange.ends import Patience
+
+Inside = Callable[[Box], AbstractContextManager[None]]
+
+
+def open_link(transport: Transport, **how: Any) -> ExpertLink:
+    """`how` is as of `ExpertLink`. Raises ConfigError where the transport has no memory for what was agreed on."""
+    if not transport.layout.exchange:
+        return ExpertLink(transport, **how)
+    from afserve.comm.device_exchange.link import DeviceLink
+
+    patience = _patience(transport.device)
+    return DeviceLink(transport, **how, regions=_regions(transport), patience=patience)
+
+
+def open_port(
+    transport: Transport, bank: Bank, device: torch.device, inside: Inside | None = None
+) -> ExpertPort:
+    """Raises as `open_link`. `inside`: see `SteppingPort`."""
+    if not transport.layout.exchange:
+        return ExpertPort(transport, device=device)
+    from afserve.comm.device_exchange.served import SteppingPort
+
+    return SteppingPort(transport, _regions(transport), bank, _patience(transport.device), inside)
+
+
+def _patience(device: torch.device) -> "Patience":
+    """Where there is no device nobody waits: it is looked before."""
+    from afserve.comm.device_exchange.ends import Patience
+
+    return Patience() if device.type == "cuda" else Patience(1, timed=False)
+
+
+def _regions(transport: Transport) -> SharingRegions:
+    regions = transport.offers.regions
+    if regions is None:
+        raise ConfigError(
+            "device_exchange: nodes share no memory of devices over this transport; use --transport symm, or leave "
+            "--device-exchange out",
+            param="device_exchange",
+        )
+    return regions

@@ -1,0 +1,248 @@
+"""Steps whose rows devices send by themselves: the same tokens as without nodes, in one process and in several, also
+when an expert node is killed, refuses or stops in the middle; then they go on by messages, and heal.
+
+Kernels are interpreted where there is no GPU.
+"""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from afserve.clock import FakeClock
+from afserve.comm.m2n.link import ExpertLink
+from afserve.config import ModelSource
+from afserve.engine.build import colocated, layout_for, spec_of
+from afserve.engine.scheduling.request import SamplingParams
+from afserve.errors import ConfigError
+from afserve.placement.placement import Placement
+from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.kernels.triton.exchange_nodes import (
+    attention_node,
+    exchanging,
+    expert_node,
+    layout_of,
+    run_together,
+    serve_expert,
+)
+from tests.kernels.triton.symm_nodes import CUDA
+
+pytestmark = pytest.mark.skipif(
+    CUDA, reason="nodes compute on the CPU here; on a GPU the first run does this"
+)
+SPAWN = multiprocessing.get_context("spawn")
+SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+WANTED = requests(prompts((5, 3)), SHORT)
+
+
+SMALL = {"max_batch_tokens": 8, "prefill_tokens": 8}  # the interpreter takes every row of a mailbox
+
+
+def settings(**fields):
+    return exchanging(config(**SMALL, **fields))
+
+
+@pytest.fixture(scope="module")
+def source(tiny_checkpoint):
+    return ModelSource(str(tiny_checkpoint("v3")), "v3")
+
+
+@pytest.fixture(scope="module")
+def alone(source):
+    """The tokens of one process without nodes."""
+    return collect(drive(colocated(source, config(**SMALL)), WANTED))
+
+
+def contiguous(source, experts):
+    spec = spec_of(source)
+    return Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
+
+
+def twice(source):
+    """Every expert on both of two nodes."""
+    spec = spec_of(source)
+    plan = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=1)
+    layers = [
+        layer.__class__((layer.slots[0],) * 2, (tuple(0.5 for _ in layer.slots[0]),) * 2)
+        for layer in plan.layers
+    ]
+    return Placement(plan.epoch, 2, plan.experts, tuple(layers))
+
+
+class Cluster:
+    """In this process."""
+
+    def __init__(self, source, plan, attention=1, made=settings, **how):
+        self.source, self.plan, self.config, self.attention = source, plan, made(), attention
+        found = [expert_node(source, self.config, plan, f, attention) for f in range(plan.nodes)]
+        self.experts = [node for node, _ in found]
+        addresses = [address for _, address in found]
+        pairs = [attention_node(source, self.config, plan, a, addresses, **how) for a in range(attention)]
+        self.fronts, self.links = [node for node, _ in pairs], [link for _, link in pairs]
+
+    def run(self, wanted=WANTED, between=lambda steps: None):
+        return run_together(self.fronts, self.experts, wanted, between)
+
+    def close(self):
+        for link in self.links:
+            link.close()
+        for expert in self.experts:
+            expert.close()
+
+
+@pytest.fixture
+def cluster(source):
+    made = []
+
+    def make(*args, **how):
+        made.append(Cluster(source, *args, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize(("attention", "experts"), [(1, 1), (2, 3)])
+def test_the_same_tokens_as_alone(cluster, source, alone, attention, experts):
+    nodes = cluster(contiguous(source, experts), attention, lambda: settings(micro_batches=2))
+    assert nodes.run() == alone
+    layers = layout_of(source, nodes.config, nodes.plan).exchange
+    for link in nodes.links:
+        assert link.exchanged_steps > 3 and not link.failed_steps
+    steps = sum(link.exchanged_steps for link in nodes.links)
+    assert [node._port.exchanged for node in nodes.experts] == [steps * layers] * experts
+
+
+def test_a_killed_node_whose_experts_stand_elsewhere_costs_one_step_and_no_token(cluster, source, alone):
+    """And one in its place is exchanged with again."""
+    nodes = cluster(twice(source))
+    (link,) = nodes.links
+
+    def between(steps):
+        if link.exchanged_steps == 2 and len(nodes.experts) == 2:
+            nodes.experts.pop().close()
+
+    assert nodes.run(between=between) == alone
+    assert link.failed_steps == 1 and link.present == {0}
+    before = link.exchanged_steps
+    node, address = expert_node(source, nodes.config, nodes.plan, 1, 1)
+    nodes.experts.append(node)
+    link.attach(link.dial(1, address, 10.0))
+    assert nodes.run() == alone
+    assert link.exchanged_steps > before + 2 and link.failed_steps == 1 and node._port.exchanged > 0
+
+
+def test_a_node_that_does_not_answer_is_given_up_in_time_and_its_experts_are_named(cluster, source):
+    """As one that is stopped: its connection stays."""
+    clock = FakeClock()
+    nodes = cluster(contiguous(source, 2), deadline=3.0, clock=clock)
+    nodes.run(WANTED[:1])
+    silent = nodes.experts.pop()
+    (front,), (link,) = nodes.fronts, nodes.links
+    front.submit(WANTED[1])
+    events, owing = [], {}
+    while front.busy:
+        events += front.step()
+        nodes.experts[0].poll()
+        front.wait(0.001)
+        owing |= link.owing()
+        clock.advance(0.05)
+    assert "expert-1 did not answer for expert" in events[-1].error and link.failed_steps == 1
+    assert owing[1] > 2.5
+    silent.close()
+
+
+def test_epochs_go_on_as_with_messages(cluster, source, alone):
+    """Both nodes accept the next one before it is adopted; a node that does not know it refuses, and is lost."""
+    nodes = cluster(twice(source))
+    (link,), following = nodes.links, nodes.plan.with_epoch(nodes.plan.epoch + 1)
+
+    def between(steps):
+        if link.exchanged_steps == 1 and link.epoch != following.epoch:
+            for expert in nodes.experts:
+                expert.accept(following.epoch)
+            nodes.fronts[0].adopt(following)
+        if link.exchanged_steps == 2:
+            nodes.experts[1].retire(following.epoch)
+
+    assert nodes.run(between=between) == alone
+    assert link.epoch == following.epoch and link.failed_steps == 1 and link.present == {0}
+
+
+def test_prompts_in_pieces_of_which_no_row_is_read(cluster, source):
+    """The last layer's rows are not sent then: both ends go on with the next step."""
+    long = requests(prompts((19,)), SHORT)
+    told = collect(drive(colocated(source, config(**SMALL)), long))
+    nodes = cluster(contiguous(source, 2))
+    assert nodes.run(long) == told and not nodes.links[0].failed_steps
+
+
+def test_a_node_that_exchanges_nothing_is_refused_at_the_door(source):
+    plan = contiguous(source, 1)
+    node, address = expert_node(source, config(**SMALL), plan, 0, 1)
+    with pytest.raises(Exception, match="do not agree: exchange is 0 there and"):
+        attention_node(source, settings(), plan, 0, [address])
+    node.close()
+
+
+def test_models_that_keep_states_and_other_transports_say_so(tiny_checkpoint, source):
+    states = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
+    with pytest.raises(ConfigError, match="device_exchange: layers of this model keep states"):
+        layout_for(states, spec_of(states), settings(), 8)
+    from afserve.comm.device_exchange.wire import open_link
+    from afserve.comm.transports import connect
+
+    layout = layout_of(source, settings(), contiguous(source, 1))
+    end, address = connect.listen("local", expert=0, attention_nodes=1, layout=layout)
+    front = connect.connect([address], attention=0, layout=layout, timeout=1.0)
+    with pytest.raises(
+        ConfigError, match="device_exchange: nodes share no memory of devices over this transport"
+    ):
+        open_link(front, attention=0, layout=layout, placement=contiguous(source, 1))
+    front.close()
+    end.close()
+
+
+def test_without_it_rows_go_by_messages(cluster, source):
+    nodes = cluster(contiguous(source, 1), 1, lambda: config(**SMALL))
+    assert type(nodes.links[0]) is ExpertLink
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("attention", "experts", "killed"),
+    [(2, 2, False), pytest.param(2, 3, False, marks=pytest.mark.long), (1, 2, True)],
+)
+def test_processes(source, alone, attention, experts, killed):
+    """Nobody but flags says when rows are there."""
+    plan = twice(source) if killed else contiguous(source, experts)
+    pipes, processes = [], []
+    for index in range(experts):
+        mine, theirs = SPAWN.Pipe()
+        arguments = source, settings(), plan, index, attention, theirs
+        processes.append(SPAWN.Process(target=serve_expert, args=arguments, daemon=True))
+        processes[-1].start()
+        pipes.append(mine)
+    try:
+        assert all(pipe.poll(120) for pipe in pipes)
+        addresses = [pipe.recv() for pipe in pipes]
+        pairs = [attention_node(source, settings(), plan, a, addresses) for a in range(attention)]
+        links = [link for _, link in pairs]
+
+        def between(steps):
+            if killed and links[0].exchanged_steps == 2 and processes[-1].is_alive():
+                processes[-1].kill()
+
+        with torch.inference_mode():
+            assert run_together([node for node, _ in pairs], [], WANTED, between) == alone
+        assert sum(link.failed_steps for link in links) == killed
+        for pipe in pipes[: 1 if killed else None]:
+            pipe.send("stop")
+            assert pipe.poll(30) and pipe.recv() > 0
+        for link in links:
+            link.close()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
