@@ -195,7 +195,7 @@ class AttentionNode(Generic[T]):
             if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
                 pool = ran.rows * self._link.called.take_others(index)
                 self._drafting.note_step(
-                    ran._replace(pool=pool, touched=self._load.touched(index)), self._meter.now()
+                    ran._replace(pool=pool, touched=self._load.touched(index)), self._meter.now
                 )
             if done and self._pace is not None:
                 self._repace(self._pace, self._micro_batches[index])

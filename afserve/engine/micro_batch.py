@@ -240,7 +240,7 @@ class MicroBatch(Generic[T]):
     def _settle(self, plan: StepPlan, accepted: Accepted) -> dict[int, Verified]:
         """Before those that end are forgotten. Gives what was verified, by a chunk's index."""
         found: dict[int, Verified] = {}
-        if self._drafting is None:
+        if self._drafting is None or not self._drafting.asked:
             return found
         for index, (run, _) in accepted.items():
             chunk = plan.chunks[index]

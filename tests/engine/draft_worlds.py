@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.drafter import NO_DRAFT, Draft
 from afserve.engine.draft.drafting import Drafting
+from afserve.engine.draft.layer_drafter import WantedLengths
 from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.draft.price import Candidate, DraftPrice, FixedPrice, RanStep
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
@@ -35,7 +36,7 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds: of a step, of each of its rows, of a search and of reading a new text before its first, of a pass of the
-    layer. A request has `life` tokens."""
+    layer; `ask`: of looking at a step. A request has `life` tokens."""
 
     step: float
     row: float
@@ -43,6 +44,7 @@ class Costs:
     read: float
     layer: float
     life: int
+    ask: float = 0.0
 
     def plain(self, rows: int) -> float:
         return self.step + self.row * rows
@@ -71,6 +73,7 @@ class World:
         self.sequences: list[Sequence] = []
         self.ages: list[int] = []
         self.lengths: dict[int, int] = {}
+        self.wanted = WantedLengths()
         self.orders = 0
         self.awake = False  # before the step that comes
 
@@ -99,8 +102,10 @@ class World:
             verified += [] if one is None else [one]
             made += right + 1
             self.ages[index] += right + 1
-            own = one.rows if one is not None and one.drafter == _Layer.name else 0
-            self.lengths[each.order] = min(LONGEST, own + 1) if awake else 0
+            own = one.rows if one is not None and one.drafter == _Layer.name else None
+            made_before = self.lengths.get(each.order, 0)
+            wanted = self.wanted.note(each.order, own, made_before) if awake else 0
+            self.lengths[each.order] = min(LONGEST, wanted)
             each.draft.clear()
         passes = self.costs.layer if awake else 0.0
         further = passes * (max(self.lengths.values()) - 1) if awake else 0.0
@@ -110,7 +115,7 @@ class World:
         self.steps += 1
         if asked or awake:
             ran = RanStep(count + drafted, drafted, seconds, passes=passes, verified=verified)
-            self.drafting.note_step(ran, self.now)
+            self.drafting.note_step(ran, lambda: self.now)
         else:
             self.drafting.rest_step(seconds)
         return made
@@ -139,6 +144,7 @@ class _Layer:
 
     def guess(self, sequence: Sequence, most: int) -> Draft:
         made = self._world.lengths.get(sequence.order, 0)
+        self._world.now += self._world.costs.ask / len(self._world.sequences)
         return self._world.guess(self._world.phase.layer, min(made, most), 0.6) if made else NO_DRAFT
 
     def forget(self, sequence: Sequence) -> None:

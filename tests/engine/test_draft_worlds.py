@@ -5,7 +5,7 @@ import random
 import pytest
 
 from afserve.drafts import DraftChoice
-from afserve.engine.draft.layer_drafter import LayerDrafter
+from afserve.engine.draft.layer_drafter import LayerDrafter, WantedLengths
 from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
@@ -14,6 +14,7 @@ from tests.engine.draft_worlds import Costs, Phase, adaptive, best_fixed, never
 
 STEPS = 4000
 MS = 1e-3
+ASK = 3e-5  # seconds
 
 
 def drawn(seed: int) -> tuple[Costs, list[Phase]]:
@@ -27,6 +28,7 @@ def drawn(seed: int) -> tuple[Costs, list[Phase]]:
         read=0.1 * MS,
         layer=step * rng.choice((0.05, 0.3, 0.8)),
         life=rng.choice((192, 800)),
+        ask=ASK,
     )
     phases = [
         Phase(
@@ -46,7 +48,7 @@ def drawn(seed: int) -> tuple[Costs, list[Phase]]:
 @pytest.mark.parametrize("row", [0.05, 1.0])
 def test_texts_that_repeat_nothing_lose_less_than_2_of_100(sequences, row):
     """With steps of a third of a millisecond, which a search and the reading of a text are long beside."""
-    costs = Costs(0.3 * MS, 0.3 * MS * row, 3e-6, 0.2 * MS, 0.1 * MS, 192)
+    costs = Costs(0.3 * MS, 0.3 * MS * row, 3e-6, 0.2 * MS, 0.1 * MS, 192, ASK)
     phases = [Phase(3000 * sequences, sequences, 0.1, 0.05, 0.1)]
     assert adaptive(costs, phases, 1) < 1.02 * never(costs, phases)
 
@@ -54,7 +56,7 @@ def test_texts_that_repeat_nothing_lose_less_than_2_of_100(sequences, row):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0.3 * MS, 20 * MS])
 def test_what_begins_to_pay_is_found_and_what_ends_to_is_left(step):
-    costs = Costs(step, 0.05 * step, 3e-6, 0.1 * MS, 0.1 * step, 192)
+    costs = Costs(step, 0.05 * step, 3e-6, 0.1 * MS, 0.1 * step, 192, ASK)
     bad, good = Phase(3000, 4, 0.1, 0.05, 0.05), Phase(48000, 4, 0.9, 0.9, 0.9)
     phases = [bad, good, bad]
     assert adaptive(costs, phases, 1) < 0.65 * never(costs, phases)
@@ -68,7 +70,7 @@ def test_no_world_loses_much_to_never_drafting_nor_to_what_was_best_in_hindsight
     costs, phases = drawn(seed)
     took = adaptive(costs, phases, seed)
     assert took < 1.02 * never(costs, phases)
-    assert best_fixed(costs, phases, seed) > 0.97 * took
+    assert best_fixed(costs, phases, seed) > 0.95 * took
 
 
 def awake_of(won: float, steps: int) -> list[bool]:
@@ -102,17 +104,26 @@ def test_what_wins_is_not_ended_by_bad_luck():
     assert lost < 150.0
 
 
-def test_a_layer_guesses_one_token_where_another_draft_is_verified():
-    """And one more than was verified where it is its own."""
+def test_a_layer_guesses_one_token_more_than_was_verified_of_its_own():
+    """And fewer where others' were."""
     drafter = LayerDrafter(DraftChoice.parse("mtp"), 100)
     sequence = Sequence.start(GenerationRequest(0, (1, 2, 3), SamplingParams(max_tokens=50)), 0, frozenset())
     plan = StepPlan(0, (Chunk(sequence, 2, 3, True, ChunkKind.VERIFY, supposed=2),))
-    for chosen, most in ((False, 1), (True, 3)):
+    for chosen, most in ((False, 1), (True, 3), (False, 2), (False, 1), (True, 3), (True, 3)):
         if chosen:
             drafter.choose(0)
-        verified = drafter.take_verified(plan)
-        assert [most for _, _, most in drafter.begin_runs(plan, {0: (4, 5)}, verified)] == [most]
-    assert drafter.take_verified(plan) == [0]
+        assert [most for _, _, most in drafter.begin_runs(plan, {0: (4, 5)})] == [most]
+    drafter.forget(sequence)
+    assert [most for _, _, most in drafter.begin_runs(plan, {0: (4, 5)})] == [1]
+
+
+def test_what_was_guessed_in_vain_twice_is_not_guessed_for_a_while():
+    lengths, made, found = WantedLengths(), 3, []
+    for _ in range(26):
+        made = lengths.note(0, min(2, made), made)
+        found.append(made)
+    assert found[:2] == [3, 2] and found[2:12] == [2] * 10 and found[12:14] == [3, 3]
+    assert [lengths.note(1, made, made) for made in (1, 2, 3)] == [2, 3, 4]
 
 
 def test_each_load_has_its_own_answer():

@@ -19,7 +19,7 @@ from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
 
 _TRIED_STEPS = 16  # asked ones, between two in which a token is tried that does not pay
 _TRIED_SHARE = 0.0025  # of the time
-_REST = 6  # steps; even, so that each of two micro-batches has its turn
+_PLAIN_EVERY = 500  # steps with drafts
 _LATELY = 0.1  # weight of the newest step
 _CHEAPER = 1.1  # times as good: a guess that needs no pass of a layer
 
@@ -36,6 +36,7 @@ class AdaptivePrice:
         self._tries = Allowance(_TRIED_SHARE)
         self._resting: dict[int, int] = {}  # by order: steps since it was last verified
         self._since = 0  # steps since something was tried
+        self._with_drafts = 0  # steps since one that could have had drafts had none
         self._usual: dict[int, Usual] = {}  # by about how many sequences: a step without drafts
         self._token_seconds = 0.0  # of the last step that only decoded
         # Of this node's rows those that are no draft's, and tokens for each; lately.
@@ -44,7 +45,7 @@ class AdaptivePrice:
     @property
     def rest(self) -> int:
         awake = self._layer is not None and self._layer.awake
-        return _REST if self._searches.rests and not awake else 0
+        return 0 if awake else self._searches.rest
 
     def whom_to_search(self, orders: Many[int]) -> set[int]:
         return self._searches.choose(orders)
@@ -58,10 +59,12 @@ class AdaptivePrice:
 
     def lengths(self, rows: int, room: int, candidates: Many[Candidate]) -> list[int]:
         survivals = [self.acceptance.survival(candidate) for candidate in candidates]
-        if not self.costs.known:  # the first step is measured without drafts
+        if not self.costs.known:  # the first steps are measured without drafts
             return [0] * len(candidates)
         prices = self.costs.prices(rows)
         found = allot(survivals, rows, self._others(), room, prices)
+        if any(found) and self._plain_due():
+            found = [0] * len(found)
         self._note_tokens(rows, survivals, found)
         self._since += 1
         if candidates and not any(found) and room > rows:
@@ -103,19 +106,27 @@ class AdaptivePrice:
                 rows = one.rows - one.instead
                 won[one.drafter in LAYERS] += (one.right - one.instead) * self._token_seconds - rows * row
         passed = plain + step.rested_seconds
+        passes = step.passes + step.asking if step.passes else 0.0
+        if not step.passes:
+            self._searches.asking_took(step.asking)
         self._searches.pass_time(passed, usual.seconds, won[False])
         self._tries.pass_time(passed, usual.seconds)
         if self._layer is None:
             return
         if step.mixed:
-            self._layer.note_prompts(step.passes, won[True])
+            self._layer.note_prompts(passes, won[True])
         else:
-            self._layer.note_steps(tokens, passed, usual.seconds, step.passes, won[True])
+            self._layer.note_steps(tokens, passed, usual.seconds, passes, won[True])
 
     def sequence_ended(self, order: int) -> None:
         self.acceptance.drop_trend(order)
         self._searches.drop_order(order)
         self._resting.pop(order, None)
+
+    def _plain_due(self) -> bool:
+        """Where all steps have drafts, nothing tells what their rows take: now and then one goes without."""
+        self._with_drafts = (self._with_drafts + 1) % _PLAIN_EVERY
+        return not self._with_drafts
 
     def _others(self) -> Others:
         """They are taken to draft as this node does."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from afserve.adviser import Adviser
-from afserve.drafts import DraftChoice, DraftMethod
+from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod
 from afserve.engine.draft.adaptive_price import AdaptivePrice
 from afserve.engine.draft.counts import DraftCounts
 from afserve.engine.draft.drafter import LAYERS, SEARCHERS, Drafter
@@ -22,6 +22,7 @@ from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.stats.drafts import DraftStats
 from afserve.spec import ModelSpec
 
+_SHORT = 6  # steps that nobody is asked before, where somebody was told what may follow
 Ideas = list[tuple[Many[int], Candidate]]
 """What was guessed for one sequence; the one of which a part is verified stands first."""
 
@@ -39,6 +40,7 @@ class Drafting:
         self._price, self._most, self._behind = price, most, behind
         self._left = 0  # steps until somebody is asked again
         self._rested, self._rested_seconds = 0, 0.0  # steps since a step was measured
+        self._asking = 0.0  # seconds that looking at the last steps took, searches apart
         # By order, what was guessed for the step that runs.
         self._asked: dict[int, Ideas] = {}
         self._counts = DraftCounts()
@@ -51,9 +53,11 @@ class Drafting:
 
     def propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> None:
         """Sets the drafts of those that decode in the next step, which may have `room` tokens."""
+        began = clock()
         if not self._adviser.ask(clock(), lambda: self._propose(sequences, room, clock), False):
             for sequence in sequences:
                 sequence.draft.clear()
+        self._asking += clock() - began
 
     def _propose(self, sequences: Many[Sequence], room: int, clock: Callable[[], float]) -> bool:
         found = list[tuple[Sequence, Ideas]]()
@@ -66,7 +70,9 @@ class Drafting:
             if most > 0 and sequence.order in searched:
                 began = clock()
                 ideas += self._ideas(self._searching, sequence, most)
-                self._price.search_took(sequence.order, clock() - began)
+                taken = clock() - began
+                self._asking -= taken
+                self._price.search_took(sequence.order, taken)
             if ideas:
                 if len(ideas) > 1:
                     ideas.sort(key=lambda idea: -self._price.expected(idea[1]))
@@ -80,6 +86,8 @@ class Drafting:
                 self._behind.choose(sequence.order)
         if sequences:
             self._left = 0 if any(lengths) else self._price.rest
+            if self._left > _SHORT and any(s.guide is not None or s.request.prediction for s in sequences):
+                self._left = _SHORT
         return True
 
     def _ideas(self, drafters: Many[Drafter], sequence: Sequence, most: int) -> Ideas:
@@ -89,6 +97,11 @@ class Drafting:
             if tokens:
                 found.append((tokens, Candidate(sequence.order, drafter.name, confidence)))
         return found
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was guessed for the step that runs."""
+        return bool(self._asked)
 
     def settle(self, sequence: Sequence, supposed: int, run: Many[int], now: float) -> Verified | None:
         """Its step verified `supposed` tokens of the draft and gave this run. What was guessed beyond them is compared
@@ -113,12 +126,14 @@ class Drafting:
         self._rested += 1
         self._rested_seconds += seconds
 
-    def note_step(self, step: RanStep, now: float) -> None:
+    def note_step(self, step: RanStep, clock: Callable[[], float]) -> None:
         """Any other one."""
-        step = step._replace(rested=self._rested, rested_seconds=self._rested_seconds)
+        began, asking = clock(), max(self._asking, 0.0)
+        step = step._replace(rested=self._rested, rested_seconds=self._rested_seconds, asking=asking)
         self._rested, self._rested_seconds = 0, 0.0
-        with self._adviser.guarded(now):
+        with self._adviser.guarded(began):
             self._price.step_measured(step)
+        self._asking = clock() - began
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
@@ -152,4 +167,5 @@ def open_drafting(
     drafters += [] if behind is None else [behind]
     if choice.synthetic:
         drafters = [SpoiledDrafter(each, choice.synthetic) for each in drafters]
-    return Drafting(drafters, price, choice.most, behind), behind
+    most = choice.tokens or int(DRAFT_TOKENS.high)
+    return Drafting(drafters, price, most, behind), behind

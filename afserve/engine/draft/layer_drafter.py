@@ -12,7 +12,35 @@ from afserve.engine.draft.layer_trials import LayerTrials
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import StepPlan
 
+_IN_VAIN, _PATIENCE = 2, 10  # steps
 _UNLIKELY = 0.2  # an adaptive draft ends where all of it is less likely
+
+
+class WantedLengths:
+    """How many tokens a layer guesses for each sequence where the price says how many are verified: one more than the
+    last step verified of its own, but no more for a while where that one was in vain twice in a row; and one less than
+    before where another's were verified."""
+
+    def __init__(self) -> None:
+        self._by_order: dict[int, tuple[int, int]] = {}  # the length, and below 0 steps left without one more
+
+    def note(self, order: int, own: int | None, made: int) -> int:
+        """Behind a step that verified so many of the tokens that were `made`; None: none of them, or another's. Gives
+        the next length."""
+        length, vain = self._by_order.get(order, (1, 0))
+        if own is None:
+            length = max(length - 1, 1)
+        elif vain < 0:
+            length, vain = max(own, 1), vain + 1
+        else:
+            length, vain = own + 1, vain + 1 if own < made else 0
+            if vain == _IN_VAIN:
+                length, vain = max(own, 1), -_PATIENCE
+        self._by_order[order] = length, vain
+        return length
+
+    def drop_order(self, order: int) -> None:
+        self._by_order.pop(order, None)
 
 
 class LayerDrafter:
@@ -26,27 +54,30 @@ class LayerDrafter:
         self.least = 0.0 if choice.tokens else _UNLIKELY  # likelihood of a whole draft that goes on
         self.on_forget: Callable[[Sequence], object] = id
         self._made: dict[int, tuple[int, list[int], list[float]]] = {}
+        self._lengths = WantedLengths()
         self._chosen: set[int] = set()  # those of whom the next step, or the one that runs, verifies it
 
-    def begin_runs(
-        self, plan: StepPlan, runs: Mapping[int, Many[int]], verified: Many[int]
-    ) -> Iterator[tuple[int, int, int]]:
+    def begin_runs(self, plan: StepPlan, runs: Mapping[int, Many[int]]) -> Iterator[tuple[int, int, int]]:
         """Of the chunks whose step gave tokens (`runs`) those that are drafted for: the index, how many tokens the
         sequence has then, which the draft follows, and the most tokens of that."""
+        chosen = {chunk.sequence.order for chunk in plan.chunks} & self._chosen
+        self._chosen -= chosen
         for index, run in runs.items():
             sequence = plan.chunks[index].sequence
+            own = plan.chunks[index].supposed if sequence.order in chosen else None
+            wanted = self._choice.tokens or self._wanted(sequence.order, own)
             length = len(sequence.tokens) + len(run)
             params = sequence.request.params
             left = sequence.prompt_length + params.max_tokens - length - 1
-            most = min(self._wanted(verified[index]), left, self._longest - length)
+            most = min(wanted, left, self._longest - length)
             most = most if params.draft is None else min(most, params.draft)
             if most > 0 and not sequence.cancelled and sequence.eos_ids.isdisjoint(run):
                 self._made[sequence.order] = length, [], []
                 yield index, length, most
 
-    def _wanted(self, verified: int) -> int:
-        """Where the price says how many are verified, one more of them than it let the last step verify."""
-        return self._choice.tokens or min(self._choice.most, verified + 1)
+    def _wanted(self, order: int, own: int | None) -> int:
+        _, made, _ = self._made.get(order, (0, (), ()))
+        return min(self._choice.most, self._lengths.note(order, own, len(made)))
 
     def add(self, sequence: Sequence, token: int, confidence: float) -> None:
         _, tokens, likely = self._made[sequence.order]
@@ -63,13 +94,8 @@ class LayerDrafter:
         """What the next step verifies of this sequence is its draft, and no other drafter's."""
         self._chosen.add(order)
 
-    def take_verified(self, plan: StepPlan) -> list[int]:
-        """How many of its tokens each chunk verified; once."""
-        verified = [chunk.supposed if chunk.sequence.order in self._chosen else 0 for chunk in plan.chunks]
-        self._chosen.difference_update(chunk.sequence.order for chunk in plan.chunks)
-        return verified
-
     def forget(self, sequence: Sequence) -> None:
         self._made.pop(sequence.order, None)
         self._chosen.discard(sequence.order)
+        self._lengths.drop_order(sequence.order)
         self.on_forget(sequence)

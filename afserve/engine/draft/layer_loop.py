@@ -70,13 +70,12 @@ class LayerLoop(Generic[T]):
     ) -> StepRun[T]:
         """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
         of a chunk. The step's sequences are in flight meanwhile."""
-        verified = self._drafter.take_verified(plan)
         (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
         hidden_TH = self._layer.enter(x_TH)
-        drafted = list(self._begin(plan, step, runs, verified))
+        drafted = list(self._begin(plan, step, runs))
         self.passes = max((one.most for one in drafted), default=1)
         if (chain := self._layer.chain()) is not None:
             self._draft_at_once(chain, plan, drafted, token_T, hidden_TH, paged, step.decodes)
@@ -126,11 +125,9 @@ class LayerLoop(Generic[T]):
                 if token >= 0:
                     self._drafter.add(one.sequence, token, confidence)
 
-    def _begin(
-        self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]], verified: Many[int]
-    ) -> Iterator[_Drafted]:
+    def _begin(self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]]) -> Iterator[_Drafted]:
         """Those that are drafted for."""
-        for index, length, most in self._drafter.begin_runs(plan, runs, verified):
+        for index, length, most in self._drafter.begin_runs(plan, runs):
             row = step.paged.starts[index] + length - 2 - plan.chunks[index].start
             yield _Drafted(plan.chunks[index].sequence, index, row, length - 2, most)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from afserve.engine.draft.allowance import Allowance, Usual
 
-_SHARE, _LEAST = 0.01, 0.0025  # of the time, at first and after trials in vain
+_SHARE, _LEAST = 0.005, 0.0025  # of the time, at first and after trials in vain
 _STEPS, _PASSES = 4.0, 2.0  # what a trial may lose: so many steps of one sequence, and so many passes
 _RISKED, _MOST_RISKED = 0.125, 16.0  # and this share of what it has won, at most so many times as much again
 _SPREAD = 64.0  # steps over which the passes over prompts are counted

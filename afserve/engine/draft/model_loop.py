@@ -58,8 +58,7 @@ class ModelLoop:
         return x_TH
 
     def _draft(self, plan: StepPlan, runs: Mapping[int, Many[int]]) -> None:
-        verified = self._drafter.take_verified(plan)
-        most = {index: most for index, _, most in self._drafter.begin_runs(plan, runs, verified)}
+        most = {index: most for index, _, most in self._drafter.begin_runs(plan, runs)}
         self.passes = max(most.values(), default=1)
         live = self._texts(plan, runs, most)
         guesses = self._model.read_on([(one.text, one.most > 0) for one in live])

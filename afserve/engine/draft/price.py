@@ -30,8 +30,8 @@ class RanStep(NamedTuple):
 
     `pool`: rows of others that were in the experts' calls beside its own, in the mean over layers. `touched`: distinct
     experts of one layer that its rows chose; None where nobody counted. `mixed`: some rows were prompts'. `passes`:
-    seconds of a layer that guessed behind it, which are not in `seconds`. `rested` steps before it, which nobody
-    looked at, took `rested_seconds` in all."""
+    seconds of a layer that guessed behind it, which are not in `seconds`. `asking`: of whoever looked at it, searches
+    apart. `rested` steps before it, which nobody looked at, took `rested_seconds` in all."""
 
     rows: int
     drafted: int
@@ -40,6 +40,7 @@ class RanStep(NamedTuple):
     touched: int | None = None
     mixed: bool = False
     passes: float = 0.0
+    asking: float = 0.0
     verified: Many[Verified] = ()
     rested: int = 0
     rested_seconds: float = 0.0

@@ -13,7 +13,7 @@ from afserve.engine.draft.allotment import RowPrices
 from afserve.engine.draft.price import RanStep
 
 _FEW = 4  # steps of a kind say something
-_KEPT = 48  # kinds of steps that are remembered
+_KEPT = 64  # kinds of steps that are remembered
 _EVERY, _SELDOM = 8, 64  # steps between two fits, at first and later
 _NEWEST = 0.1  # least weight of the newest step among those of its kind
 _STALE = 2000.0  # steps after which a kind that was not seen again counts half
@@ -94,18 +94,21 @@ class StepCosts:
     def __init__(self, spread: ExpertSpread) -> None:
         self.spread = spread
         self.pool = 0.0  # rows of others, lately
-        self._kinds: dict[tuple[int, int], _Kind] = {}
-        self._numbers = 0
+        self._kinds: dict[
+            tuple[int, int, bool], _Kind
+        ] = {}  # by rows, others' rows, and whether some were drafts'
+        self._numbers = self._plain = 0  # steps, and those without drafts
         self._costs: Features = (0.0, 0.0, 0.0, 0.0)
         self._fit_at = 0
 
     @property
     def known(self) -> bool:
-        return bool(self._kinds)
+        """Whether some steps without drafts were measured."""
+        return self._plain >= _FEW
 
     def measured(self, rows: int) -> bool:
         """Whether steps of about so many were, by themselves."""
-        return any(size == _size(rows) and kind.count >= _FEW for (size, _), kind in self._kinds.items())
+        return any(key[0] == _size(rows) and kind.count >= _FEW for key, kind in self._kinds.items())
 
     def drafts_share(self, rows: int, drafted: int) -> float:
         """Of what a step of `rows` takes, so much is that `drafted` of them were drafts'."""
@@ -119,9 +122,10 @@ class StepCosts:
         if not (step.rows > 0 and math.isfinite(step.seconds) and step.seconds > _SHORTEST):
             return
         self._numbers += 1
+        self._plain += not step.drafted
         self.pool += 0.1 * (step.pool - self.pool)
         self.spread.learn_spread(step)
-        key = _size(step.rows), _size(step.pool)
+        key = _size(step.rows), _size(step.pool), step.drafted > 0
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= _KEPT:
