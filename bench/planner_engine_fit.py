@@ -125,13 +125,17 @@ class _Named:
         return {label: round(float(np.exp(log)), 4) for label, log in zip(self.labels, logs, strict=True)}
 
 
-def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine:
+def fit_engine(
+    engine: Engine, found: Evidence, *, rates: bool = True, core: NDArray[np.bool_] | None = None
+) -> Engine:
     """`engine` with everything fitted to `found`. Not `rates`: so few rows that the kernels' own rates stay, and only
-    the errors of rows alike are learned."""
-    named = _Named.of(found.like)
+    the errors of rows alike are learned. core: rows that rates, factors and waits are fitted to; the others only say
+    what rows like them have in common beyond those."""
+    core = np.ones(len(found.rows), dtype=bool) if core is None else core
     fitted, said = engine, found.plain
     if rates:
-        rated, factors = _fit_rates(found, named)
+        kept = found.some(core)
+        rated, factors = _fit_rates(kept, _Named.of(kept.like))
         fitted = replace(engine, rates=rated, factors=factors)
         said = (found.parts * np.array([getattr(rated, name) for name in PARTS])).sum(axis=1)
         said = said * np.array([fitted.labelled(entry) for entry in found.like])
@@ -141,7 +145,9 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
     wait_factors: Mapping[str, float] = {}
     known = found.ttft > 0
     if rates and known.any():
-        wait, wait_factors, wait_weights[known] = _fit_wait(found.some(known), np.exp(-left[known]))
+        wait, wait_factors, wait_weights[known] = _fit_wait(
+            found.some(known), np.exp(-left[known]), core[known]
+        )
     others = alike * (found.series[:, None] != found.series)
     size = np.abs(left) / local_error(others, left)
     quantile = _quantile(size)
@@ -210,23 +216,29 @@ def _fit_rates(found: Evidence, named: _Named) -> tuple[Rates, Mapping[str, floa
     return rates, named.values(np.log(fit.values[parts:]))
 
 
-def _fit_wait(found: Evidence, ratio: Array) -> tuple[Wait, Mapping[str, float], Array]:
+def _fit_wait(
+    found: Evidence, ratio: Array, core: NDArray[np.bool_]
+) -> tuple[Wait, Mapping[str, float], Array]:
     """(the wait, its factors, weights of the correction). `ratio`: predicted over measured step, for a series that was
-    not seen: a wait is computed with predicted steps."""
-    named = _Named.of(found.like)
-    crowd = replace(found.crowds, step=found.tpot * ratio)
+    not seen: a wait is computed with predicted steps. core: as of `fit_engine`."""
+    kept = found.some(core)
+    named = _Named.of(kept.like)
+    crowd = replace(kept.crowds, step=kept.tpot * ratio[core])
     start = [getattr(Wait(), name) for name in _WAITS]
     count = len(start)
 
     def predict(values: Array) -> Array:
         return first_token(crowd, Wait(*values[:count]), named.factor(np.log(values[count:])))
 
-    fit = _fitted(predict, found.ttft, start, list(_WAIT_PRIOR), len(named.labels))
-    errors = np.log(found.ttft / predict(fit.values))
+    fit = _fitted(predict, kept.ttft, start, list(_WAIT_PRIOR), len(named.labels))
+    wait = Wait(*(round(float(value), 5) for value in fit.values[:count]))
+    factors = named.values(np.log(fit.values[count:]))
+    every = replace(found.crowds, step=found.tpot * ratio)
+    labelled = [np.prod([factors.get(label, 1.0) for label in like.labels]) for like in found.like]
+    errors = np.log(found.ttft / first_token(every, wait, np.array(labelled)))
     alike = likeness(found.like, found.requests, found.devices) ** REACH["ttft"]
     weights, _ = learned(alike, errors, found.series)
-    wait = Wait(*(round(float(value), 5) for value in fit.values[:count]))
-    return wait, named.values(np.log(fit.values[count:])), weights
+    return wait, factors, weights
 
 
 def _fitted(

@@ -4,7 +4,8 @@
 
 Rows of served engines are split by series into five folds; fold `--unseen` is never read by the fit, and is what
 `python -m bench.planner` judges. Rows whose mode is not said (`planner_rows.unsaid`) are fitted to nothing; that the
-engine was measured so far from what is planned makes intervals near them wider. vLLM's sixteen rows of wide expert
+engine was measured so far from what is planned makes intervals near them wider. Rows of other sources than the public
+table move no rate: they correct plans that are like them. vLLM's sixteen rows of wide expert
 parallelism on GB200 are all fitted; their error is of workloads left out in turn. Systems with a handful of published
 rows keep the kernels' rates and learn only how far those rows are off; their error is of series that were left out in
 turn.
@@ -12,6 +13,7 @@ turn.
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from afserve.cli.plan.catalog import load_curves
 from afserve.placement.planner.perf.engine import PLAIN, Engine
 from bench.planner_engine_file import engine_values
 from bench.planner_engine_fit import Evidence, beside, evidence, fit_engine
-from bench.planner_more_rows import SOURCES, more_rows
+from bench.planner_more_rows import ELSEWHERE, SOURCES, more_rows
 from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
 from bench.planner_rows import fold, impossible, read_rows, unsaid
 from bench.planner_served import ServedRow
@@ -28,6 +30,7 @@ from bench.planner_served import ServedRow
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"
 FOLDS = 5
+UNSAID = "rows_of_unsaid_modes"
 WIDE = "vllm wide"  # how the series of wide expert parallelism begin
 # Shares of memory: the largest batches that were published take 0.935 to 0.95 of vLLM's devices (twelve rows), 0.835 to
 # 0.87 of FastAFD's (four).
@@ -118,7 +121,9 @@ def fitted(name: str, found: Evidence, unseen: int) -> Engine:
     odd = np.array([unsaid(row) for row in found.rows])
     seen = found.some(kept & ~odd)
     source = f"{SILICON}; {SOURCES}; folds by series, fold {unseen} of {FOLDS} unseen"
-    engine = beside(fit_engine(engine, seen), found.some(kept & odd))
+    core = np.array([not row.series.startswith(ELSEWHERE) for row in seen.rows])
+    engine = beside(fit_engine(engine, seen, core=core), found.some(kept & odd))
+    engine = replace(engine, fit={**engine.fit, UNSAID: int((kept & odd).sum())})
     return _named(engine, source, int((~kept).sum()), seen.rows)
 
 

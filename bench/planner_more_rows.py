@@ -13,6 +13,8 @@ from bench.planner_rows import chips, shapes
 from bench.planner_served import ServedRow
 
 BACKENDS = {"vllm": "vllm", "sglang": "sglang"}
+ELSEWHERE = "elsewhere"
+"""How the series of these rows begin."""
 SOURCES = "InferenceX token_position_decode_slo and dstackai/benchmarks pd_ratio (Apache-2.0)"
 
 
@@ -51,7 +53,7 @@ def _row(raw: dict[str, str], known_shapes: dict, known_chips: dict) -> ServedRo
         answer=float(raw["osl"]),
         tpot=float(raw["tpot"]) / 1e3,
         ttft=float(raw["ttft"]) / 1e3,
-        series=" ".join(["elsewhere", *layout]),
+        series=" ".join([ELSEWHERE, *layout]),
         disaggregated=bool(workers),
         prefill_devices=int(raw["devices"]) if workers else 0,
         prefill_workers=readers,

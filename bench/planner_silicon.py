@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.planner_engines import FOLDS, SERVED, evidence_of, fitted, rows_of, write
+from bench.planner_more_rows import ELSEWHERE
 from bench.planner_rows import fold, unsaid
 from bench.planner_served import ServedRow
 from bench.planner_typed import say, typed_row
@@ -90,6 +91,8 @@ def summaries(errors: Errors, claim: str) -> list[dict[str, object]]:
         "all": lambda row: True,
         "aggregated": lambda row: not row.disaggregated,
         "disaggregated, worker counts known": lambda row: row.disaggregated,
+        "the public table": lambda row: not row.series.startswith(ELSEWHERE),
+        "other sources": lambda row: row.series.startswith(ELSEWHERE),
     }
     for label, name_of in (
         ("system", lambda row: row.chip.name),

@@ -34,6 +34,7 @@ COMMANDS = {
     "down": ("afserve.cli.down:down", "End a running server and its nodes, wherever they are."),
     "chaos": ("afserve.cli.chaos:chaos", "Break nodes of a running server on purpose, and watch."),
     "plan": ("afserve.cli.plan.command:plan", "Plan capacity: what to buy, how to split it, what it costs."),
+    "fleet": ("afserve.cli.plan.fleet:fleet", "What to buy and when: loads by hour, prices, energy, spares."),
     "place": ("afserve.cli.plan.place:place", "Place experts on nodes from routing counts."),
     "simulate": ("afserve.cli.plan.simulate:simulate", "Play a plan event by event."),
     "bench": ("afserve.cli.bench:bench", "Measure this installation."),

@@ -150,7 +150,9 @@ def test_every_profile_is_there_and_says_what_it_was_fitted_to(name: str) -> Non
     assert engine.about
     assert engine.measured == ("rows" in engine.fit)
     if engine.measured:
-        assert engine.fit["rows"] == len(engine.rows.like)
+        unsaid = engine.fit.get("rows_of_unsaid_modes", 0)
+        assert engine.fit["rows"] == len(engine.rows.like) - unsaid
+        assert np.count_nonzero(engine.rows.tpot[-unsaid:] == 0) >= unsaid, "they correct nothing"
         assert engine.source
 
 

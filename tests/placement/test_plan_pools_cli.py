@@ -68,7 +68,10 @@ def test_a_consumer_card_for_attention_beside_four_sparks(
     capsys: pytest.CaptureFixture[str], streams: int, experts: str
 ) -> None:
     """mimo26f-afd measured 1.53 and 1.65 times vLLM on the Sparks alone, with another model of this kind."""
-    line = "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4"
+    line = (
+        "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4 "
+        "--engine vllm --engine fastafd"
+    )
     given = f"--attention-devices 1 --expert-devices 4 --objective latency --concurrency {streams} --json"
     code, out, _ = call(capsys, f"{line} {given} {experts}")
     values = json.loads(out)
@@ -83,7 +86,10 @@ def test_sixteen_streams_on_consumer_hardware_are_nearly_undecided(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """1.61 times was measured there, with drafts and prompts that are not planned: the side is right, and not sure."""
-    line = "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4"
+    line = (
+        "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4 "
+        "--engine vllm --engine fastafd"
+    )
     given = "--attention-devices 1 --expert-devices 4 --objective latency --concurrency 16 --json"
     for experts in ("", " --expert-slices"):
         chance = json.loads(call(capsys, f"{line} {given}{experts}")[1])["probability_afd_better"]

@@ -29,8 +29,8 @@ CONFIGS = Path(afserve.__file__).parent / "configs"
 
 
 def load_model(name: str) -> ModelShape:
-    """A name in configs/models (or an alias), `nano`, a TOML file, a config.json or a folder that holds one. The same
-    layers as a known model's are that model, whatever the name."""
+    """A name in configs/models (or an alias), `nano`, a TOML file, a GGUF file, a config.json or a folder that holds
+    one. The same layers as a known model's are that model, whatever the name."""
     found = _shape(name)
     if found.name in _measured_models():
         other = not found.same_layers(_shape(found.name))
@@ -53,11 +53,13 @@ def _shape(name: str) -> ModelShape:
             return _from_json(folder.name, folder / "config.json")
     if path.suffix == ".json" and path.is_file():
         return _from_json(path.parent.name or path.stem, path)
+    if path.suffix == ".gguf":
+        return _from_gguf(path)
     found = _find("models", name)
     if found is None:
         raise NotFoundError(
             f"--model {name}: no such model; {nearest(name, _names('models'))} A path to a Hugging Face config.json "
-            "works too",
+            "or to a GGUF file works too",
             param="model",
         )
     table = _read_toml(found)
@@ -67,6 +69,12 @@ def _shape(name: str) -> ModelShape:
             f"{found}: [config] is missing; copy the fields of config.json there", param="model"
         )
     return shape_from_config(str(_meta(table).get("name", found.stem)), config, source=str(found))
+
+
+def _from_gguf(path: Path) -> ModelShape:
+    from afserve.models.gguf.folder import model_name, read_model  # it reads tokenizers, which no other model needs
+
+    return shape_from_config(model_name(path), read_model(path).config, source=str(path))
 
 
 def _from_json(name: str, path: Path) -> ModelShape:

@@ -22,6 +22,7 @@ from afserve.cli.plan.layout import (
     micro_batches_of,
     with_requests,
 )
+from afserve.cli.plan.slo import NAMES, limits_of
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.perf.acceptance import CODING, OTHER
 from afserve.placement.planner.perf.attention import Precision
@@ -29,6 +30,7 @@ from afserve.placement.planner.perf.drafting import NO_DRAFTS
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.found import Found, parse_found
 from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.trace_reader import read_trace
 from afserve.placement.planner.perf.workload import Workload, fixed_context, from_lengths, parse_lengths
 from afserve.placement.planner.question import KINDS, Question
@@ -49,7 +51,9 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 class ModelFlags:
     """Which model, and in how many bits."""
 
-    model: str = option("--model", "-m", required=True, help="A known model, a config.json or its folder.")
+    model: str = option(
+        "--model", "-m", required=True, help="A known model, a config.json or its folder, a GGUF file."
+    )
     precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
     attention_precision: str | None = option(
         type=click.Choice(PRECISIONS), help="Attention weights, if different."
@@ -149,6 +153,9 @@ class GoalFlags:
         default=False,
         help="Whether --tpot is for the 99th percentile. Default: the mean.",
     )
+    slo: str | None = option(
+        type=click.Choice(NAMES), help="TTFT and TPOT at the 99th percentile as a benchmark asks for them."
+    )
     objective: str = option(
         default="dollar",
         type=click.Choice(("dollar", "device", "watt", "latency", "count")),
@@ -200,6 +207,7 @@ def build_question(
     if goal.rate > 0 and requests.trace is None and requests.answer is None:
         raise ConfigError("--rate: a request's answer length is not known; add --input and --output")
     shape, offered = load_model(model.model), _pools(hardware)
+    goal = _with_slo(goal, shape)
     endless = next((pool.chip.name for pool in offered if pool.endless), None)
     if endless and goal.rate <= 0:
         raise ConfigError(
@@ -243,6 +251,15 @@ def build_question(
         prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
         draftable=draftable if len(draftable) > 1 else (),
     )
+
+
+def _with_slo(goal: GoalFlags, shape: ModelShape) -> GoalFlags:
+    if goal.slo is None:
+        return goal
+    if goal.tpot or goal.ttft:
+        raise ConfigError(f"--slo {goal.slo} has a TTFT and a TPOT; drop --tpot and --ttft, or --slo")
+    ttft, tpot = limits_of(goal.slo, shape)
+    return replace(goal, ttft=ttft, tpot=tpot, p99=True)
 
 
 def _readers(asked: str | None, setting: Setting, layout: GivenLayout) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from afserve.cli.plan.aligned import aligned
+from afserve.placement.planner.bound_one import alone_words
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
@@ -259,6 +260,8 @@ def _details(question: Question, best: Plan) -> list[str]:
             else ""
         )
     )
+    alone = alone_words(question, best)
+    lines += [alone] if alone else []
     if not best.decode_only:
         taken = (
             f"prompts take {best.prefill_share:.0%} of the time"

@@ -25,7 +25,13 @@ from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question, answer
 from afserve.placement.planner.simulate.layers import Played, perfetto_json
 from afserve.placement.planner.simulate.losses import again_second, outages, roles_of
-from afserve.placement.planner.simulate.requests import ServedRequests, goodput, percentile, share_inside
+from afserve.placement.planner.simulate.requests import (
+    ServedRequests,
+    agentx,
+    goodput,
+    percentile,
+    share_inside,
+)
 from afserve.placement.planner.simulate.struck import Struck
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
@@ -149,6 +155,7 @@ def _of_requests(question: Question, served: ServedRequests) -> dict[str, Any]:
         "ttft_ms": percentiles(served.ttft),
         "tok_s": round(served.tokens / served.seconds, 1),
         "goodput_requests_per_s": round(goodput(served, targets.tpot, targets.ttft), 3),
+        "tok_s_per_user_agentx": round(agentx(served, question.setting.workload.mean_answer), 2),
         "share_inside_targets": round(share_inside(served, targets.tpot, targets.ttft), 4),
     }
 
@@ -208,6 +215,9 @@ def _text(plan: Plan, values: dict[str, Any]) -> str:
     lines.append(
         f"{values['tok_s']:,.0f} tok/s from the first arrival to the last token, while ranks fill and empty too; "
         f"{values['goodput_requests_per_s']:,.2f} requests/s inside the targets, {values['requests']:,} requests played"
+    )
+    lines.append(
+        f"AgentX's metric, 1 / P90 of latency per output token: {values['tok_s_per_user_agentx']:,.1f} tok/s"
     )
     missed = 1 - values["share_inside_targets"]
     lines += [f"{missed:.1%} of the requests miss a target"] if missed > 0 else []

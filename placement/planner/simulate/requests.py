@@ -223,6 +223,15 @@ def goodput(done: ServedRequests, tpot: float, ttft: float) -> float:
     return share_inside(done, tpot, ttft) * done.requests / done.seconds if done.seconds else 0.0
 
 
+def agentx(done: ServedRequests, answer: float) -> float:
+    """Tokens per second and user as InferenceX's AgentX counts them: one over the 90th percentile of a request's whole
+    latency per output token, here for answers of the mean length; 0 where none was kept."""
+    if not done.ttft:
+        return 0.0
+    each = [first / max(answer, 1.0) + after for first, after in zip(done.ttft, done.tpot, strict=True)]
+    return 1 / percentile(each, done.weight, 0.9)
+
+
 def share_inside(done: ServedRequests, tpot: float, ttft: float) -> float:
     """The share of the kept requests that met both targets; 0 where none was kept."""
     met = sum(
