@@ -72,7 +72,8 @@ def _shape(name: str) -> ModelShape:
 
 
 def _from_gguf(path: Path) -> ModelShape:
-    from afserve.models.gguf.folder import model_name, read_model  # it reads tokenizers, which no other model needs
+    """What reads GGUF files also reads tokenizers, which no other model needs here."""
+    from afserve.models.gguf.folder import model_name, read_model
 
     return shape_from_config(model_name(path), read_model(path).config, source=str(path))
 
