@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -114,6 +115,32 @@ def run_of(device, attention, experts):
 
 def devices(assignment):
     return [one.device for one in assignment.hosted]
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("npu", "Ascend"), ("npu:3", "Ascend"), ("ascend", "Ascend"), ("rocm", "AMD: MI300's FP8 is e4m3fnuz"),
+        ("hip:0", "AMD"), ("xpu", "Intel"), ("mps", "Apple"),
+    ],
+)  # fmt: skip
+def test_other_vendors_are_named_and_refused(device, why):
+    with pytest.raises(ConfigError, match=rf"--device {device}: {why}.*; use --device cpu on such a host"):
+        check_device(device)
+
+
+def test_a_pytorch_for_amd_is_refused_although_its_devices_are_called_cuda(monkeypatch):
+    import torch
+
+    from afserve.launch.plan import gpus as found
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    said = probe_gpus([sys.executable, "-c", f"print({json.dumps(json.dumps(asdict(found._look())))})"])
+    with pytest.raises(
+        ConfigError, match=r"--device cuda:1: this PyTorch is built for AMD: .*use --device cpu"
+    ):
+        said.chosen("cuda:1")
 
 
 def test_each_node_has_a_gpu_of_its_own_while_there_are_enough():

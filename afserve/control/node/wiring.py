@@ -117,6 +117,10 @@ def _ops(deployment: Deployment) -> Ops:
         raise ConfigError(
             f"device: {device} is not on {socket.gethostname()}; torch finds {torch.cuda.device_count()} CUDA devices"
         )
+    if device.type == "cuda" and torch.version.hip is not None:
+        raise ConfigError(
+            f"device: {device} on {socket.gethostname()} is AMD's, for which there are no kernels; use --device cpu"
+        )
     engine = deployment.engine
     ops = open_ops(engine.device, engine.threads, isa=engine.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else engine.threads)

@@ -89,7 +89,9 @@ def _engine() -> Iterator[Finding]:
         yield Finding("torch", BAD, str(error), "pip install torch>=2.11 (see the README for CPU wheels)")
         return
     yield Finding("torch", OK, torch.__version__)
-    if torch.cuda.is_available():
+    if torch.version.hip is not None:
+        yield Finding("GPU", NOTE, "AMD's, which no kernel here is for", "everything runs on the CPU")
+    elif torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         yield Finding("GPU", OK, f"{', '.join(names)}; use it with --device cuda:0")
     else:

@@ -12,17 +12,27 @@ from dataclasses import asdict, dataclass
 from afserve.child import module
 from afserve.errors import ConfigError
 
+_NOT_HERE = "nodes compute on CPUs and on NVIDIA's GPUs; use --device cpu on such a host"
+_OTHERS = {
+    "npu": "Ascend: PyTorch's streams, pinned memory and kernels there are torch-npu's and CANN's",
+    "hip": "AMD: MI300's FP8 is e4m3fnuz, its wavefronts are 64 wide and its GPUs share memory by hipIpc",
+    "xpu": "Intel: its GPUs have no kernels here",
+    "mps": "Apple: its GPUs have no kernels here",
+}
+_SAME = {"ascend": "npu", "rocm": "hip", "amd": "hip"}
 _PROBE_SECONDS = 120.0  # torch's import and a context on every device
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """One entry per device; `free` and `total` are bytes. `reach`: each can write the memory of every other."""
+    """One entry per device; `free` and `total` are bytes. `reach`: each can write the memory of every other. `refused`:
+    why PyTorch's devices here are none, where it has some."""
 
     names: tuple[str, ...] = ()
     free: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
     reach: bool = False
+    refused: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -34,6 +44,8 @@ class Gpus:
     def chosen(self, device: str) -> "Gpus":
         """Those that `cuda` or `cuda:N` stands for. Raises ConfigError where there is none."""
         index = device.partition(":")[2]
+        if self.refused:
+            raise ConfigError(f"--device {device}: {self.refused}")
         if not self.names or (index and int(index) >= len(self)):
             there = f"{len(self)} CUDA device{'s' * (len(self) != 1)}"
             raise ConfigError(f"--device {device}: torch finds {there} here; use --device cpu")
@@ -46,6 +58,8 @@ class Gpus:
 def check_device(text: str) -> None:
     """Raises ConfigError unless it is cpu, cuda (a GPU for each node) or cuda:N (all nodes on one)."""
     kind, colon, index = text.partition(":")
+    if why := _OTHERS.get(_SAME.get(kind, kind)):
+        raise ConfigError(f"--device {text}: {why}; {_NOT_HERE}")
     if text != "cpu" and (kind != "cuda" or (colon and not index.isdecimal())):
         raise ConfigError(
             f"--device: {text!r} is not cpu, cuda (a GPU for each node) or cuda:N (all nodes on that one)"
@@ -66,7 +80,8 @@ def probe_gpus(command: Sequence[str] = ()) -> Gpus:
         raise ConfigError(f"--device: torch found no CUDA devices within {_PROBE_SECONDS:.0f} s") from error
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         raise ConfigError(f"--device: torch could not be asked for CUDA devices: {error}") from error
-    return Gpus(tuple(found["names"]), tuple(found["free"]), tuple(found["total"]), bool(found["reach"]))
+    sizes = tuple(found["free"]), tuple(found["total"])
+    return Gpus(tuple(found["names"]), *sizes, bool(found["reach"]), str(found.get("refused", "")))
 
 
 def _look() -> Gpus:
@@ -74,6 +89,8 @@ def _look() -> Gpus:
 
     if not torch.cuda.is_available():
         return Gpus()
+    if torch.version.hip is not None:  # its devices are called cuda, too
+        return Gpus(refused=f"this PyTorch is built for {_OTHERS['hip']}; {_NOT_HERE}")
     numbers = range(torch.cuda.device_count())
     memory = [torch.cuda.mem_get_info(n) for n in numbers]
     reach = all(torch.cuda.can_device_access_peer(a, b) for a in numbers for b in numbers if a != b)
