@@ -14,7 +14,8 @@ class RopeSpec:
 
     `kind` is config.json's `rope_type` ("default", "linear", "yarn", "longrope" ...); `factor` is linear's and yarn's,
     the fields after it are yarn's, then llama3's two, and longrope's: divisors and a factor of cos and sin for contexts
-    up to `original_max`, and others for longer ones.
+    up to `original_max`, and others for longer ones. Of kind "proportional" only the `partial` first frequencies are
+    not 0.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class RopeSpec:
     long_factor: tuple[float, ...] = ()
     short_mscale: float = 1.0
     long_mscale: float = 1.0
+    partial: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class AttentionSpec:
     `qk_norm`: queries and keys are normalised, `head` by head or over the `width` of all heads; `late` after the rotary
     embedding; `unit` without weights. `clip` bounds what the projections of q, k and v give. `scale` of the softmax is
     one over the root of `head_dim` where it is None, `out_scale` multiplies the output; with `normed` an RMS norm
-    follows it. `temperature` (f, s, a)
+    follows it. With `value_norm` values are normalised head by head, without weights; with `value_of_key` they are what
+    the projection of keys makes. `temperature` (f, s, a)
     multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
     """
 
@@ -105,6 +108,8 @@ class AttentionSpec:
     sinks: bool = False
     gate: GateSpec | None = None
     normed: bool = False
+    value_norm: bool = False
+    value_of_key: bool = False
     q_lora_rank: int | None = None
     kv_lora_rank: int = 0
     nope_dim: int = 0
@@ -175,6 +180,8 @@ class MoeSpec:
     projections have biases. `weigh_input`: an expert's weight multiplies its input, not its output. `shared_gate`: a
     sigmoid of one number weighs the shared expert; `shared_bias` is that of its projections. With `normed` an RMS
     norm follows the sum of all of them. `shared_scale` multiplies what the shared expert adds.
+    Where they are `apart` (Gemma 4), shared and routed experts have norms of their own before and behind, the router
+    reads by another one, and weights are multiplied by a number for each expert.
 
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
     it on both sides (gpt-oss).
@@ -199,6 +206,7 @@ class MoeSpec:
     shared_gate: bool = False
     shared_bias: bool = False
     shared_scale: float = 1.0
+    apart: bool = False
     normed: bool = False
     jitter: float = 0.0
     activation: str = "silu"
@@ -213,7 +221,9 @@ class Around:
     Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Checkpoints
     hold a norm's weights less one with `norm_less_one`, but for the one inside of a gated delta net. Rows of the
     embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first. FFNs
-    of a `parallel` model read the norm that attention reads, and both are added to the same row.
+    of a `parallel` model read the norm that attention reads, and both are added to the same row. Where rows are
+    `scaled_by_layer`, each layer's last step multiplies them by a learned number. Logits are bounded by `logit_cap` as
+    cap tanh(logit / cap).
     """
 
     centred: bool = False
@@ -221,6 +231,8 @@ class Around:
     norm_less_one: bool = False
     head_bias: bool = False
     parallel: bool = False
+    scaled_by_layer: bool = False
+    logit_cap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
 

@@ -23,6 +23,8 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
     layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
     normed_TH = _normed(ops, x_TH, layer)
     q, k, v = _heads(ops, normed_TH, layer)
+    if layer.steps.v_norm_D is not None:
+        v = ops.rms_norm(v, layer.steps.v_norm_D, layer.eps)
     if not layer.steps.late:
         q, k = _head_norms(ops, q, k, layer)
     q = ops.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
@@ -85,4 +87,10 @@ def join_half(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer, attended
         normed = ops.add_rms_norm(x_TH, attended_TH, layer.post_norm_H, layer.eps)
     if layer.gate_EH is None or layer.rule is None:
         return Half(normed, None, None)
-    return Half(normed, *ops.route(normed, layer.gate_EH, layer.bias_E, layer.rule, layer.gate_bias_E))
+    steps, read = layer.steps, normed
+    if steps.router_norm_H is not None:
+        read = ops.rms_norm(x_TH, steps.router_norm_H, layer.eps)
+    expert_TK, weight_TK = ops.route(read, layer.gate_EH, layer.bias_E, layer.rule, layer.gate_bias_E)
+    if steps.expert_scale_E is not None:
+        weight_TK = weight_TK * steps.expert_scale_E[expert_TK.long()]
+    return Half(normed, expert_TK, weight_TK)

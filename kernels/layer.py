@@ -21,7 +21,8 @@ class Steps:
     an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
     The sigmoid of what `gate` makes of the normalised row, a number for each head or each of its numbers, multiplies
     what heads saw; or the `softplus` of it. `after_norm_H` is an RMS norm of what attention adds.
-    `parallel`: the FFN's norm is of the row before attention adds to it.
+    `parallel`: the FFN's norm is of the row before attention adds to it. Values of each head are normalised where there
+    is a `v_norm_D`. The router reads the row by a `router_norm_H` of its own, and `expert_scale_E` multiplies weights.
     """
 
     centred: bool = False
@@ -35,6 +36,9 @@ class Steps:
     softplus: bool = False
     after_norm_H: Tensor | None = None
     parallel: bool = False
+    v_norm_D: Tensor | None = None
+    router_norm_H: Tensor | None = None
+    expert_scale_E: Tensor | None = None
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -47,6 +51,9 @@ class Steps:
             (self.gate is not None, "a gate for the output"),
             (self.after_norm_H is not None, "a norm of what attention adds"),
             (self.parallel, "an FFN beside attention"),
+            (self.v_norm_D is not None, "norms of values"),
+            (self.router_norm_H is not None, "a norm for the router"),
+            (self.expert_scale_E is not None, "a scale for each expert"),
         )
         return ", ".join(name for there, name in told if there)
 

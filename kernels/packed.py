@@ -14,17 +14,21 @@ from torch import Tensor
 
 from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.grouped import Groups
+from afserve.kernels.pointwise import gelu_tanh
 
 
 @dataclass(frozen=True, slots=True)
 class Gating:
     """How an FFN joins its projections: silu(gate) * up; with a `limit` it is gate * sigmoid(alpha * gate) * (up + 1),
-    where the gate is at most `limit` and up is within it on both sides (gpt-oss)."""
+    where the gate is at most `limit` and up is within it on both sides (gpt-oss); `gelu` stands in silu's place."""
 
     limit: float | None = None
     alpha: float = 1.0
+    gelu: bool = False
 
     def join(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.gelu:
+            return gelu_tanh(gate).to(gate.dtype) * up
         if self.limit is None:
             return F.silu(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)

@@ -1,12 +1,15 @@
-"""Sigmoid, SiLU and softplus of float32, with the same bits for a number wherever it stands in a tensor.
+"""Sigmoid, SiLU, GELU, softplus and caps of float32, with the same bits for a number wherever it stands in a tensor.
 
 torch computes the last few numbers of a run by another formula than the others, so that with its own functions a
 token's bits depend on how many tokens stand beside it, and on the threads. Its exp and log1p have one formula for all.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+_GELU = (8.0 / math.pi) ** 0.5
 _LINEAR = 20.0  # softplus(x) is x in float32 from here on
 
 
@@ -19,6 +22,17 @@ def silu(x: Tensor) -> Tensor:
     """x / (1 + e^-x) in float32, of any shape and floating dtype."""
     wide = x.float()
     return wide / wide.neg().exp_().add_(1)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its approximation with tanh, in float32: x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))."""
+    wide = x.float()
+    return wide * sigmoid((wide * wide * wide * 0.044715 + wide) * _GELU)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap) in float32, of any shape and floating dtype."""
+    return sigmoid(x.float() * (2.0 / cap)).mul_(2.0).sub_(1.0).mul_(cap)
 
 
 def softplus(x: Tensor) -> Tensor:

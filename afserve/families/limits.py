@@ -13,12 +13,13 @@ from afserve.families.reading.ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 
-_ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
+_ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 _ACTIVATIONS = ("silu",)
 _OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps"}
 _OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
 _NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
-_EXPERT_ACTIVATIONS = ("silu", CLAMPED_SWIGLU)
+_SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+_EXPERT_ACTIVATIONS = (*_SHARED_ACTIVATIONS, CLAMPED_SWIGLU)
 
 
 def check(spec: ModelSpec, where: str) -> None:
@@ -53,9 +54,14 @@ def check_layer(layer: LayerSpec, where: str) -> None:
 def _not_run(layer: LayerSpec) -> Iterator[str]:
     yield from _attention(layer.attention)
     lone = layer.moe is not None and not layer.moe.shared_inner
-    known = _EXPERT_ACTIVATIONS if lone else _ACTIVATIONS
+    known = _EXPERT_ACTIVATIONS if lone else _SHARED_ACTIVATIONS if layer.moe else _ACTIVATIONS
     if layer.ffn.activation not in known:
-        yield _unsupported(f"hidden_act: {shown(layer.ffn.activation)}", "silu")
+        yield _unsupported(
+            f"hidden_act: {shown(layer.ffn.activation)}",
+            *(_SHARED_ACTIVATIONS if layer.moe else _ACTIVATIONS),
+        )
+    if layer.moe and layer.moe.apart and layer.attention.kind != "gqa":
+        yield _unsupported(f"experts with norms apart behind {layer.attention.kind} attention", "gqa")
     if layer.moe and (layer.moe.limit is None) == (layer.moe.activation == CLAMPED_SWIGLU):
         yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", CLAMPED_SWIGLU)
 
@@ -152,6 +158,7 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
         (a.sinks, "attention sinks with latent attention", grouped),
         (a.chunk, f"attention_chunk_size: {a.chunk} with latent attention", "all of the context"),
         (scaled or a.out_scale != 1.0, "clipped or scaled latent attention", grouped),
+        (a.value_norm or a.value_of_key, "values of keys, or normed, with latent attention", grouped),
         (a.gate, "a gated output of latent attention", grouped),
         (a.qk_norm, "norms on the heads of latent attention", "norms on its two latents"),
     ):

@@ -86,6 +86,12 @@ class Naming:
     post_norm: str = "post_attention_layernorm.weight"
     after_attention: str = ""  # norms of what a half adds, where there are such
     after_ffn: str = "post_mlp_layernorm.weight"
+    before_shared: str = "pre_feedforward_layernorm.weight"  # where experts are `apart`
+    after_shared: str = "post_feedforward_layernorm_1.weight"
+    after_routed: str = "post_feedforward_layernorm_2.weight"
+    router_norm: str = "router.scale"
+    expert_scale: str = "router.per_expert_scale"
+    layer_scale: str = "layer_scalar"
     stem: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens.weight"
@@ -120,7 +126,7 @@ class Naming:
         return self.in_moe(layer, self.correction_bias)
 
     def in_moe(self, layer: int, rest: str) -> str:
-        return self.layer(layer, f"{self.moe}.{rest}")
+        return self.layer(layer, f"{self.moe}.{rest}" if self.moe else rest)
 
     def expert(self, layer: int, expert: int) -> Names:
         """Gate, up and down of one routed expert that has tensors of its own."""

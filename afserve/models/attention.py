@@ -75,17 +75,22 @@ class GroupedQueryHalf:
                 scale=a.head_dim**-0.5 if a.scale is None else a.scale,
                 window=a.window,
                 sink_A=share.cut_rows(tensors.attention(naming.sinks, a.heads), a.heads) if a.sinks else None,
-                steps=self._steps(spec, a, tensors, len(rope.cos_PD)),
+                steps=self._steps(spec, a, tensors, len(rope.cos_PD), router),
             )
         )
 
-    def _steps(self, spec: ModelSpec, a: AttentionSpec, tensors: LayerTensors, positions: int) -> Steps:
+    def _steps(
+        self, spec: ModelSpec, a: AttentionSpec, tensors: LayerTensors, positions: int, router: Router | None
+    ) -> Steps:
         """A chunk that no context leaves is left out, since then the fused half does the layer."""
         biases = tensors.norm_biases(spec.hidden) if spec.around.norm_bias else (None, None)
         scale_P = query_scale(a, positions)
         return Steps(
             centred=spec.around.centred,
             parallel=spec.around.parallel,
+            v_norm_D=self._unit_norm(a, tensors) if a.value_norm else None,
+            router_norm_H=None if router is None else router.norm_H,
+            expert_scale_E=None if router is None else router.expert_scale_E,
             input_bias_H=biases[0],
             post_bias_H=biases[1],
             clip=a.clip,
@@ -115,11 +120,13 @@ class GroupedQueryHalf:
         else:
             k = tensors.attention_weight("k_proj.weight", widths[1], h)
             read = tensors.attention_weight if a.value_dim == a.head_dim else tensors.attention
-            parts = _query_weight(a, tensors, h)[0], k, read("v_proj.weight", widths[2], h)
+            v = k if a.value_of_key else read("v_proj.weight", widths[2], h)
+            parts = _query_weight(a, tensors, h)[0], k, v
         weights = self._stacked(a, tensors.share, *parts)
         if not a.qkv_bias:
             return tensors.dense.linear(*weights)
-        k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("kv", widths[1:], strict=True))
+        names = "kk" if a.value_of_key else "kv"
+        k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip(names, widths[1:], strict=True))
         biases = self._stacked(a, tensors.share, _query_bias(a, tensors)[0], k, v)
         return tensors.dense.linear(*weights, bias_O=torch.cat(biases))
 
@@ -137,9 +144,12 @@ class GroupedQueryHalf:
         if not a.qk_norm:
             return None
         if a.qk_norm == "unit":
-            return torch.ones(a.head_dim, dtype=tensors.dtype, device=self._ops.device)
+            return self._unit_norm(a, tensors)
         size = a.head_dim * (heads if a.qk_norm == "width" else 1)
         return self._ordered(tensors.norm(f"{tensors.naming.attention}.{name}", size), a.head_dim)
+
+    def _unit_norm(self, a: AttentionSpec, tensors: LayerTensors) -> Tensor:
+        return torch.ones(a.head_dim, dtype=tensors.dtype, device=self._ops.device)
 
     def _ordered(self, x_R: Rows, head_dim: int) -> Rows:
         """Rows, or numbers, of one head after the other in the kernels' order."""

@@ -14,14 +14,15 @@ from afserve.families.drafters.eagle import load_eagle
 from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import PackedExperts, PackedLinear
-from afserve.kernels.pointwise import sigmoid
+from afserve.kernels.packed import PackedExperts
+from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.dense import Dense
 from afserve.models.eagle import EagleHead
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import load_ends
+from afserve.models.local_ffn import LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import Router, load_router
@@ -42,34 +43,16 @@ class DecoderLayer:
         self._ops = ops
         naming, layer = tensors.naming, tensors.layer
         ffn = spec.layer(layer).ffn
-        dense = isinstance(ffn, DenseSpec)
         self.moe_number = spec.moe_index.get(layer)
-        router = None if dense else load_router(spec, layer, tensors.source, naming, tensors.dtype)
+        router = (
+            None
+            if isinstance(ffn, DenseSpec)
+            else load_router(spec, layer, tensors.source, naming, tensors.dtype)
+        )
         self._half = load_half(spec, tensors, ops, rope, router)
-        inner = ffn.inner if isinstance(ffn, DenseSpec) else ffn.shared_inner
-        names = naming.dense(layer) if dense else naming.shared_expert(layer)
-        bias = ffn.bias if isinstance(ffn, DenseSpec) else ffn.shared_bias
-        self._ffn = self._load_ffn(names, (inner, spec.hidden), bias, tensors) if inner else None
-        self._after_H = tensors.norm(naming.after_ffn, spec.hidden) if ffn.normed else None
-        self._eps, self._gate = spec.eps, None
-        self._scale = 1.0 if isinstance(ffn, DenseSpec) else ffn.shared_scale
-        if inner and not isinstance(ffn, DenseSpec) and ffn.shared_gate:
-            weight = tensors(f"{naming.moe}.{naming.shared_gate}", 1, spec.hidden)
-            self._gate = ops.pack_linear(weight)
-
-    def _load_ffn(
-        self, names: tuple[str, str, str], shape: tuple[int, int], bias: bool, tensors: LayerTensors
-    ) -> tuple[PackedLinear, PackedLinear]:
-        gate, up, down = names
-        (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
-        dense, source = tensors.dense, tensors.source
-        both_bias = down_bias = None
-        if bias:
-            both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
-            down_bias = read(bias_of(down), (hidden,), dtype)
-        gate_up = [dense.read(source, name, shape) for name in (gate, up)]
-        down_weight = dense.read(source, down, (hidden, inner))
-        return dense.linear(*gate_up, bias_O=both_bias), dense.linear(down_weight, bias_O=down_bias)
+        self._ffn = LocalFfn(spec, tensors, ops)
+        scaled = spec.around.scaled_by_layer
+        self._row_scale = float(tensors(naming.layer_scale, 1)) if scaled else 1.0
 
     @property
     def keeps(self) -> KeptShape:
@@ -85,38 +68,31 @@ class DecoderLayer:
     ) -> StackLayer | None:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
-        if half.bound is None or self._gate is not None or self._after_H is not None or self._scale != 1.0:
+        if half.bound is None or not self._ffn.is_plain or self._row_scale != 1.0:
             return None
+        maps = self._ffn.maps
         if self.moe_number is None or experts is None:
-            return StackLayer(half.bound, self._ffn, None, away=self.moe_number is not None, group=group)
-        return StackLayer(half.bound, self._ffn, experts[self.moe_number], group=group)
+            return StackLayer(half.bound, maps, None, away=self.moe_number is not None, group=group)
+        return StackLayer(half.bound, maps, experts[self.moe_number], group=group)
 
-    def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
-        """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
-        if self._ffn is None:
-            return None
-        out_TH = self._ops.mlp(normed_TH, *self._ffn)
-        if self.moe_number is None:
-            return self._settled(out_TH)
-        if self._scale != 1.0:
-            out_TH = out_TH * self._scale
-        if self._gate is None:
-            return out_TH
-        return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)
+    def local_ffn(self, normed_TH: Tensor, x_TH: Tensor) -> Tensor | None:
+        """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither. `x_TH` is the residual
+        stream, which some shared experts read by a norm of their own."""
+        return self._ffn(normed_TH, x_TH)
 
     @property
     def adds_at_once(self) -> bool:
         """Whether a norm follows the sum of shared and routed experts, so that `whole_sum` takes both."""
-        return self._after_H is not None
+        return self._ffn.adds_at_once
 
     def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
         """What an MoE layer adds to the residual stream, but for a shared expert that was added before."""
-        return self._settled(routed_TH if shared_TH is None else routed_TH + shared_TH)
+        return self._ffn.whole_sum(routed_TH, shared_TH)
 
-    def _settled(self, sum_TH: Tensor) -> Tensor:
-        if self._after_H is None:
-            return sum_TH
-        return self._ops.rms_norm(sum_TH.to(self._after_H.dtype), self._after_H, self._eps)
+    def finish(self, x_TH: Tensor) -> None:
+        """The last step of a layer, behind all that it adds."""
+        if self._row_scale != 1.0:
+            x_TH *= self._row_scale
 
 
 class AttentionModel:
@@ -213,7 +189,7 @@ class AttentionModel:
     def chain(self, stack: Stack) -> DraftChain | None:
         """Drafts in one call, by the predictor whose decoder layer `stack` is; None where the kernels have no such."""
         around = self.spec.around
-        if self.predictor is None or around.embedding_scale != 1.0:
+        if self.predictor is None or around.embedding_scale != 1.0 or around.logit_cap is not None:
             return None
         return stack.chain_drafts(self.predictor.parts(self._embed_VH, self._head, around.logit_scale))
 
@@ -231,7 +207,10 @@ class AttentionModel:
         """The same of rows after a norm."""
         scale = self.spec.around.logit_scale
         logits_RV = self.ops.logits(normed_RH, self._head)
-        return logits_RV if scale == 1.0 else logits_RV.mul_(scale)
+        if scale != 1.0:
+            logits_RV.mul_(scale)
+        cap = self.spec.around.logit_cap
+        return logits_RV if cap is None else capped(logits_RV, cap)
 
     def pooled(self, x_H: Tensor) -> Tensor:
         """A row after the final norm, as a float32 vector of length 1, on the host. Row by row, so that it does not

@@ -26,6 +26,7 @@ from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
 from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
+from afserve.spec_parts import MoeSpec
 
 Held = Sequence[tuple[int, int, int]]
 Progress = Callable[[float], None]
@@ -37,6 +38,10 @@ def _loaders(ops: Ops) -> int:
     """Threads that read and pack experts: of the native backend as many as there are cores, a few at most; else one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_LOADERS) if ops.backend_name == "native" else 1
+
+
+def gating_of(moe: MoeSpec) -> Gating:
+    return Gating(moe.limit, moe.alpha, moe.activation == "gelu_pytorch_tanh")
 
 
 class ExpertBank(Bank):
@@ -62,7 +67,7 @@ class ExpertBank(Bank):
         self.slots = slots
         self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
         self.places = places_within(memory, spec, slots, self.expert_bytes) if memory else None
-        bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
+        bias, gating = spec.moe.expert_bias, gating_of(spec.moe)
         sizes = slots, spec.hidden, spec.moe.inner, dtype
 
         def empty(kept: KeptFormat) -> PackedExperts:

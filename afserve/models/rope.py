@@ -4,7 +4,7 @@ The kernels turn whole heads, number i with number i + D / 2. Where a model turn
 lie side by side, the rows of its query and key projections are put into that order at load (`head_order`), and what is
 not turned has an angle of 0: scores are the same.
 
-Sources: transformers' `modeling_rope_utils` (default, linear, yarn, llama3, longrope), YaRN (arXiv 2309.00071).
+Sources: transformers' `modeling_rope_utils` (the kinds below), YaRN (arXiv 2309.00071).
 Shapes: P positions, D rotary size, or head size.
 """
 
@@ -71,6 +71,9 @@ def inverse_frequencies(rope: RopeSpec, positions: int) -> Tensor:
     power = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     if rope.kind == "default":
         return 1.0 / power
+    if rope.kind == "proportional":
+        turning = torch.arange(len(power)) < int(rope.partial * rope.dim // 2)
+        return torch.where(turning, 1.0 / power / rope.factor, 0.0)
     if rope.kind == "linear":
         return 1.0 / power / rope.factor
     if rope.kind == "llama3":

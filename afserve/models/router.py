@@ -18,6 +18,8 @@ class Router:
     bias_E: Tensor | None
     rule: RouterRule
     gate_bias_E: Tensor | None = None
+    norm_H: Tensor | None = None
+    expert_scale_E: Tensor | None = None
 
 
 def rule_of(moe: MoeSpec) -> RouterRule:
@@ -49,4 +51,8 @@ def load_router(
         bias = source.tensor(name, (1, e) if naming.correction_row else (e,), torch.float32).view(e)
     if moe.router_bias:
         added = source.tensor(bias_of(naming.router(layer)), (e,), torch.float32)
-    return Router(gate, bias, rule_of(moe), added)
+    if not moe.apart:
+        return Router(gate, bias, rule_of(moe), added)
+    norm = source.tensor(naming.in_moe(layer, naming.router_norm), (spec.hidden,), dtype)
+    scale = source.tensor(naming.in_moe(layer, naming.expert_scale), (e,), torch.float32)
+    return Router(gate * spec.hidden**-0.5, bias, rule_of(moe), added, norm, scale)

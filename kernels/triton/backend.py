@@ -88,6 +88,8 @@ class TritonBackend(Reference):
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
+        if shape.gating.gelu and not int8:
+            return super().empty_experts(shape)
         if int8:
             group = whole_rows(shape.hidden, shape.inner)
             return replace(self._coded(shape, 8, Groups(group)), int8=True)
@@ -100,6 +102,10 @@ class TritonBackend(Reference):
         return replace(self._coded(shape, 4, groups), int4=groups)
 
     def _coded(self, shape: ExpertShape, bits: int, groups: Groups) -> PackedExperts:
+        if shape.gating.gelu:
+            raise ConfigError(
+                f"device {self.device}: experts with GELU are kept in 16 or 32 bits, not in {bits}"
+            )
         coded = triton_bits.empty(shape, bits, groups, self.device)
         sizes = shape.slots, shape.hidden, shape.inner
         return PackedExperts(*sizes, None, None, coded, shape.dtype, gating=shape.gating, bias=shape.bias)
@@ -174,6 +180,10 @@ class TritonBackend(Reference):
         out_RH: Tensor,
         add: bool,
     ) -> None:
+        if experts.gating.gelu:
+            self.fallbacks.record_fallback("expert_ffn", "GELU")
+            super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            return
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
         if rows.stride(1) != 1:
             rows = rows.contiguous()

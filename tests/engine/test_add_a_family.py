@@ -104,7 +104,8 @@ def test_it_is_planned_for(toy, tmp_path):
 def test_what_no_kernel_runs_is_refused(toy, tmp_path):
     folder = folder_of(tmp_path / "odd", hidden_act="relu")
     with pytest.raises(
-        CheckpointError, match=r"hidden_act: 'relu' is not supported; supported: silu \(layer 0\)"
+        CheckpointError,
+        match=r"hidden_act: 'relu' is not supported; supported: silu, gelu_pytorch_tanh \(layer",
     ):
         tokens(folder)
 

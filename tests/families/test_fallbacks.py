@@ -14,6 +14,10 @@ from tests.families.tiny import TINY
 NORM, CHUNKS, BESIDE = "LayerNorm", "attention in chunks", "an FFN beside attention"
 GATE = {("gqa_half", "a gate for the output")}
 BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
+GEMMA = {
+    ("expert_ffn", "GELU"),
+    ("gqa_half", "a norm of what attention adds, norms of values, a norm for the router, a scale for each expert"),
+}  # fmt: skip
 SCALED = {("mla_half", "queries scaled by position")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
@@ -22,6 +26,8 @@ FALLEN = {
     "qwen3.5": GATE,
     "laguna": GATE,
     "afmoe": BOTH,
+    "gemma4": GEMMA,
+    "gemma4-odd": GEMMA,
     "cohere2": {("gqa_half", f"{NORM}, {BESIDE}")},
     "cohere2-odd": {("gqa_half", BESIDE)},
     "afmoe-odd": BOTH,

@@ -32,7 +32,14 @@ def test_a_family_is_a_short_file(name):
 def test_every_family_has_a_published_model():
     """But those that are text models beside a vision model, and those whose sizes are not known."""
     covered = {MODELS[name]["model_type"] for name in SERVED}
-    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe", "mistral3", "granitemoe_swa", "cohere2_moe"}
+    assert covered == {*FAMILIES} - {
+        "llama4",
+        "qwen3_5_moe",
+        "mistral3",
+        "gemma4",
+        "granitemoe_swa",
+        "cohere2_moe",
+    }
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -59,6 +66,9 @@ def test_published_models_are_read_and_planned(name, tmp_path):
         ("minimax-m2", "scoring_func", "softmax", '"sigmoid"'),
         ("minimax-m2", "use_qk_norm", False, "true"),
         ("hunyuan-a13b", "use_cla", True, "false"),
+        ("gemma-4-26b-a4b", "hidden_size_per_layer_input", 256, "0"),
+        ("gemma-4-26b-a4b", "num_kv_shared_layers", 4, "0"),
+        ("gemma-4-26b-a4b", "hidden_activation", "silu", '"gelu_pytorch_tanh"'),
         ("trinity-mini", "score_func", "softmax", '"sigmoid"'),
         ("trinity-mini", "n_group", 4, "1"),
         ("laguna-xs.2", "moe_apply_router_weight_on_input", True, "false"),
@@ -119,8 +129,19 @@ def test_mistral_4_beside_a_vision_model():
     )
 
 
+def test_gemma_4_beside_a_vision_model():
+    text = MODELS["gemma-4-26b-a4b"]
+    spec = spec_from_config({"model_type": "gemma4", "text_config": text, "vision_config": {"depth": 7}})
+    narrow, full = spec.layer(0).attention, spec.layer(5).attention
+    assert (narrow.head_dim, narrow.kv_heads, narrow.window, narrow.value_of_key) == (256, 8, 1024, False)
+    assert (full.head_dim, full.kv_heads, full.window, full.value_of_key) == (512, 2, None, True)
+    naming = naming_of(spec)
+    assert naming.embedding == "model.language_model.embed_tokens.weight" and spec.tied
+    assert naming.router(3) == "model.language_model.layers.3.router.proj.weight"
+
+
 @pytest.mark.parametrize(
-    "name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text", "mistral3"]
+    "name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text", "mistral3", "gemma4"]
 )
 def test_stacked_experts_are_read_by_expert_nodes(name):
     naming = FAMILIES[name].naming

@@ -53,6 +53,11 @@ EXAONE = {
     **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "num_experts": 8,
     "num_experts_per_tok": 3,
 }  # fmt: skip
+GEMMA = {
+    **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "num_experts": 6,
+    "top_k_experts": 2, "global_head_dim": 24, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+    "sliding_window": 5,
+}  # fmt: skip
 FULL_FIRST = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
 NEXT_ALL_MOE = {
@@ -212,6 +217,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False,
          "layer_types": ["full_attention", "conv", "conv"]},
     ),
+    "gemma4": (
+        "Gemma4",
+        {**GEMMA, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "attention_k_eq_v": True,
+         "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+    ),
+    "gemma4-odd": (
+        "Gemma4",
+        {**GEMMA, "num_experts": 7, "top_k_experts": 3, "global_head_dim": 20, "attention_bias": True,
+         "layer_types": FULL_FIRST[1:], "tie_word_embeddings": False, "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ),
     "laguna": (
         "Laguna",
         {**EXAONE, "shared_expert_intermediate_size": 40, "sliding_window": 5, "layer_types": FULL_FIRST[1:],
@@ -291,7 +308,7 @@ def build(name: str, folder: Path) -> Path:
     transformers.utils.logging.disable_progress_bar()
     family, fields = TINY[name]
     torch.manual_seed(len(name))
-    config = family + ("TextConfig" if family in ("Llama4", "Qwen3_5Moe") else "Config")
+    config = family + ("TextConfig" if family in ("Llama4", "Qwen3_5Moe", "Gemma4") else "Config")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a shared expert of no width
         model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, config)(**fields))

@@ -35,6 +35,7 @@ LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, hig
 LONGROPE = replace(
     GQA, rope=replace(ROPE, kind="longrope", original_max=8, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8)
 )
+PROPORTIONAL = replace(GQA, rope=replace(ROPE, kind="proportional", partial=0.5))
 SHORT = replace(LONGROPE, rope=replace(LONGROPE.rope, original_max=64))
 MOE = MoeSpec(8, 2, 24, 16, "softmax", groups=2, top_groups=1, selection="group_max", renormalise=True)
 CLAMPED = replace(MOE, shared_inner=0, activation="clamped_swiglu", alpha=1.5, limit=1.0)
@@ -80,7 +81,7 @@ def run(spec: ModelSpec, backend: str = "auto"):
     cache = ops.open_cache([layer.keeps for layer in model.layers], 8, 8, torch.float32)
     for layer, attend in zip(model.layers, model.bind(cache.layers), strict=True):
         half = attend(x, one_prompt())
-        local = layer.local_ffn(half.normed_TH)
+        local = layer.local_ffn(half.normed_TH, x)
         if layer.moe_number is None:
             x += local
         else:
@@ -111,12 +112,14 @@ OF_ROPE = {
 }  # fmt: skip
 OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 20.0}
 OF_LONGROPE = {"long_factor": ((3.0,) * 8, ""), "long_mscale": 1.5}
+OF_PROPORTIONAL = {"partial": 0.25}
 OF_SHORT = {"short_factor": ((3.0,) * 8, ""), "short_mscale": 1.5}
 OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5, 1), ""), "sinks": True,
-    "gate": GateSpec("query"), "normed": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "gate": GateSpec("query"), "normed": True, "value_norm": True, "value_of_key": True,
+    "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
     "taps": (4, REFUSED),
 }  # fmt: skip
@@ -125,6 +128,7 @@ OF_MLA = {
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "normed": True, "q_lora_rank": None,
+    "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
 }  # fmt: skip
@@ -135,7 +139,7 @@ OF_DELTA = {
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
     "window": (5, REFUSED), "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED),
     "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED),
-    "normed": (True, REFUSED),
+    "normed": (True, REFUSED), "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
@@ -149,7 +153,8 @@ OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
-    "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "normed": True, "activation": ("gelu", REFUSED),
+    "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "normed": True, "apart": True,
+    "activation": ("gelu", REFUSED),
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
 OF_MIXED = {"jitter": 0.4}
@@ -173,8 +178,12 @@ CASES = [
     *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
     *((LONGROPE, "rope", name, value) for name, value in OF_LONGROPE.items()),
     *((SHORT, "rope", name, value) for name, value in OF_SHORT.items()),
+    *((PROPORTIONAL, "rope", name, value) for name, value in OF_PROPORTIONAL.items()),
+    (PROPORTIONAL, "rope", "factor", 3.0),
     *((GQA, "", "qk_norm", value) for value in ("width", "late", "unit")),
     *((MOE, "", name, value) for name, value in OF_MOE.items()),
+    (MOE, "", "activation", "gelu_pytorch_tanh"),
+    (MOE, "", "activation", ("clamped_swiglu", REFUSED)),
     *((CLAMPED, "", name, value) for name, value in OF_CLAMPED.items()),
     *((MIXED, "", name, value) for name, value in OF_MIXED.items()),
     *((DENSE, "", name, value) for name, value in OF_DENSE.items()),
@@ -182,7 +191,10 @@ CASES = [
 
 
 def test_every_field_has_its_case():
-    ropes, experts = OF_ROPE | OF_LLAMA3 | OF_LONGROPE | OF_SHORT, OF_MOE | OF_CLAMPED | OF_MIXED
+    ropes, experts = (
+        OF_ROPE | OF_LLAMA3 | OF_LONGROPE | OF_SHORT | OF_PROPORTIONAL,
+        OF_MOE | OF_CLAMPED | OF_MIXED,
+    )
     parts = (
         (RopeSpec, ropes),
         (IndexerSpec, OF_INDEXER),

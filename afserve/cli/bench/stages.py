@@ -160,7 +160,7 @@ def _dense_seconds(engine: AttentionSide, requests: int) -> float:
 
 
 def _local(layer: DecoderLayer, x_TH: torch.Tensor, number: int) -> None:
-    layer.local_ffn(x_TH)
+    layer.local_ffn(x_TH, x_TH)
 
 
 class ExpertCalls:

@@ -135,9 +135,10 @@ class LayerRunner(Generic[T]):
         """What is behind an attention half, into x_TH."""
         normed_TH, expert_TK, weight_TK = half
         if layer.moe_number is None:
-            local_TH = layer.local_ffn(normed_TH)
+            local_TH = layer.local_ffn(normed_TH, x_TH)
             assert local_TH is not None, "a dense layer without an FFN"
             self.model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
+            layer.finish(x_TH)
             return
         assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
         since = self.meter.now()
@@ -145,7 +146,7 @@ class LayerRunner(Generic[T]):
             normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
         )
         self.meter.sent(self.index, layer.moe_number, ticket, since)
-        local_TH = layer.local_ffn(normed_TH)
+        local_TH = layer.local_ffn(normed_TH, x_TH)
         if local_TH is not None and not layer.adds_at_once:
             x_TH += local_TH
             local_TH = None
@@ -166,6 +167,7 @@ class LayerRunner(Generic[T]):
         self.meter.back(self.index)
         sums_TH = layer.whole_sum(self._link.combine(ticket), shared_TH)
         self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, number)
+        layer.finish(x_TH)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""

@@ -59,6 +59,8 @@ def _turned(fields: ConfigFields, head_dim: int, partial: float) -> int:
     shares = [
         part.number("partial_rotary_factor") for part in (inner, fields) if part.has("partial_rotary_factor")
     ]
+    if inner.config.get("rope_type") == "proportional":
+        return head_dim
     if shares:
         turned = int(head_dim * shares[0])
     else:
@@ -148,6 +150,12 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         kind == "dynamic" and inner.has("alpha") and dim > 2
     ):  # NTK-aware: another base, the same at every length
         return RopeSpec("default", theta * inner.number("alpha") ** (dim / (dim - 2)), dim, interleaved)
+    if kind == "proportional":
+        share, factor = (
+            inner.number("partial_rotary_factor", default=1.0),
+            inner.number("factor", default=1.0),
+        )
+        return RopeSpec(kind, theta, dim, interleaved, factor, partial=share)
     if kind == "longrope":
         return _longrope(fields, inner, RopeSpec(kind, theta, dim, interleaved))
     if kind == "llama3":
