@@ -95,3 +95,21 @@ def test_experts_of_qwen3_5_in_tensors_of_all(checkpoint, continued, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint("qwen3.5") / "config.json").read_text())
     cluster = LocalCluster.build(ModelSource(str(tmp_path), "stacked"), config(), attention=1, experts=2)
     assert collect(cluster.run(asked())) == continued("qwen3.5")
+
+
+def test_a_bias_that_checkpoints_of_ax_k1_leave_out_is_zero(checkpoint, tmp_path):
+    """Released ones route without it."""
+    stored = load_file(checkpoint("axk1") / "model.safetensors")
+    biases = [name for name in stored if name.endswith("e_score_correction_bias")]
+    assert len(biases) == 2
+    found = []
+    for folder, tensors in (
+        ("zero", stored | {name: torch.zeros_like(stored[name]) for name in biases}),
+        ("gone", {name: tensor for name, tensor in stored.items() if name not in biases}),
+    ):
+        (tmp_path / folder).mkdir()
+        save_file(tensors, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text((checkpoint("axk1") / "config.json").read_text())
+        node = colocated(ModelSource(str(tmp_path / folder), folder), config())
+        found.append(collect(drive(node, asked())))
+    assert found[0] == found[1]
