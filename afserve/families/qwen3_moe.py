@@ -1,11 +1,13 @@
 """Qwen3-MoE (`Qwen3MoeForCausalLM`): GQA with norms on queries and keys, softmax router; and Mellum 2
-(`MellumForCausalLM`), which has a window and a rotary embedding for each type of layer."""
+(`MellumForCausalLM`), which has a window and a rotary embedding for each type of layer; and Qwen3-VL-MoE without its
+vision part (`Qwen3VLMoeForConditionalGeneration`). A text's positions are the same in all three sections of its rotary
+embedding: it is the plain one."""
 
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa, layer_types, of_type
 from afserve.families.reading.ffn import routed, sparse_layers, sparse_steps, stack
 from afserve.spec_parts import AttentionSpec, LayerSpec
@@ -48,5 +50,19 @@ def _attention(fields: ConfigFields, name: str) -> AttentionSpec:
     return replace(made, window=fields.integer("sliding_window", default=1024))
 
 
+def _beside_vision(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """Its router always renormalises."""
+    layers = _layers(fields)
+    return tuple(replace(one, ffn=replace(one.moe, renormalise=True)) if one.moe else one for one in layers)
+
+
 FAMILY = Family(_layers, Naming())
+WITH_VISION = Family(
+    _beside_vision,
+    Naming(
+        stem="model.language_model",
+        stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", transposed=True),
+    ),
+    sections=("text_config",),
+)
 MELLUM = Family(_mellum_layers, Naming())

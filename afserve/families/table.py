@@ -58,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     "mistral4": deepseek_v2.MISTRAL4,
     "mistral3": deepseek_v2.MISTRAL4_WITH_VISION,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "qwen3_vl_moe": qwen3_moe.WITH_VISION,
     "qwen3_next": qwen3_next.FAMILY,
     "qwen3_5_moe_text": qwen3_next.QWEN3_5,
     "qwen3_5_moe": qwen3_next.QWEN3_5_WITH_VISION,

@@ -36,6 +36,7 @@ def test_every_family_has_a_published_model():
         "llama4",
         "qwen3_5_moe",
         "mistral3",
+        "qwen3_vl_moe",
         "gemma4",
         "granitemoe_swa",
         "cohere2_moe",
@@ -141,7 +142,8 @@ def test_gemma_4_beside_a_vision_model():
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text", "mistral3", "gemma4"]
+    "name",
+    ["gpt_oss", "granitemoe", "granitemoe_swa", "dbrx", "llama4_text", "mistral3", "gemma4", "qwen3_vl_moe"],
 )
 def test_stacked_experts_are_read_by_expert_nodes(name):
     naming = FAMILIES[name].naming

@@ -1,0 +1,53 @@
+"""Text models of checkpoints with a vision part, which transformers has no class for alone."""
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from afserve.config import ModelSource
+from afserve.engine.build import colocated
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from tests.engine import greedy
+from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
+from tests.families.conftest import NEW
+
+TEXT = {
+    "vocab_size": 211, "hidden_size": 40, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 7, "num_experts_per_tok": 3,
+    "max_position_embeddings": 256, "mlp_only_layers": [1], "initializer_range": 0.15,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2],
+                        "mrope_interleaved": True},
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 40,
+    "deepstack_visual_indexes": [0],
+}  # fmt: skip
+
+
+def test_qwen3_vl(tmp_path):
+    """As it is published: experts' matrices have inputs first."""
+    import transformers
+
+    torch.manual_seed(3)
+    made = transformers.Qwen3VLMoeConfig(text_config=TEXT, vision_config=VISION)
+    model = transformers.Qwen3VLMoeForConditionalGeneration(made).eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    turned = {n: x.transpose(1, 2).contiguous() if ".experts." in n else x for n, x in stored.items()}
+    assert turned["model.language_model.layers.0.mlp.experts.down_proj"].shape == (7, 24, 40)
+    save_file(turned, tmp_path / "model.safetensors")
+    params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+    source = ModelSource(str(tmp_path), "vl")
+    asked = requests(prompts(), params)
+    guessed = collect(drive(colocated(source, config()), asked))
+    wanted = [greedy.continued(model, p, NEW, g) for p, g in zip(prompts(), guessed, strict=True)]
+    cluster = LocalCluster.build(source, config(micro_batches=2, max_batch_tokens=12), attention=2, experts=3)
+    assert collect(cluster.run(asked)) == wanted
+    scored = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    (event,) = drive(colocated(source, config()), [GenerationRequest(0, prompts()[2], scored)])
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([prompts()[2]])).logits[0].log_softmax(-1)
+    likely = logits_TV[:-1].gather(1, torch.tensor(prompts()[2][1:])[:, None])[:, 0]
+    got = torch.tensor([entry.logprob for entry in event.prompt_logprobs[1:]])
+    torch.testing.assert_close(got, likely, atol=1e-4, rtol=0)
