@@ -40,13 +40,18 @@ OPENCODE = {
     "share": "disabled",
     "provider": {"afserve": {"npm": "@ai-sdk/openai-compatible"}},
 }
+AIDER = (
+    "--no-git", "--yes-always", "--no-check-update", "--no-show-model-warnings", "--analytics-disable", "--no-pretty",
+    "--no-fancy-input", "--map-tokens", "0",
+)  # fmt: skip
 QUIET = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_LSP_DOWNLOAD")
 
 
 def command_of(agent: str) -> str | None:
     """The agent's command, None where it is not installed."""
     folder = os.environ.get(PACKAGES)
-    return shutil.which(agent, path=str(Path(folder) / "node_modules" / ".bin") if folder else None)
+    places = [Path(folder) / "node_modules" / ".bin", Path(folder) / "venv" / "bin"] if folder else []
+    return shutil.which(agent, path=os.pathsep.join(map(str, places)) if folder else None)
 
 
 def blocks_in_common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -64,6 +69,7 @@ class PlayedBackend(ScriptedBackend):
     """
 
     calls: Sequence[str] = ()
+    speaks_only: bool = False  # one that knows no tools is told the calls one after the other
     prompts: list[str] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     found: list[float] = field(default_factory=list)
@@ -73,7 +79,7 @@ class PlayedBackend(ScriptedBackend):
     def answer_to(self, request):
         text = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
         self.prompts.append(text)
-        given = text.count(RESULT)
+        given = len(self.results) if self.speaks_only else text.count(RESULT)
         self.results.append(given)
         result = text.rpartition(RESULT)[2].partition("</tool_response>")[0].strip()
         told = self.calls[given] if given < len(self.calls) else f"The result: {result}"
@@ -135,6 +141,8 @@ def environment(home: Path, url: str) -> Mapping[str, str]:
         "ANTHROPIC_API_KEY": "none",
         "IS_SANDBOX": "1",
         **dict.fromkeys(QUIET, "1"),
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": "none",
     }
 
 
@@ -144,6 +152,8 @@ def arguments(agent: str, command: str, model: str, question: str) -> Sequence[s
         return (command, "-p", question, *tail)
     if agent == "opencode":
         return (command, "run", "--model", f"afserve/{model}", question)
+    if agent == "aider":
+        return (command, "--model", f"openai/{model}", *AIDER)
     return (command, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", question)
 
 
@@ -166,7 +176,7 @@ def play(
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     tokenizer = Tokenizer.from_folder(FOLDER)
     served = ServedModel(model, str(FOLDER), context, tokenizer.vocab_size, 1_700_000_000)
-    backend = PlayedBackend(served, tokenizer, calls=calls)
+    backend = PlayedBackend(served, tokenizer, calls=calls, speaks_only=agent == "aider")
     server = Server(backend, tokenizer, ServerSettings())
     recorded = server.app = Recorded(server.app)
     server.start()
@@ -174,9 +184,10 @@ def play(
         configure(home, server.url, model, context)
         command = command_of(agent)
         assert command is not None, f"{agent} is not installed"
+        said = f"{question}\n" * len(calls) if agent == "aider" else ""
         done = subprocess.run(
             arguments(agent, command, model, question),
-            env=environment(home, server.url), cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            env=environment(home, server.url), cwd=home, input=said, capture_output=True, text=True,
             timeout=SECONDS, check=False,
         )  # fmt: skip
     finally:

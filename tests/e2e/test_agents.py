@@ -1,7 +1,8 @@
-"""Claude Code, Codex and opencode as npm has them, unchanged: the server is real, the model scripted. Skipped where
-absent.
+"""Claude Code, Codex and opencode as npm has them, and aider, unchanged: the server is real, the model scripted. They
+skip where absent.
 
-`AFSERVE_AGENTS` names a folder in which `npm install @anthropic-ai/claude-code @openai/codex opencode-ai` ran.
+`AFSERVE_AGENTS` names a folder in which `npm install @anthropic-ai/claude-code @openai/codex opencode-ai` ran, with a
+virtual environment `venv` for aider.
 """
 
 import json
@@ -119,6 +120,21 @@ def test_five_turns_of_codex(play):
     assert all(f"drawer-{turn + 40}" in told["prompts"][-1] for turn in range(5))
     assert "drawer-44" in told["stdout"]
     look_at(told)
+
+
+@pytest.mark.slow
+def test_five_turns_of_aider(play, tmp_path):
+    """It knows no tools: its answers are files. It puts their words behind the conversation, where they change."""
+    told = play(
+        "aider", "nano", *(f"Done.\n\nnote{n}.txt\n```\nDrawer {n} is teal.\n```\n" for n in range(5))
+    )
+    assert [(tmp_path / f"note{n}.txt").read_text() for n in range(5)] == [
+        f"Drawer {n} is teal.\n" for n in range(5)
+    ]
+    assert {each["status"] for each in asked(told, "/v1/chat/completions")} == {200} and len(
+        told["prompts"]
+    ) == 5
+    assert all(found > 0.4 for found in told["found"][1:])
 
 
 @pytest.mark.slow

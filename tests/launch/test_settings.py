@@ -23,6 +23,7 @@ from afserve.doors.llm import LLM
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.processes.gateway_options import GatewayOptions, options_of
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, FileUse, settings_of
 
@@ -218,3 +219,11 @@ def test_a_new_setting_is_one_declaration(tmp_path):
 def test_no_default_is_missing_where_a_user_may_leave_it_open():
     assert all(one.default is not MISSING for group in GROUPS for one in settings_of(group))
     assert config.EngineConfig(64, 9) == config.EngineConfig(max_model_len=64, kv_blocks=9)
+
+
+def test_a_gateways_process_is_given_what_was_asked():
+    """As JSON, which has no tuples and no sets."""
+    lists = {"changing_lines": ("off",), "api_keys": ("k",), "admin_keys": ("a",), "origins": ("o", "p")}
+    options = options_of(["one", "two"], "folder", ServerSettings(hosts=frozenset({"h", "i"}), **lists))
+    told = GatewayOptions.from_plain(json.loads(json.dumps(options.to_plain())))
+    assert told == options and told.settings.left_out_lines == ()

@@ -27,8 +27,9 @@ class GatewayOptions:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "GatewayOptions":
         settings = dict(plain["settings"])
-        for name in ("api_keys", "admin_keys", "origins"):
-            settings[name] = tuple(settings[name])
+        for name, value in settings.items():
+            if isinstance(value, list):  # JSON has no tuples
+                settings[name] = tuple(value)
         settings["hosts"] = frozenset(settings["hosts"])
         return cls(
             plain["name"],
