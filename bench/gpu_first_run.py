@@ -1,128 +1,81 @@
-"""`python -m bench.gpu_first_run`: ten minutes on a machine with a GPU, in the order in which things can be wrong.
+"""`python -m bench.gpu_first_run`: half an hour on a machine with a GPU, in the order in which things can be wrong.
 
-1. the Triton op tests on the device                       (`tests/kernels/triton`)
-2. the same greedy tokens colocated, 1x1 and 1x2, all nodes on one device, and every transport that reaches it
-3. rows of the kernels, then of the engine                 (bench/results/gpu_first_run.jsonl)
+python -m bench.gpu_first_run --prepare             wheels for that machine into .cache/first_run, on one with a network
+python -m bench.gpu_first_run --compile-only        every kernel compiled and compared with its budget, without a GPU
+python -m bench.gpu_first_run                       all steps; rows in bench/results/gpu_first_run.jsonl
+python -m bench.gpu_first_run --only tokens-1x1     some of them
+python -m bench.gpu_first_run --device cpu          the steps that need no GPU: does the program itself run?
 
-Each stage is a process with a deadline, so a crash or a hang costs one stage. A stage that fails is named and the next
-runs, but without equal tokens nothing is measured. Elsewhere it says "not measured" and ends with 0.
+Each step is a process with a deadline, and each row is written when it is printed: a crash, a hang or the end of the
+time costs one step. Tokens of topologies are compared by how near the other token was, and no comparison stops what
+follows. Without a GPU it says "not measured" and ends with 0. Exit status 1 where a step failed or tokens are others.
 """
 
 import argparse
 import json
-import subprocess
+import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from bench.gpu_compare import verdicts
+from bench.gpu_plan import steps
+from bench.gpu_runner import Row, run_steps
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "gpu_first_run.jsonl"
-MINUTES = 9.5
-TOPOLOGIES = ("colocated", "1x1", "1x2")
-Launch = Callable[
-    [Sequence[str], float], tuple[int, str]
-]  # arguments of python -m, seconds -> status, what it printed
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """`share` of the whole time is the most it may take; what earlier ones left over is everybody's."""
-
-    name: str
-    share: float
-
-
-TESTS, TOKENS, KERNELS, ENGINE = (
-    Stage("tests", 0.3),
-    Stage("tokens", 0.2),
-    Stage("kernels", 0.25),
-    Stage("engine", 0.25),
-)
+WHEELS = ROOT / ".cache" / "first_run"
+MINUTES = 28.0
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if not torch.cuda.is_available():
+    if options.prepare:
+        from bench.gpu_prepare import prepare
+
+        return prepare(WHEELS)
+    if options.compile_only:
+        from bench.gpu_budget import compile_all
+
+        return compile_all(options.arch or [90, 100], options.triton, options.json, options.write_budget)
+    on_gpu = options.device != "cpu"
+    if on_gpu and not torch.cuda.is_available():
         print("not measured: no CUDA device")
         return 0
-    from bench.cuda_all import run_tests  # kernels: not before a device is known to be there
-
-    return first_run(options.out, options.minutes, launch, run_tests)
+    return first_run(options.out, options.minutes, options.device, options.only)
 
 
-def first_run(
-    out: Path, minutes: float, start: Launch, tests: Callable[[float], list[dict[str, object]]]
-) -> int:
-    """Exit status 0 when every test passed, all tokens are the same and every row was measured."""
-    begin = time.monotonic()
+def first_run(out: Path, minutes: float, device: str, only: list[str] | None = None) -> int:
+    on_gpu = device != "cpu"
+    planned = [step for step in steps(device, WHEELS, minutes / MINUTES) if not only or step.name in only]
+    known = origin() | {"gpu": torch.cuda.get_device_name() if on_gpu else "none"}
 
-    def left(stage: Stage) -> float:
-        """Seconds for a stage: its share, or all that is left when that is less."""
-        return max(0.0, min(60 * minutes * stage.share, begin + 60 * minutes - time.monotonic()))
+    def write(row: Row) -> None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row | known) + "\n")
+        print(_line(row), flush=True)
 
-    found = tests(left(TESTS))
-    bad = [str(row["file"]) for row in found if row["status"]]
-    print(
-        f"tests: {len(found) - len(bad)} of {len(found)} files pass{': not ' + ', '.join(bad) if bad else ''}"
-    )
-    tokens = {name: _tokens(start, name, left(TOKENS) / len(TOPOLOGIES)) for name in TOPOLOGIES}
-    alike = tokens[TOPOLOGIES[0]] is not None and len({json.dumps(t) for t in tokens.values()}) == 1
-    for name, got in tokens.items():
-        print(
-            f"tokens {name}: {'none' if got is None else 'the same' if got == tokens[TOPOLOGIES[0]] else 'others'}"
-        )
-    if not alike:
-        print("not measured: the topologies do not give the same tokens")
-        return 1
-    kernels, _ = start(("bench.kernels_cuda", "--failures"), left(KERNELS))
-    rows = _engine_rows(start, left(ENGINE))
-    with out.open("a") as file:
-        file.writelines(
-            json.dumps({**row, **origin(), "gpu": torch.cuda.get_device_name()}) + "\n" for row in rows
-        )
-    for row in rows:
-        print(f"{row['engine']} batch {row['batch']}: {row['tokens_per_second']:,.0f} tokens/s")
-    return int(bool(bad) or kernels != 0 or not rows)
+    found = run_steps(planned, 60 * minutes, write, _environment())
+    judged = verdicts(found)
+    for row in judged:
+        write(row)
+    failed = any(row.get("status") not in (0, "skipped", None) for row in found)
+    return int(failed or any(row["verdict"] == "others" for row in judged))
 
 
-def _tokens(start: Launch, topology: str, seconds: float) -> list[list[int]] | None:
-    """None when the stage failed; what it printed last is shown."""
-    status, printed = start(("bench.gpu_stages", "tokens", topology), seconds)
-    if status:
-        print(*printed.splitlines()[-15:], sep="\n")
-        return None
-    found: list[list[int]] = json.loads(printed.splitlines()[-1])
-    return found
+def _environment() -> dict[str, str]:
+    """This one's, with what `--prepare` gathered and the first step unpacked in front."""
+    paths = [str(ROOT), str(WHEELS / "site"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
-def _engine_rows(start: Launch, seconds: float) -> list[dict[str, object]]:
-    rows = []
-    for topology in TOPOLOGIES:
-        status, printed = start(("bench.gpu_stages", "engine", topology), seconds / len(TOPOLOGIES))
-        if status:
-            print(f"engine {topology} failed:", *printed.splitlines()[-15:], sep="\n")
-        else:
-            rows += [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    return rows
-
-
-def launch(arguments: Sequence[str], seconds: float) -> tuple[int, str]:
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", *arguments]
-        try:
-            status = subprocess.run(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=seconds, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = 124
-        log.seek(0)
-        return status, log.read()
+def _line(row: Row) -> str:
+    """A row on a line: its step, then what is short in it; of a step that failed, what it printed last."""
+    shown = {k: v for k, v in row.items() if k not in ("step", "tail") and len(str(v)) < 100}
+    line = f"{row['step']:14} {json.dumps(shown)}"
+    tail = row.get("tail")
+    return line if not isinstance(tail, list) or not tail else "\n    ".join([line, *map(str, tail)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,6 +83,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, default=OUT, help="rows are appended here")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="the most that all of it may take")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu for the steps that need no GPU")
+    parser.add_argument("--only", action="append", metavar="STEP", help="one step; may be repeated")
+    parser.add_argument("--prepare", action="store_true", help="gather wheels, run nothing")
+    parser.add_argument("--compile-only", action="store_true", help="compile every kernel, run nothing")
+    parser.add_argument(
+        "--arch", action="append", type=int, choices=(80, 89, 90, 100), help="90 and 100 unless given"
+    )
+    parser.add_argument(
+        "--triton", type=Path, metavar="FOLDER", help="another Triton than the installed one compiles"
+    )
+    parser.add_argument("--json", action="store_true", help="with --compile-only: one JSON line per kernel")
+    parser.add_argument(
+        "--write-budget", action="store_true", help="with --compile-only: what was found is the budget"
+    )
     return parser
 
 

@@ -1,9 +1,11 @@
 """Triton grouped products for routed experts in int4 groups, or in int8 with one scale per output.
 
 Codes are exact in the rows' dtype: a group's product is summed in float32, multiplied by its scales and added, as the
-CPU library does. An int4 byte holds inputs i (low half) and i + 16 of a block of 32, so two products of 16 inputs make
-a block and nothing is interleaved. Codes go by float32 to bfloat16, which the interpreter can do. It knows no routing
-rule. Shapes as in `experts.py`; G groups.
+CPU library does. Scales of four-bit floats are powers of two and kept as their exponents (OCP MX, E8M0): codes times
+them are exact in bfloat16 and float32 too, so there a step is four groups and its bytes are read 16 at a time. An int4
+byte holds inputs i (low half) and i + 16 of a block of 32, so two products of 16 inputs make a block and nothing is
+interleaved. Codes go by float32 to bfloat16, which the interpreter can do. It knows no routing rule. Shapes as in
+`experts.py`; G groups.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -27,8 +29,8 @@ HALF = STEP // 2
 @dataclass(frozen=True, slots=True)
 class CodedWeights:
     """gate_up (E, J, W) and down (E, H, W) with float32 scales (E, J, G) and (E, H, G). bits 4: uint8, W = 16 for each
-    32 inputs, `group` inputs to a scale; bits 8: int8, W inputs, and one
-    scale. e2m1: as of `Groups`; a half is a sign and three bits."""
+    32 inputs, `group` inputs to a scale; bits 8: int8, W inputs, and one scale. e2m1: a half is a sign and the three
+    bits of a four-bit float, a scale a byte unless `Groups` are wide."""
 
     gate_up: Tensor
     down: Tensor
@@ -46,8 +48,13 @@ class CodedWeights:
         ):
             code_OI = float_codes(given.code_OI) if self.e2m1 else given.code_OI
             weight[slot].copy_(packed_halves(code_OI) if self.bits == 4 else code_OI)
-            scale[slot].copy_(given.scale_OG)
+            scale_OG = 2 * given.scale_OG if self.e2m1 else given.scale_OG  # codes are twice the numbers
+            scale[slot].copy_(exponents(scale_OG) if self.byte_scales else scale_OG)
         self.joint.set(slot, biases)
+
+    @property
+    def byte_scales(self) -> bool:
+        return self.gate_up_scale.dtype is torch.uint8
 
 
 def empty(shape: ExpertShape, bits: int, groups: Groups, device: torch.device) -> CodedWeights:
@@ -60,7 +67,8 @@ def empty(shape: ExpertShape, bits: int, groups: Groups, device: torch.device) -
         return torch.zeros((slots, outputs, width), dtype=dtype, device=device)
 
     def scales(outputs: int, inputs: int) -> Tensor:
-        return torch.zeros((slots, outputs, groups_of(inputs, group)), device=device)
+        dtype = torch.uint8 if groups.e2m1 and not groups.wide else torch.float32
+        return torch.zeros((slots, outputs, groups_of(inputs, group)), dtype=dtype, device=device)
 
     return CodedWeights(
         codes(2 * inner, hidden), codes(hidden, inner), scales(2 * inner, hidden), scales(hidden, inner), bits, group,
@@ -73,6 +81,17 @@ def float_codes(code_OI: Tensor) -> Tensor:
     magnitudes = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8, device=code_OI.device)
     place = torch.bucketize(code_OI.abs(), magnitudes)
     return (place | (code_OI < 0).int() << 3).to(torch.int8)
+
+
+def exponents(scale_OG: Tensor) -> Tensor:
+    """Powers of two -> uint8 e, where 2^(e - 127) is the scale: 255 where one is not finite, 0 (no weight at all) for
+    nought and what is below 2^-126. Raises ValueError for a scale that is no power of two."""
+    mantissa, exponent = torch.frexp(scale_OG)
+    finite, nought = scale_OG.isfinite(), scale_OG == 0
+    if not bool(((mantissa == 0.5) | nought | ~finite).all()):
+        raise ValueError("experts: scales of four-bit floats are powers of two, and one of these is not")
+    held = torch.where(nought, 0, (exponent + 126).clamp(0, 254))
+    return torch.where(finite, held, 255).to(torch.uint8)
 
 
 def packed_halves(code_OI: Tensor) -> Tensor:
@@ -89,20 +108,30 @@ def _rows_at(x_at, used, k, inputs):
 
 @triton.jit
 def _number(half, E2M1: tl.constexpr):
-    """What four bits stand for, int32."""
+    """What the four low bits stand for, float32. Of a four-bit float, exponent and mantissa lie in a float32 as they
+    are, 2^126 too small."""
     if E2M1:
-        size, double = half & 7, tl.maximum((half & 7) >> 1, 1) - 1
-        size = tl.where(size < 2, size, ((size & 1) + 2) << double)
-        return tl.where(half > 7, -size, size)
-    return (half ^ 8) - 8
+        bits = ((half & 8) << 28) | ((half & 7) << 22)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return (((half & 15) ^ 8) - 8).to(tl.float32)
+
+
+@triton.jit
+def _scale(scale):
+    BYTES: tl.constexpr = scale.dtype == tl.uint8
+    if BYTES:
+        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit
 def _product(
-    x_at, used, w_at, scale_at, inputs, total,
+    x_at, used, w_at, scale_at, inputs, groups, total,
     GROUP: tl.constexpr, BITS: tl.constexpr, E2M1: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """total += rows at x_at times the weights of the outputs whose codes begin at w_at."""
+    """total += rows at x_at times the weights of the outputs whose codes begin at w_at. A step that is deeper than a
+    group multiplies scales into the codes."""
+    SEVERAL: tl.constexpr = DEPTH // GROUP
     for first in range(0, inputs, DEPTH):
         if BITS == 4:
             byte_at = tl.arange(0, DEPTH // 2)
@@ -110,15 +139,25 @@ def _product(
             at = first // 2 + byte_at
             byte = tl.load(w_at[None, :] + at[:, None], mask=(low_k < inputs)[:, None], other=0).to(tl.int32)
             x_low, x_high = _rows_at(x_at, used, low_k, inputs), _rows_at(x_at, used, low_k + 16, inputs)
-            low, high = _number(byte & 15, E2M1), _number((byte >> 4) & 15, E2M1)
-            part = tl.dot(x_low, low.to(tl.float32).to(x_low.dtype), input_precision=PRECISION)
-            part = tl.dot(x_high, high.to(tl.float32).to(x_low.dtype), part, input_precision=PRECISION)
+            low, high = _number(byte, E2M1), _number(byte >> 4, E2M1)
+            if SEVERAL > 1:
+                group = first // GROUP + tl.arange(0, SEVERAL)
+                held = tl.load(scale_at[None, :] + group[:, None], mask=(group < groups)[:, None], other=0)
+                wide = tl.broadcast_to(_scale(held)[:, None, :], SEVERAL, GROUP // 2, held.shape[1])
+                scale = tl.reshape(wide, (DEPTH // 2, held.shape[1]))
+                low, high = low * scale, high * scale
+                total = tl.dot(x_low, low.to(x_low.dtype), total, input_precision=PRECISION)
+                total = tl.dot(x_high, high.to(x_low.dtype), total, input_precision=PRECISION)
+            else:
+                part = tl.dot(x_low, low.to(x_low.dtype), input_precision=PRECISION)
+                part = tl.dot(x_high, high.to(x_low.dtype), part, input_precision=PRECISION)
+                total += part * _scale(tl.load(scale_at + first // GROUP))[None, :]
         else:
             k = first + tl.arange(0, DEPTH)
             code = tl.load(w_at[None, :] + k[:, None], mask=(k < inputs)[:, None], other=0)
             x = _rows_at(x_at, used, k, inputs)
             part = tl.dot(x, code.to(tl.float32).to(x.dtype), input_precision=PRECISION)
-        total += part * tl.load(scale_at + first // GROUP)[None, :]
+            total += part * tl.load(scale_at + first // GROUP)[None, :]
     return total
 
 
@@ -147,6 +186,7 @@ def _gate_up_coded(
         w_ptr + gate_row * width,
         scale_ptr + gate_row * groups,
         hidden,
+        groups,
         zero,
         GROUP,
         BITS,
@@ -161,6 +201,7 @@ def _gate_up_coded(
         w_ptr + up_row * width,
         scale_ptr + up_row * groups,
         hidden,
+        groups,
         zero,
         GROUP,
         BITS,
@@ -194,8 +235,8 @@ def _down_coded(
     row = slot * hidden + tl.where(column < hidden, column, 0)
     zero = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     y = _product(
-        h_PI_ptr + place * inner, used, w_ptr + row * width, scale_ptr + row * groups, inner, zero, GROUP, BITS, E2M1,
-        DEPTH, PRECISION,
+        h_PI_ptr + place * inner, used, w_ptr + row * width, scale_ptr + row * groups, inner, groups, zero, GROUP, BITS,
+        E2M1, DEPTH, PRECISION,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + row)[None, :]
@@ -224,7 +265,7 @@ def expert_ffn(
     plan = plan_rows(slot_RK, slots, tiles.rows)
     h_PI = _gate_up(x_RH, weights, plan, slot_RK.shape[1], tiles.gate_up)
     part_PH = torch.empty((h_PI.shape[0], hidden), dtype=x_RH.dtype, device=x_RH.device)
-    _down_coded[(plan.tiles, triton.cdiv(hidden, _columns(tiles.down)))](
+    _down_coded[(plan.tiles, triton.cdiv(hidden, _columns(tiles.down, weights)))](
         h_PI, weights.down, weights.down_scale, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK,
         weights.joint.down_bias_EH,
         plan.tiles, hidden, h_PI.shape[1], weights.down.shape[2], weights.down_scale.shape[2],
@@ -236,7 +277,7 @@ def expert_ffn(
 def _gate_up(x_RH: Tensor, weights: CodedWeights, plan: RowPlan, choices: int, tile: Tile) -> Tensor:
     inner, hidden = weights.gate_up.shape[1] // 2, x_RH.shape[1]
     h_PI = torch.empty((plan.pair_P.shape[0], inner), dtype=x_RH.dtype, device=x_RH.device)
-    _gate_up_coded[(plan.tiles, triton.cdiv(inner, _columns(tile)))](
+    _gate_up_coded[(plan.tiles, triton.cdiv(inner, _columns(tile, weights)))](
         x_RH, weights.gate_up, weights.gate_up_scale, h_PI, plan.pair_P, plan.tile_slot_M,
         weights.joint.gate_up_bias_EJ,
         plan.tiles, hidden, inner, x_RH.stride(0), weights.gate_up.shape[2], weights.gate_up_scale.shape[2],
@@ -249,11 +290,21 @@ def _constants(weights: CodedWeights, tile: Tile, dtype: torch.dtype) -> dict[st
     return {
         "GROUP": weights.group, "BITS": weights.bits, "E2M1": weights.e2m1,
         "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
-        "ROWS": tile.rows, "COLUMNS": _columns(tile), "DEPTH": 64 if weights.group % 64 == 0 else 32,
+        "ROWS": tile.rows, "COLUMNS": _columns(tile, weights), "DEPTH": _depth(weights, dtype),
         "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
     }  # fmt: skip
 
 
-def _columns(tile: Tile) -> int:
-    """Codes are widened in registers, of which gate and up with twice as many columns would take too many."""
-    return min(tile.columns, 64)
+def _depth(weights: CodedWeights, dtype: torch.dtype) -> int:
+    """Inputs of a step: of one group, or of four where scales are exact in the rows' dtype. So many that a thread reads
+    16 bytes of codes at once."""
+    if weights.byte_scales and weights.group == STEP and dtype is not torch.float16:
+        return 4 * STEP
+    return next((depth for depth in (128, 64) if weights.group % depth == 0), STEP)
+
+
+def _columns(tile: Tile, weights: CodedWeights) -> int:
+    """Codes are widened in registers, of which gate and up with twice as many columns would take too many, but where
+    there are few rows and a step of one short group: its bytes are few for the threads."""
+    few = weights.bits == 4 and not weights.e2m1 and weights.group < 64 and tile.rows <= 32
+    return 128 if few else min(tile.columns, 64)

@@ -19,12 +19,50 @@ from afserve.kernels.triton.split import LOG2E, LOWEST, SplitScratch, join_parts
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 
 
+@triton.jit
+def _step(
+    q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block, cache_offset,
+    LAST: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """(values, largest, total) with KEYS more positions; LAST: with as many as there are."""
+    key = start + tl.arange(0, KEYS)
+    c = tl.arange(0, RANK)[None, :]
+    e = tl.arange(0, ROPE)[None, :]
+    exists = key < end
+    if WHOLE:  # all of them lie in one block: one entry of the table
+        first = cache_ptr + tl.load(table_ptr + start // BLOCK).to(tl.int64) * cache_block
+        row_at = (start % BLOCK + tl.arange(0, KEYS)) * cache_offset
+    else:
+        first = cache_ptr
+        block = tl.load(table_ptr + key // BLOCK, mask=exists, other=0).to(tl.int64)
+        row_at = block * cache_block + key % BLOCK * cache_offset
+    row_at = row_at[:, None]
+    if EVEN and not LAST:
+        latent = tl.load(first + row_at + c)
+        turned = tl.load(first + row_at + rank + e)
+    else:
+        latent = tl.load(first + row_at + c, mask=exists[:, None] & (c < rank), other=0.0)
+        turned = tl.load(first + row_at + rank + e, mask=exists[:, None] & (e < rope), other=0.0)
+    score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
+    score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
+    if LAST:
+        score = tl.where(exists[None, :], score, float("-inf"))
+    higher = tl.maximum(largest, tl.max(score, axis=1))
+    weight = tl.exp2(score - higher[:, None])
+    old = tl.exp2(largest - higher)
+    total = total * old + tl.sum(weight, axis=1)
+    values = tl.dot(weight.to(latent.dtype), latent, values * old[:, None], input_precision=PRECISION)
+    return values, higher, total
+
+
 @triton.jit(do_not_specialize=["sequences", "table_row", "parts"])
 def _attend_latent(
     q_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, sequences, heads, rank, rope, q_token, q_head, table_row, cache_block, cache_offset, parts,
     SEQUENCES: tl.constexpr, ONE_EACH: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     part = tl.program_id(2)
@@ -48,28 +86,20 @@ def _attend_latent(
     largest = tl.full((ROWS,), LOWEST, dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     table_ptr += sequence.to(tl.int64) * table_row
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)
-        exists = key < end
-        block = tl.load(table_ptr + key // BLOCK, mask=exists, other=0).to(tl.int64)
-        row_at = block * cache_block + key % BLOCK * cache_offset
-        latent = tl.load(
-            cache_ptr + row_at[:, None] + c[None, :], mask=exists[:, None] & (c < rank)[None, :], other=0.0
-        )
-        turned = tl.load(
-            cache_ptr + rank + row_at[None, :] + e[:, None],
-            mask=exists[None, :] & (e < rope)[:, None],
-            other=0.0,
-        )
-        score = tl.dot(q_rope, turned, input_precision=PRECISION)
-        score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
-        score = tl.where(exists[None, :], score, float("-inf"))
-        higher = tl.maximum(largest, tl.max(score, axis=1))
-        weight = tl.exp2(score - higher[:, None])
-        old = tl.exp2(largest - higher)
-        total = total * old + tl.sum(weight, axis=1)
-        values = tl.dot(weight.to(latent.dtype), latent, values * old[:, None], input_precision=PRECISION)
-        largest = higher
+    apart: tl.constexpr = ROWS >= 64  # the last step, without whose masks the others need fewer registers
+    whole = end
+    if apart:
+        whole = begin + (end - begin) // KEYS * KEYS
+    for start in range(begin, whole, KEYS):
+        values, largest, total = _step(
+            q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block,
+            cache_offset, not apart, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE,
+        )  # fmt: skip
+    if apart and whole < end:
+        values, largest, total = _step(
+            q, q_rope, cache_ptr, table_ptr, whole, end, values, largest, total, scale, rank, rope, cache_block,
+            cache_offset, True, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE,
+        )  # fmt: skip
     inside = used[:, None] & (c < rank)[None, :]
     row = token.to(tl.int64) * heads + head
     if DIRECT:
@@ -100,6 +130,7 @@ def attend_mla(
     if not tokens:
         return out
     scratch = SplitScratch.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
+    width, rope = (max(16, triton.next_power_of_2(size)) for size in (rank, columns - rank))
     one_each = batch.max_query == 1 and tokens == batch.sequences
     buffers = (scratch.values_RAPD, scratch.largest_RAP, scratch.sum_RAP) if scratch else (None, None, None)
     _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
@@ -108,9 +139,9 @@ def attend_mla(
         *cache_NBC.stride()[:2], parts,
         SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=scratch is None,
         BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
+        WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, columns - rank),
         SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
-        RANK=max(16, triton.next_power_of_2(rank)), ROPE=max(16, triton.next_power_of_2(columns - rank)),
-        num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+        RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
     )  # fmt: skip
     if scratch is not None:
         join_parts(scratch, None, None, out)

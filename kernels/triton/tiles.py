@@ -38,7 +38,8 @@ DEFAULTS: Table = {
         (16, ExpertTiles(Tile(16, 128, 128, 4, 4, 1), Tile(16, 128, 128, 4, 5, 1))),
         (32, ExpertTiles(Tile(32, 128, 128, 8, 4, 1), Tile(32, 128, 128, 4, 5, 1))),
         (128, ExpertTiles(Tile(64, 128, 128, 8, 3, 4), Tile(64, 128, 128, 4, 4, 4))),
-        (ALL, ExpertTiles(Tile(128, 128, 128, 8, 3, 8), Tile(128, 128, 128, 8, 4, 8))),
+        # 128 rows of gate and of up, and the product that their scales are for, do not fit a program's registers.
+        (ALL, ExpertTiles(Tile(64, 128, 128, 8, 3, 8), Tile(64, 128, 128, 8, 4, 8))),
     ),
     "experts fp32": ((ALL, ExpertTiles(Tile(16, 32, 32, 4, 2, 4), Tile(16, 32, 32, 4, 2, 4))),),
     # By head size. A block table's entry and then the rows it names: pipelining that by two tiles takes five stages.

@@ -20,9 +20,9 @@ SHAPES = {  # (queries, context) of each sequence
 BLOCK = 8
 
 
-def paged(shape, device, spare=3):
+def paged(shape, device, spare=3, block=BLOCK):
     """A batch over shuffled blocks, and the block ids of each sequence. Table entries past a context are invalid."""
-    needed = [-(-context // BLOCK) for _, context in shape]
+    needed = [-(-context // block) for _, context in shape]
     ids = torch.randperm(sum(needed) + spare).int().split([*needed, spare])
     table = torch.full((len(shape), max(needed, default=0) + 1), 1 << 20, dtype=torch.int32)
     for s, blocks in enumerate(ids[:-1]):
@@ -30,7 +30,7 @@ def paged(shape, device, spare=3):
     queries = torch.tensor([0] + [q for q, _ in shape], dtype=torch.int32)
     spans = [range(context - q, context) for q, context in shape]
     position = torch.tensor([p for span in spans for p in span], dtype=torch.int64)
-    slots = [int(table[s, p // BLOCK]) * BLOCK + p % BLOCK for s, span in enumerate(spans) for p in span]
+    slots = [int(table[s, p // block]) * block + p % block for s, span in enumerate(spans) for p in span]
     batch = PagedBatch(
         position.to(device),
         torch.tensor(slots, dtype=torch.int64).to(device),
@@ -75,8 +75,9 @@ def fill(cache, blocks, shape, axis):
     """Random rows in every place of a context, NaN elsewhere."""
     for (_, context), ids in zip(shape, blocks, strict=True):
         for p in range(context):
-            place = cache[ids[p // BLOCK]]
-            row = place[:, p % BLOCK] if axis == 2 else place[p % BLOCK]
+            block = cache.shape[axis]
+            place = cache[ids[p // block]]
+            row = place[:, p % block] if axis == 2 else place[p % block]
             row.copy_(torch.randn(row.shape))
 
 
@@ -110,11 +111,12 @@ def test_gqa(device, close, name, dtype, heads, groups, size, v_size, window, si
     ("dtype", "heads", "rank", "rope", "parts"),
     [(torch.bfloat16, 18, 16, 16, 1), (torch.float16, 3, 40, 8, 3), (torch.float32, 1, 16, 4, 2)],
 )
-def test_mla(device, close, name, dtype, heads, rank, rope, parts):
+@pytest.mark.parametrize("block", [BLOCK, 32], ids=["steps over blocks", "steps inside blocks"])
+def test_mla(device, close, name, dtype, heads, rank, rope, parts, block):
     torch.manual_seed(1)
     shape = SHAPES[name]
-    batch, blocks, count = paged(shape, device)
-    cache = dirty(count, BLOCK, rank + rope, dtype=dtype)
+    batch, blocks, count = paged(shape, device, block=block)
+    cache = dirty(count, block, rank + rope, dtype=dtype)
     fill(cache, blocks, shape, 1)
     q = torch.randn(batch.tokens, heads, rank + rope).to(dtype)
     out = attend_mla(q.to(device), cache.to(device), rank, batch, 0.2, TILE, parts)

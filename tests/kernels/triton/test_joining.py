@@ -7,6 +7,7 @@ from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import SWIGLU, Gating
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.experts_bits import exponents
 from tests.kernels.test_int4 import drawn_floats
 from tests.kernels.test_native_experts import exact, routing, weights
 
@@ -45,17 +46,30 @@ def test_biases_and_a_clamped_swiglu(ops, device, close, dtype, kept, bias, gati
 
 
 @pytest.mark.parametrize("groups", [Groups(32, e2m1=True), Groups(96, wide=True, e2m1=True)])
-def test_four_bit_floats(ops, device, close, groups):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_four_bit_floats(ops, device, close, groups, dtype):
+    """Scales are multiplied into the codes of four groups at once, or into the products of one group."""
     torch.manual_seed(1)
     coded = [(drawn_floats(80, 100, groups.size), drawn_floats(100, 40, groups.size)) for _ in range(2)]
-    packed = ops.empty_experts(2, 100, 40, torch.float32, int4=groups)
+    packed = ops.empty_experts(2, 100, 40, dtype, int4=groups)
     for slot, both in enumerate(coded):
         ops.set_expert_int4(packed, slot, *both)
-    x, (slot, weight) = torch.randn(9, 100), routing(9, 2, "spread")
-    out = torch.empty(9, 100, device=device)
+    x, (slot, weight) = torch.randn(9, 100).to(dtype), routing(9, 2, "spread")
+    out = torch.empty(9, 100, dtype=dtype, device=device)
     ops.expert_ffn(x.to(device), slot.to(device), weight.to(device), packed, out)
     up, down = (torch.stack([both[i].dequantised() for both in coded]) for i in (0, 1))
     close(out, exact(x, slot, weight, up, down))
+
+
+def test_scales_of_four_bit_floats_are_exponents(ops, device):
+    scale = torch.tensor(
+        [1.0, 0.5, 2.0**-126, 2.0**120, 0.0, 2.0**-130, float("nan"), float("inf")], device=device
+    )
+    assert exponents(scale).tolist() == [127, 126, 1, 247, 0, 0, 255, 255]
+    with pytest.raises(ValueError, match="powers of two, and one of these is not"):
+        exponents(torch.tensor([1.0, 0.75], device=device))
+    packed = ops.empty_experts(2, 64, 32, torch.bfloat16, int4=Groups(32, e2m1=True))
+    assert packed.handle.gate_up_scale.element_size() == 1, "4.25 bits of a weight"
 
 
 def test_a_row_that_is_no_number_stays_none(ops, device):

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import triton
-from compile_for import BF16, AbsentChip, batch_of, zeros
 from triton.runtime import driver
 
 from afserve.kernels.packed import ExpertShape
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
+from bench.gpu_chip import AbsentChip
+from bench.gpu_launches import BF16, batch_of, zeros
 
 TOKENS = (1, 2, 3, 8, 15, 16, 17, 32, 33, 48, 64, 100)
 RULE = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)

@@ -1,0 +1,141 @@
+"""Every kernel that the Triton backend launches, at the sizes of served models: what `gpu_compile.py` compiles.
+
+Tensors lie on the CPU and are small: a kernel is compiled for its dtypes, constants and alignments, not for how many
+rows there are. Groups are what one process compiles.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from afserve.kernels.grouped import Groups
+from afserve.kernels.packed import ExpertShape, Gating
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.kv import rope_write_kv
+from afserve.kernels.triton.permute import plan_rows
+
+BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
+Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it
+ROWS = (8, 32, 100, 600)  # per expert: one of each class of tiles
+DEEPSEEK, GPT_OSS = (7168, 2048), (2880, 2880)  # hidden and inner sizes of an expert
+KINDS = ("bf16", "fp8", "int8", "int4", "int4g128", "mxfp4")
+V3_ROUTER = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)
+
+
+def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def batch_of(sequences: int, queries: int, context: int, blocks: int = 8) -> PagedBatch:
+    """`queries` new tokens of each sequence, whose contexts are at most `context` long."""
+    tokens = sequences * queries
+    long, short = (torch.zeros(tokens, dtype=torch.int64) for _ in range(2))
+    starts, contexts, table = (
+        zeros(*s, dtype=I32) for s in ((sequences + 1,), (sequences,), (sequences, blocks))
+    )
+    return PagedBatch(long, short, starts, contexts, table, queries, context)
+
+
+def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
+    """Launches by group; nothing is made before its turn."""
+    kinds = [kind for kind in KINDS if ops.holds_fp8 or kind != "fp8"]
+    return {
+        **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
+        "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
+        "gqa": partial(gqa, ops), "mla": partial(mla, ops),
+    }  # fmt: skip
+
+
+def experts(ops: TritonBackend, kind: str) -> Iterator[Launch]:
+    """DeepSeek-V3's expert, or gpt-oss's in MXFP4, with so many rows for each."""
+    hidden, inner = GPT_OSS if kind == "mxfp4" else DEEPSEEK
+    for rows in ROWS:
+        yield f"experts {kind} rows {rows}", partial(_ffn, ops, kind, hidden, inner, rows)
+    if kind == "fp8":
+        weights = zeros(2 * inner, hidden), zeros(hidden, inner)
+        empty = ops.empty_experts_fp8(ExpertShape(1, hidden, inner, BF16))
+        yield "experts fp8 rounded at load", partial(ops.set_expert, empty, 0, *weights)
+
+
+def _ffn(ops: TritonBackend, kind: str, hidden: int, inner: int, rows: int) -> None:
+    plain = ExpertShape(1, hidden, inner, BF16)
+    packed = {
+        "bf16": lambda: ops.empty_experts(plain),
+        "fp8": lambda: ops.empty_experts_fp8(plain),
+        "int8": lambda: ops.empty_experts(plain, True),
+        "int4": lambda: ops.empty_experts_int4(plain, Groups(32, wide=True)),
+        "int4g128": lambda: ops.empty_experts_int4(plain, Groups(128, wide=True)),
+        "mxfp4": lambda: ops.empty_experts_int4(
+            ExpertShape(1, hidden, inner, BF16, True, Gating(7.0, 1.702)), Groups(32, e2m1=True)
+        ),
+    }[kind]()
+    slot, weight = zeros(rows, 1, dtype=I32), zeros(rows, 1, dtype=F32)
+    ops.expert_ffn(zeros(rows, hidden), slot, weight, packed, zeros(rows, hidden, dtype=F32), False)
+
+
+def plans(ops: TritonBackend) -> Iterator[Launch]:
+    """512 rows of 8 choices, and a few, among the slots of an expert node."""
+    for slots in (32, 64, 128, 256, 384, 512):
+        yield f"plan {slots} slots", partial(plan_rows, zeros(512, 8, dtype=I32), slots, 16)
+        yield f"plan {slots} slots, few rows", partial(plan_rows, zeros(4, 8, dtype=I32), slots, 16)
+
+
+def routers(ops: TritonBackend) -> Iterator[Launch]:
+    plain = RouterRule(8, Scoring.SIGMOID, Selection.PLAIN, 1, 1, True, 1e-20, 2.5)
+    softmax, after = RouterRule(8, Scoring.SOFTMAX, renormalise=True), RouterRule(4, Scoring.TOPK_SOFTMAX)
+    for name, hidden, count, gate, bias, rule in (
+        ("deepseek-v3", 7168, 256, F32, zeros(256, dtype=F32), V3_ROUTER),
+        ("deepseek-v3, bf16 gate", 7168, 256, BF16, zeros(256, dtype=F32), V3_ROUTER),
+        ("kimi-k2", 7168, 384, F32, zeros(384, dtype=F32), plain),
+        ("qwen3", 4096, 128, F32, None, softmax),
+        ("gpt-oss", 2880, 32, BF16, None, after),
+    ):
+        gate_EH = zeros(count, hidden, dtype=gate)
+        yield f"router {name}", partial(ops.route, zeros(4, hidden), gate_EH, bias, rule)
+
+
+def small(ops: TritonBackend) -> Iterator[Launch]:
+    for hidden in (2880, 4096, 7168):
+        x, weight = zeros(3, hidden), zeros(hidden)
+        yield f"norm {hidden}", partial(ops.rms_norm, x, weight, 1e-6)
+        yield f"add and norm {hidden}", partial(ops.add_rms_norm, x, x, weight, 1e-6)
+    sums, bad = zeros(3, 7168, dtype=F32), zeros(3, dtype=I32)
+    yield "add sums", partial(ops.add_sums, zeros(3, 7168), sums, bad, 2)
+    maps = ops.pack_linear(zeros(128, 64), None), ops.pack_linear(zeros(64, 64), None)
+    yield "silu", partial(ops.mlp, zeros(1, 64), *maps)
+    at = zeros(3, dtype=torch.int64)
+    angle, cache, latent = zeros(9, 64, dtype=F32), zeros(2, 4, 64, 128), zeros(2, 64, 576)
+    q, k, norm = zeros(3, 64, 128), zeros(3, 4, 128), zeros(128)
+    yield "rope", partial(ops.rope, q, angle, angle, at, False)
+    yield "write kv", partial(ops.write_kv, k, k, cache, cache, at)
+    yield "write latent", partial(ops.write_latent, zeros(3, 576), latent, at, 512)
+    turned = q, k, k, angle, angle, at, cache, cache, at, False
+    yield "rope and write", partial(rope_write_kv, *turned)
+    yield "norms, rope and write", partial(rope_write_kv, *turned, norm, norm, 1e-6)
+
+
+def gqa(ops: TritonBackend) -> Iterator[Launch]:
+    """Heads, groups and head sizes of Qwen3, gpt-oss (a window, sinks), GLM-4.5 and Qwen3-Next."""
+    for heads, kv_heads, size, window in (
+        (64, 4, 128, None), (64, 8, 64, 128), (96, 8, 128, None), (16, 2, 256, None),
+    ):  # fmt: skip
+        cache, sink = zeros(2, kv_heads, 64, size), zeros(heads) if window else None
+        for queries, name in ((1, "decode"), (3, "prompt")):
+            q, batch = zeros(2 * queries, heads, size), batch_of(2, queries, 4096)
+            call = partial(ops.attend_gqa, q, cache, cache, batch, 0.1, window, sink)
+            yield f"gqa {heads} heads of {size} {name}", call
+
+
+def mla(ops: TritonBackend) -> Iterator[Launch]:
+    """DeepSeek-V2-Lite, GLM-5 and Kimi K2 (64), DeepSeek-V3 (128)."""
+    for heads in (16, 64, 128):
+        for queries, name in ((1, "decode"), (3, "prompt")):
+            q, cache = zeros(2 * queries, heads, 576), zeros(2, 64, 576)
+            yield (
+                f"mla {heads} heads {name}",
+                partial(ops.attend_mla, q, cache, 512, batch_of(2, queries, 4096), 0.1),
+            )
