@@ -114,7 +114,7 @@ class EngineSettings:
     )
     draft: str = setting(
         "",
-        f"Guess tokens ahead: auto, ngram:4, suffix, mtp, eagle3:DIR, model:DIR, off; same answers. [{DEFAULT_DRAFT}]",
+        f"Guess tokens: auto, ngram:4, suffix, mtp, eagle3:DIR, model:DIR; same answers. [{DEFAULT_DRAFT}]",
         metavar="METHOD[:N]",
         topic="model",
         common=True,
