@@ -84,6 +84,7 @@ def test_classes_share_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     )
     found = answer_of(capsys, f"{SMALL} --classes {file}")
     assert [one["name"] for one in found["classes"]] == ["chat", "batch"]
+    assert all("Only colocated plans were asked for" in one["verdict"] for one in found["classes"])
     assert found["devices"][0]["peak"] < found["peaks_apart"]["h20"]
     assert found["classes"][0]["tpot_ms"] <= 30 < 60 and found["classes"][1]["tpot_ms"] <= 60
     few = found["devices"][0]["peak"] - 1

@@ -20,9 +20,10 @@ from afserve.placement.planner.fleet.bill import KindBill, Site, bill_of
 from afserve.placement.planner.fleet.load import Load, constant, months_of, read_growth, read_load
 from afserve.placement.planner.fleet.need import Need, cheapest, together
 from afserve.placement.planner.infeasible import explain
-from afserve.placement.planner.panel import asked_of_all
+from afserve.placement.planner.panel import asked_of_all, differences
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.question import Question
+from afserve.placement.planner.sensitivity import verdict
 
 _CLASSES, _TRIED = 64, 12
 _HOURS = {"h": 3600.0, "d": 86400.0}
@@ -111,10 +112,11 @@ def fleet(as_json: bool, **flags: Any) -> None:
     site = _site(asked)
     classes = list(_classes(asked, flags))
     chips: dict[str, Hardware] = {}
-    needs, limits = [], {}
+    needs, limits, said = [], {}, []
     for name, load, own in classes:
-        need, question = _need(name, load, own, asked.headroom)
+        need, question, words = _need(name, load, own, asked.headroom)
         needs.append(need)
+        said.append(words)
         for pool in question.pools:
             known = chips.setdefault(pool.chip.name, pool.chip)
             if known.usd_per_hour != pool.chip.usd_per_hour:
@@ -129,7 +131,9 @@ def fleet(as_json: bool, **flags: Any) -> None:
         )
         for month, factor, grown in _months(asked, needs)
     ]
-    plan = FleetPlan(tuple(needs), bills, tuple(growth), site, chips, asked.headroom, asked.price_source)
+    plan = FleetPlan(
+        tuple(needs), tuple(said), bills, tuple(growth), site, chips, asked.headroom, asked.price_source
+    )
     click.echo(json.dumps(fleet_values(plan), indent=2) if as_json else "\n".join(fleet_lines(plan)))
 
 
@@ -226,17 +230,19 @@ def _load(path: Path | None, rate: float, where: str) -> Load:
     return constant(rate)
 
 
-def _need(name: str, load: Load, flags: dict[str, Any], headroom: float) -> tuple[Need, Question]:
-    """The instances of one class, of the layout that costs least over its hours."""
+def _need(name: str, load: Load, flags: dict[str, Any], headroom: float) -> tuple[Need, Question, str]:
+    """The instances of one class, of the layout that costs least over its hours; and the verdict at its peak."""
     for flag, said in (("model", "--model"), ("pools", "--pool")):
         if not flags[flag]:
             raise ConfigError(f"{said} is missing{f' for class {shown(name)}' if name else ''}", param=flag)
     question = asked_question(dict(flags) | {"rate": load.peak * (1 + headroom)})
-    question, found, _ = asked_of_all(question)
-    if found.best() is None:
+    question, found, panel = asked_of_all(question)
+    best = found.best()
+    if best is None:
         raise DoesNotFitError(f"class {shown(name)}: {explain(question)}" if name else explain(question))
     answer = question.setting.workload.mean_answer
-    return cheapest(name, found.plans[:_TRIED], load, answer, headroom), question
+    words = verdict(question, found, panel.chance, differences(question, panel, best))
+    return cheapest(name, found.plans[:_TRIED], load, answer, headroom), question, words
 
 
 def _months(asked: FleetFlags, needs: list[Need]) -> Iterator[tuple[int, float, list[tuple[Need, Load]]]]:

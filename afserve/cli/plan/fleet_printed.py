@@ -21,9 +21,11 @@ class MonthBill:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """bills: of the period of the loads; months: of later ones, each for one such period."""
+    """said: of each class, the verdict on disaggregation. bills: of the period of the loads. months: of later ones,
+    each for one such period."""
 
     needs: tuple[Need, ...]
+    said: tuple[str, ...]
     bills: tuple[KindBill, ...]
     months: tuple[MonthBill, ...]
     site: Site
@@ -85,7 +87,16 @@ def _loads(plan: FleetPlan) -> list[str]:
         )
         for need in plan.needs
     ]
-    return [*aligned(rows, left=(0, 1, 2)), f"{plan.headroom:.0%} more than the load is always ready"]
+    return [
+        *aligned(rows, left=(0, 1, 2)),
+        f"{plan.headroom:.0%} more than the load is always ready",
+        *_said(plan),
+    ]
+
+
+def _said(plan: FleetPlan) -> list[str]:
+    """Whether to disaggregate, by all engines, for each class at its peak."""
+    return [f"{need.name}: {words}" for need, words in zip(plan.needs, plan.said, strict=True)]
 
 
 def _kinds(bills: Sequence[KindBill]) -> list[str]:
@@ -172,12 +183,13 @@ def fleet_values(plan: FleetPlan) -> dict[str, object]:
                 "name": need.name,
                 "plan": describe(need.plan),
                 "engine": need.plan.engine,
+                "verdict": words,
                 "requests_per_s_each": round(need.capacity, 4),
                 "tpot_ms": round(need.plan.tpot * 1e3, 3),
                 "error": round(need.plan.error, 3),
                 "instances": [int(count) for count in need.instances],
             }
-            for need in plan.needs
+            for need, words in zip(plan.needs, plan.said, strict=True)
         ],
         "devices": [_bill_values(bill) for bill in plan.bills],
         "peaks_apart": dict(peaks(plan.needs)),
