@@ -160,3 +160,16 @@ def queue_per_box(device: torch.device) -> Callable[[Box], AbstractContextManage
         return _inside(streams[box], ())
 
     return inside
+
+
+@contextmanager
+def alone_on(device: torch.device) -> Iterator[None]:
+    """For a thread that writes what kernels of other queues may still read: it begins when the device has done all that
+    was launched, and ends when what it launches is done. Meanwhile this is the thread's device. Nothing on a CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        torch.cuda.synchronize(device)
+        yield
+        torch.cuda.synchronize(device)

@@ -9,7 +9,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -59,10 +60,16 @@ class _Job:
 
 
 class Filler:
-    """`bytes_per_second` bounds how much of the memory bandwidth serving has to share. `start` before use."""
+    """`bytes_per_second` bounds how much of the memory bandwidth serving has to share. `inside`: what each fill is done
+    in, where a device may still read what is overwritten (`device_queues.alone_on`). `start` before use."""
 
-    def __init__(self, slots: Slots, bytes_per_second: float = 1e9) -> None:
-        self._slots = slots
+    def __init__(
+        self,
+        slots: Slots,
+        bytes_per_second: float = 1e9,
+        inside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._slots, self._inside = slots, inside
         self._pause = slots.expert_bytes / bytes_per_second
         self._jobs: deque[_Job] = deque()
         self._done: deque[Loaded] = deque()
@@ -119,7 +126,8 @@ class Filler:
     def _failed(self, fill: Fill) -> str:
         """Why it could not be done; empty where it was."""
         try:
-            self._slots.fill(fill.layer, fill.slot, fill.expert)
+            with self._inside():
+                self._slots.fill(fill.layer, fill.slot, fill.expert)
         except AfserveError as error:
             return error.message
         except Exception as error:

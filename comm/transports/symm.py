@@ -50,6 +50,10 @@ class SymmPair:
         self._stride = _FLAG_BYTES + aligned(
             max(Frame(kind, layout).capacity for kind in _DIRECTIONS), _ALIGN
         )
+        shape = 2, layout.micro_batches, _COUNT_WORDS
+        with _on(device):  # the thread that lets newcomers in has another one, and pinning begins a context
+            self._sent, self._received = torch.zeros(shape, dtype=torch.int32, device=device)
+            self._words = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
         assert isinstance(known.connection, socket.socket), "memory is handed over on a plain Unix socket"
         self._regions, self._region = layout.micro_batches * self._stride, 0
         if layout.exchange:
@@ -57,9 +61,6 @@ class SymmPair:
         size = self._regions + layout.micro_batches * self._region
         self._shared: Shared | None = IpcDomain(driver).share(known.connection, size, known.timeout)
         self._outboxes: Boxes = {}
-        counts = torch.zeros((2, layout.micro_batches, _COUNT_WORDS), dtype=torch.int32, device=device)
-        self._sent, self._received = counts
-        self._words = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def bind(self, inboxes: Boxes, outboxes: Boxes) -> None:
         shared, self._outboxes = self._open(), outboxes
@@ -74,13 +75,13 @@ class SymmPair:
     def send(self, payload_B: Tensor, tag: int) -> None:
         """The payload was written in place, by kernels that were launched before."""
         flag = self._open().theirs_B.data_ptr() + tag * self._stride
-        with _current(payload_B):
+        with _on(payload_B.device):
             self._kernels.raise_flag[(1,)](flag, self._sent, tag, CHIP=self._chip, num_warps=1)
 
     def receive(self, payload_B: Tensor, tag: int, limit: float) -> None:
         """What is launched from now on comes after the payload."""
         flag = self._open().mine_B.data_ptr() + tag * self._stride
-        with _current(payload_B):
+        with _on(payload_B.device):
             self._kernels.await_flag[(1,)](
                 flag, self._received, tag, payload_B, payload_B.numel(), self._words.data_ptr(), self._limit,
                 CHIP=self._chip, BYTES=1024,
@@ -110,9 +111,9 @@ class SymmPair:
         return self._shared
 
 
-def _current(tensor: Tensor) -> torch.cuda.device:
+def _on(device: torch.device) -> torch.cuda.device:
     """Triton launches on the current device; on none, in its interpreter."""
-    return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
+    return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
 def carriage(device: torch.device, driver: MemoryDriver, *, chip: bool) -> Carriage:

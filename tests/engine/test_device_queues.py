@@ -4,7 +4,8 @@ The device is scripted: two queues, blocks of a known length, a clock that is mo
 """
 
 import itertools
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -19,10 +20,12 @@ from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
 from afserve.comm.transports import connect
 from afserve.engine import device_queues
-from afserve.engine.device_queues import CudaDevice, DeviceQueues, queues_of
+from afserve.engine.device_queues import CudaDevice, DeviceQueues, alone_on, queues_of
 from afserve.engine.expert_node import ExpertNode
+from afserve.engine.filler import Filler
+from afserve.errors import CheckpointError
 from afserve.member import AttentionPhase
-from afserve.placement.placement import Placement
+from afserve.placement.placement import Fill, Placement
 from bench.phases import CHUNKS, DEVICE, FAST, Case, run
 from bench.scripted_device import ScriptedDevice, ScriptedStage
 
@@ -271,6 +274,41 @@ def test_the_streams_of_a_gpu(monkeypatch):
         ("keep", 0),
         ("keep", 0),
     ]
+
+
+def test_a_fill_begins_when_the_device_has_read_what_it_overwrites(monkeypatch):
+    """In the thread that fills, whose device is another one; an expert that cannot be read ends it as well."""
+    log: list[object] = []
+    place = torch.device("cuda:2")
+
+    @contextmanager
+    def entered(device):
+        log.append(("enter", device))
+        yield
+        log.append("leave")
+
+    class Slots:
+        expert_bytes = 1
+
+        def fill(self, layer, slot, expert):
+            log.append(expert)
+            if expert == 7:
+                raise CheckpointError("expert 7 cannot be read")
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append(("wait", device)))
+    filler = Filler(Slots(), inside=partial(alone_on, place))
+    filler.submit(1, [Fill(layer=0, node=0, slot=0, expert=expert) for expert in (5, 7)], urgent=True)
+    filler.work()
+    assert log == [("enter", place), ("wait", place), 5, ("wait", place), "leave"]
+    log.clear()
+    filler.work()
+    filler.work()
+    assert log[:3] == [("enter", place), ("wait", place), 7]
+    (done,) = filler.finished()
+    assert done.experts == 1 and done.why == "expert 7 cannot be read"
+    with alone_on(torch.device("cpu")):
+        assert log[3:] == []
 
 
 def test_a_host_has_no_queues(monkeypatch):

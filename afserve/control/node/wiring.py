@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from afserve.control.wire.values import Assigned, Noted, Peers
 from afserve.credentials import Credentials
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, dtype_of, layout_for, spec_of
-from afserve.engine.device_queues import queue_per_box, queues_of
+from afserve.engine.device_queues import alone_on, queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.kv.moving.open import KvPlace
@@ -216,7 +217,7 @@ def build_expert(
         recheck=unchanged(deployment.source, Role.EXPERT, identity, full=deployment.verify == FULL),
     )
     identity.result()
-    filler = Filler(bank)
+    filler = Filler(bank, inside=partial(alone_on, ops.device))
     filler.start()
     trace = _trace(assigned)
     port = open_port(transport, bank, ops.device, queue_per_box(ops.device))
