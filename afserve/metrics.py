@@ -97,6 +97,11 @@ class Histogram:
         return tuple(self._counts)
 
     @property
+    def total(self) -> float:
+        """Of all values."""
+        return self._sum
+
+    @property
     def observations(self) -> int:
         return sum(self._counts)
 

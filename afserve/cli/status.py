@@ -50,6 +50,7 @@ def _print(answer: Fields) -> None:
         say(console, line, "bold")
     for lines in (
         placement_lines,
+        pilot_lines,
         phase_lines,
         draft_lines,
         kv_lines,
@@ -91,6 +92,21 @@ def placement_lines(answer: Fields) -> list[str]:
             f"expert nodes, fullest over mean by layer: {each} (mean {mean:.2f}, worst {max(balance):.2f})"
         )
     return lines + [f"  {decision}" for decision in answer["decisions"]]
+
+
+def pilot_lines(answer: Fields) -> list[str]:
+    """What a pilot advised and what came of it, where there is one."""
+    pilot = answer.get("pilot")
+    if not pilot:
+        return []
+    counts, figures = pilot["counts"], pilot["figures"]
+    right = f", {counts['held']} of {counts['compared']} as expected" if counts.get("compared") else ""
+    head = (
+        f"pilot ({pilot['mode']}): {figures.get('rate', 0.0):.3g} requests/s now, at most "
+        f"{figures.get('rate_soon', 0.0):.3g} soon; {counts.get('advised', 0)} advices, {counts.get('acted', 0)} done"
+        f"{right}"
+    )
+    return [head, *(f"  {line}" for line in (*pilot["advices"], *pilot["outcomes"]))]
 
 
 def incident_lines(answer: Fields, most: int = _INCIDENTS) -> list[str]:

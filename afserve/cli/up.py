@@ -15,13 +15,23 @@ from afserve.cli.models_file import models_of
 from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.cli.topics import topic_command
 from afserve.config import EngineSettings, ModelSource
+from afserve.control.pilot.settings import PilotSettings
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes, check_companions
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import settings_of
 
-GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, RaySettings, Listening, ServerSettings)
+GROUPS = (
+    RunSettings,
+    ModelSource,
+    Wishes,
+    EngineSettings,
+    PilotSettings,
+    RaySettings,
+    Listening,
+    ServerSettings,
+)
 
 
 @click.command(cls=topic_command(*GROUPS), context_settings=ENVIRONMENT)
@@ -87,4 +97,5 @@ def asked_of(flags: dict[str, object], given: frozenset[str] = frozenset()) -> U
     source = gather(ModelSource, flags, path="", name=run.model)
     wishes = gather(Wishes, flags, engine=gather(EngineSettings, flags))
     ray, listening = gather(RaySettings, flags), gather(Listening, flags)
-    return UpFlags(run, source, wishes, listening, gather(ServerSettings, flags), ray, given)
+    limits, pilot = gather(ServerSettings, flags), gather(PilotSettings, flags)
+    return UpFlags(run, source, wishes, listening, limits, ray, pilot, given)

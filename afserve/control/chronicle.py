@@ -18,6 +18,7 @@ from afserve.control.membership.members import Members
 from afserve.control.recordings import Recordings
 from afserve.control.traces import TraceFiles
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.placement_values import Routed
 from afserve.control.wire.values import FromNode, Noted, Ready, Recorded, ToNode, Traced
 from afserve.engine.stats import AttentionStats
@@ -39,6 +40,7 @@ class Chronicle:
     ) -> None:
         self.incidents = Incidents()
         self.recordings = Recordings(tell)
+        self.loads: dict[Life, GatewayLoad] = {}  # what each life of a gateway said last
         self._members, self._balancing, self._clock, self._show = members, balancing, clock, show_incident
         self._traces = TraceFiles(Path(deployment.trace_folder)) if deployment.trace_sent else None
         self._counts_advice = Adviser("counting where rows go", ProtocolError)
@@ -67,6 +69,8 @@ class Chronicle:
                 self._counts_advice.ask(now, lambda: self._balancing.count_rows(rows, now), None)
             case Noted(text, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
+            case GatewayLoad():
+                self.loads[member] = value
             case Recorded():
                 self._trace_advice.ask(now, lambda: self.recordings.collect_part(member, value), None)
             case Traced(data):

@@ -11,6 +11,7 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
+from afserve.control.pilot.loop import PilotLoop
 from afserve.control.wire import views
 from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
@@ -55,9 +56,11 @@ class OwnQueries:
         picked: Mapping[str, str],
         clock: Clock,
         changing: Changing | None = None,
+        pilot: PilotLoop | None = None,
     ) -> None:
         self._changing = changing or Changing(controller)
         self._controller = controller
+        self._pilot = pilot
         self._picked = picked
         self._clock = clock
 
@@ -100,6 +103,7 @@ class OwnQueries:
             stalled=dict(incidents.stalled),
             wanted={str(role): self._controller.deployment.count(role) for role in Role},
             absent=tuple(self._controller.membership.losses.absent()),
+            pilot=None if self._pilot is None else self._pilot.view(),
         )
 
     async def placement(self) -> str:

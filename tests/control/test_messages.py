@@ -16,6 +16,7 @@ from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import put_settings, take_settings
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.placement_values import Adopt, FillSlots, Retire, Routed
 from afserve.control.wire.placements import pack
 from afserve.control.wire.request_values import (
@@ -115,6 +116,7 @@ FROM_NODE = [
     Stuck(expert_life(2, 1), 1.25),
     Stuck(expert_life(2, 1), 1.25, unreachable=True),
     Unheard(attention_life(1, 3), 2.5),
+    GatewayLoad(came=3, prompt_tokens=900, found_tokens=64, first=2, rest_tokens=40, first_seconds=0.25),
     Recorded(4, b"\x00\xff"),
     Traced(b"\x00\xff"),
 ]

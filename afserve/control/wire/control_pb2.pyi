@@ -43,7 +43,7 @@ class ToAttention(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., ask_cache: _Optional[_Union[AskCache, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced", "unfilled")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced", "unfilled", "load")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class FromNode(_message.Message):
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
     UNFILLED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     register: Register
     endpoint: Endpoint
     progress: Progress
@@ -80,7 +81,8 @@ class FromNode(_message.Message):
     recorded: Recorded
     traced: Traced
     unfilled: Unfilled
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ..., unfilled: _Optional[_Union[Unfilled, _Mapping]] = ...) -> None: ...
+    load: Counts
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ..., unfilled: _Optional[_Union[Unfilled, _Mapping]] = ..., load: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "attention_nodes", "drain", "shutdown", "fill_slots", "adopt", "retire", "record")
@@ -600,7 +602,7 @@ class Query(_message.Message):
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "incidents", "lost", "reloaded_bytes", "resent_rows", "stalled", "wanted", "absent")
+    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "incidents", "lost", "reloaded_bytes", "resent_rows", "stalled", "wanted", "absent", "pilot")
     class PickedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -637,6 +639,7 @@ class ClusterView(_message.Message):
     STALLED_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
+    PILOT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
     picked: _containers.ScalarMap[str, str]
@@ -652,7 +655,45 @@ class ClusterView(_message.Message):
     stalled: _containers.ScalarMap[str, float]
     wanted: _containers.ScalarMap[str, int]
     absent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., incidents: _Optional[_Iterable[_Union[IncidentView, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostNodes, _Mapping]]] = ..., reloaded_bytes: _Optional[int] = ..., resent_rows: _Optional[int] = ..., stalled: _Optional[_Mapping[str, float]] = ..., wanted: _Optional[_Mapping[str, int]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
+    pilot: PilotView
+    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., incidents: _Optional[_Iterable[_Union[IncidentView, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostNodes, _Mapping]]] = ..., reloaded_bytes: _Optional[int] = ..., resent_rows: _Optional[int] = ..., stalled: _Optional[_Mapping[str, float]] = ..., wanted: _Optional[_Mapping[str, int]] = ..., absent: _Optional[_Iterable[str]] = ..., pilot: _Optional[_Union[PilotView, _Mapping]] = ...) -> None: ...
+
+class PilotView(_message.Message):
+    __slots__ = ("mode", "advices", "outcomes", "advised", "counts", "figures")
+    class AdvisedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    ADVICES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    advices: _containers.RepeatedScalarFieldContainer[str]
+    outcomes: _containers.RepeatedScalarFieldContainer[str]
+    advised: _containers.ScalarMap[str, int]
+    counts: _containers.ScalarMap[str, int]
+    figures: _containers.ScalarMap[str, float]
+    def __init__(self, mode: _Optional[str] = ..., advices: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[str]] = ..., advised: _Optional[_Mapping[str, int]] = ..., counts: _Optional[_Mapping[str, int]] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class IncidentView(_message.Message):
     __slots__ = ("at", "what", "node", "generation", "cause", "why", "did", "seconds", "stall", "role")

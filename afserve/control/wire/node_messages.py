@@ -10,7 +10,8 @@ import numpy as np
 
 from afserve.control.wire import placement_values, values
 from afserve.control.wire.desired import Deployment
-from afserve.control.wire.fields import Codec, Proto, codec, put_fields, take_fields
+from afserve.control.wire.fields import Codec, Proto, codec, put_counts, put_fields, take_counts, take_fields
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.placements import SaidLast, SaidPlacement
 from afserve.errors import ProtocolError
 from afserve.member import Life, NodeId, Role
@@ -138,6 +139,7 @@ FROM_NODE: dict[type, Codec] = {
     values.Failed: codec("failed", values.Failed),
     values.Query: codec("query", values.Query),
     values.Stuck: codec("stuck", values.Stuck),
+    GatewayLoad: ("load", put_counts, lambda proto: take_counts(GatewayLoad, proto)),
     values.Unheard: codec("unheard", values.Unheard),
     values.Noted: codec("noted", values.Noted),
     values.Recorded: codec("recorded", values.Recorded),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire, Routed, Unfilled
 from afserve.engine.stats import Stats
 from afserve.errors import AfserveError
@@ -300,6 +301,7 @@ FromNode = (
     | Noted
     | Recorded
     | Traced
+    | GatewayLoad
 )
 ToNode = (
     Assigned

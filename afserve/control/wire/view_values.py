@@ -53,6 +53,20 @@ class IncidentView:
 
 
 @dataclass(frozen=True, slots=True)
+class PilotView:
+    """Of a pilot: whether it acts or only advises; its last advices and what came of them, in words, oldest first; how
+    many nodes of each pool it advised last; how often it advised, was followed, was judged and was right; its figures:
+    requests per second now and soon, and by what factor its intervals reach to either side."""
+
+    mode: str
+    advices: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    advised: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first.
 
@@ -82,3 +96,4 @@ class ClusterView:
     absent: tuple[str, ...] = ()
     refusing: str = ""
     refused: Mapping[str, int] = field(default_factory=dict)
+    pilot: PilotView | None = None

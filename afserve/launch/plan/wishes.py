@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
+from afserve.control.pilot.settings import PilotSettings
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.member import MOST_GATEWAYS, MOST_NODES, AttentionPhase
@@ -267,6 +268,7 @@ class UpFlags:
     listening: Listening
     limits: ServerSettings
     ray: RaySettings = field(default_factory=RaySettings)
+    pilot: PilotSettings = field(default_factory=PilotSettings)
     given: frozenset[str] = frozenset()
 
 

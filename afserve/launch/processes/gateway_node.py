@@ -10,10 +10,12 @@ import logging
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import grpc.aio
 
+from afserve.adviser import Adviser
 from afserve.control.backend import ServedModel
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -25,6 +27,7 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
 from afserve.control.queries import DistantQueries
 from afserve.control.wire import channel
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.values import (
     Assigned,
     AttentionNodes,
@@ -53,6 +56,7 @@ from afserve.tracing.trace import Trace
 
 log = logging.getLogger("afserve.gateway")
 _RECEIVE_SECONDS = 0.5
+_LOAD_SECONDS = 1.0  # between two messages about what is asked here
 
 
 def gateway_role(
@@ -142,6 +146,7 @@ class _GatewayNode:
         await service.text.start_ahead()
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
         attended = asyncio.create_task(self._when_attended(gateway))
+        counting = asyncio.create_task(self._tell_load(service))
         try:
             with sent(trace, self._stream.send, deployment):
                 await self._until_wanted(queries)
@@ -152,6 +157,7 @@ class _GatewayNode:
         finally:
             obeying.cancel()
             attended.cancel()
+            counting.cancel()
             gateway.stop()
             await server.stop(0.5)
             if trace is not None and not deployment.trace_sent:
@@ -186,6 +192,16 @@ class _GatewayNode:
         """Ready is who can pass on a request."""
         await gateway.wait_attended()
         self._stream.send(Ready(self._heartbeat.resident_bytes()))
+
+    async def _tell_load(self, service: Service) -> None:
+        """Where it has changed, for whoever sizes the pools."""
+        said, advice = GatewayLoad(), Adviser("counting the load of this gateway")
+        while True:
+            await asyncio.sleep(_LOAD_SECONDS)
+            load = advice.ask(time.monotonic(), service.models.first_model.metrics.load, said)
+            if load != said:
+                self._stream.send(load)
+                said = load
 
     async def _listen(self, gateway: Gateway) -> grpc.aio.Server:
         """For attention nodes, at the address by which the controller's host knows this one."""

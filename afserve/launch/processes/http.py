@@ -10,6 +10,7 @@ from typing import Protocol
 
 from afserve.control.backend import Backend
 from afserve.control.controller import Controller
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import CapacityError, ConfigError
 from afserve.logs import STDERR, open_access_log
 from afserve.server.access.classes import read_classes
@@ -149,6 +150,9 @@ class Http(Protocol):
     def insist(self) -> None:
         """A drain, now or later, waits for nobody."""
 
+    def load_of(self, model: str) -> GatewayLoad:
+        """What was counted here; gateways elsewhere tell the controller."""
+
 
 class HttpHere:
     def __init__(
@@ -171,6 +175,9 @@ class HttpHere:
     def insist(self) -> None:
         self._service.answering.insist()
 
+    def load_of(self, model: str) -> GatewayLoad:
+        return self._service.models.named(model).metrics.load()
+
 
 class HttpInProcesses:
     """The gateways check, serve and drain; the controller tells them when."""
@@ -190,3 +197,6 @@ class HttpInProcesses:
 
     def insist(self) -> None:
         self._controller.interrupt(CapacityError("the server was stopped at once; try again when it is back"))
+
+    def load_of(self, model: str) -> GatewayLoad:
+        return GatewayLoad()

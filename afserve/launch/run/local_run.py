@@ -34,6 +34,7 @@ from afserve.control.membership.roster import Member
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.change_values import FaultKind
 from afserve.control.wire.desired import Deployment
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.values import Query, QueryAnswer, Unheard
 from afserve.engine.scheduling.routed_experts import row_bytes_of
 from afserve.errors import AfserveError, DeadlineError, PeerLost
@@ -44,6 +45,7 @@ from afserve.launch.plan.topology import Topology
 from afserve.launch.processes.gateway_options import GatewayOptions
 from afserve.launch.processes.supervisor import Term, Wanted
 from afserve.launch.run.chaos import Chaos
+from afserve.launch.run.piloted import PilotPlan, pilot_loop
 from afserve.launch.run.room import Room
 from afserve.launch.sites.site import Site
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -68,11 +70,13 @@ class GatewayProcesses:
 class RunOwner:
     """Who started a run, and is told how far it is. `show_own_progress` comes from the thread that reads this host's
     copy of the checkpoint: how much of all its bytes. `end_run` is called where somebody asks for the end over HTTP.
+    `read_load` says what the gateway in this process counts.
     """
 
     show_progress: Callable[[Member], None] = nobody
     show_own_progress: Progress = nobody
     end_run: Callable[[], None] = not_from_here
+    read_load: Callable[[], GatewayLoad] = GatewayLoad
 
 
 class LocalRun:
@@ -95,6 +99,7 @@ class LocalRun:
         certs: Path | None = None,
         aliases: tuple[str, ...] = (),
         owner: RunOwner | None = None,
+        pilot: PilotPlan | None = None,
     ) -> None:
         """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies.
 
@@ -135,19 +140,11 @@ class LocalRun:
         changing = Changing(
             self.controller, room.check_more, self._can_start, self._break, room.check_change, owner.end_run
         )
-        self._queries = OwnQueries(self.controller, topology.picked, clock, changing)
-        served = ServedModel(
-            name=name,
-            path=str(model.tokenizer),
-            max_model_len=deployment.engine.max_model_len,
-            vocab_size=topology.spec.vocab_size,
-            created=int(time.time()),
-            aliases=aliases,
-            drafts=deployment.engine.drafts().most > 0,
-            routed_bytes=row_bytes_of(topology.spec),
-        )
+        self._pilot = pilot_loop(pilot, self.controller, changing, clock, owner.read_load)
+        self._queries = OwnQueries(self.controller, topology.picked, clock, changing, self._pilot)
+        served = _served_model(topology, model, name, aliases)
         self.frontend = Frontend(self._queries, self._gateway, served, self._trace)
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def _wiring(self, name: str, owner: RunOwner) -> Wiring:
         return Wiring(
@@ -173,7 +170,9 @@ class LocalRun:
         await self.stop()
 
     async def start(self) -> None:
-        self._watch = asyncio.create_task(self.processes.watch_nodes(self.controller.report_exit))
+        self._tasks = [asyncio.create_task(self.processes.watch_nodes(self.controller.report_exit))]
+        if self._pilot is not None:
+            self._tasks.append(asyncio.create_task(self._pilot.run()))
         await self.controller.start(
             self.assignment.listen,
             self.assignment.port,
@@ -302,9 +301,23 @@ class LocalRun:
         await asyncio.to_thread(self.processes.stop)
         if self._trace is not None:
             self._trace.write(Path(self.topology.deployment.trace_folder) / "gateway.trace")
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _served_model(topology: Topology, model: FoundModel, name: str, aliases: tuple[str, ...]) -> ServedModel:
+    engine = topology.deployment.engine
+    return ServedModel(
+        name=name,
+        path=str(model.tokenizer),
+        max_model_len=engine.max_model_len,
+        vocab_size=topology.spec.vocab_size,
+        created=int(time.time()),
+        aliases=aliases,
+        drafts=engine.drafts().most > 0,
+        routed_bytes=row_bytes_of(topology.spec),
+    )
 
 
 def _served(deployment: Deployment) -> Served:

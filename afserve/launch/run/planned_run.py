@@ -17,6 +17,7 @@ from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.ways_on import ways_on
 from afserve.launch.plan.wishes import UpFlags
+from afserve.launch.run.piloted import PilotPlan, pilot_plan
 from afserve.launch.sites.site import Site
 from afserve.launch.sites.survey import Survey
 from afserve.member import Role
@@ -35,6 +36,7 @@ class PlannedRun:
     balance: BalanceRules
     assignment: HostAssignment
     site: Site
+    pilot: PilotPlan | None = None
 
 
 def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun:
@@ -54,7 +56,8 @@ def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun
     if flags.source.load_format == "safetensors":
         found.warn_of_tokenizer()
     names = flags.listening.names(found.name)
-    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site)
+    pilot = pilot_plan(flags.pilot, topology.deployment, settings.ttft, settings.tpot)
+    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site, pilot)
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:

@@ -17,6 +17,7 @@ from functools import partial
 from rich.console import Console
 
 from afserve.control.membership.recovery import OnLoss
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import AfserveError, PeerLost
 from afserve.launch.processes.gateway_options import options_of
 from afserve.launch.processes.http import Http, HttpHere, HttpInProcesses, serving_in_words
@@ -88,18 +89,24 @@ class Serving:
             each.flags.run.certs,
             each.names[1:],
             self._owner(each.names[0]),
+            each.pilot,
         )
 
     def _owner(self, name: str) -> RunOwner:
         """Bars show a first start only."""
+        read_load = partial(self._load_of, name)
         if self._served:
-            return RunOwner(end_run=self._end)
+            return RunOwner(end_run=self._end, read_load=read_load)
         name = name if self._several else ""
         return RunOwner(
             show_progress=partial(self._bars.update, model=name),
             show_own_progress=partial(self._bars.verify, model=name),
             end_run=self._end,
+            read_load=read_load,
         )
+
+    def _load_of(self, name: str) -> GatewayLoad:
+        return self._http.load_of(name)
 
     async def run(self) -> None:
         if self._record is not None:

@@ -157,6 +157,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
         "absent": list(view.absent),
         "refusing": view.refusing,
         "refused": dict(view.refused),
+        "pilot": None if view.pilot is None else asdict(view.pilot),
         "phases": queues(view.nodes),
         "kv_hits": hits(view.nodes),
         "hot_set": hot_set(view.nodes),

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from afserve.control.wire.view_values import ClusterView, NodeView
+from afserve.control.wire.view_values import ClusterView, NodeView, PilotView
 from afserve.counters import DeclaredCounter, Metric, Over, counters_of
 from afserve.engine.stats import KINDS, AttentionStats
 from afserve.metrics import Labels, MetricFamily, Sample, gauge, totals
@@ -127,3 +127,20 @@ def losses(view: ClusterView) -> Iterator[MetricFamily]:
     ):
         samples = [((("role", role),), count) for role, count in sorted(counts.items())]
         yield gauge((f"afserve_nodes_{name}",), help, samples)
+
+
+def piloted(pilot: PilotView | None) -> Iterator[MetricFamily]:
+    """What a pilot advised, how often it was right, and what it goes by; nothing without one."""
+    if pilot is None:
+        return
+    advised = [((("pool", pool),), count) for pool, count in pilot.advised.items()]
+    yield gauge(("afserve_pilot_advised_nodes",), "Nodes of a pool, as the pilot advised last.", advised)
+    counts = [((("what", what),), count) for what, count in pilot.counts.items()]
+    said = "What the pilot did: advised, followed, compared with what happened, held its interval, refused."
+    yield totals("afserve_pilot_advices", said, counts)
+    for name, help in (
+        ("rate", "Requests per second over the last minute, as the pilot sees them."),
+        ("rate_soon", "The most requests per second that the pilot expects soon."),
+    ):
+        value = [((), pilot.figures[name])] if name in pilot.figures else []
+        yield gauge((f"afserve_pilot_{name}",), help, value)

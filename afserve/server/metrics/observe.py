@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.backend import Backend
+from afserve.control.wire.load_values import GatewayLoad
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
@@ -24,7 +25,7 @@ from afserve.metrics import (
     render_together,
     totals,
 )
-from afserve.server.metrics.nodes import both, counted, losses
+from afserve.server.metrics.nodes import both, counted, losses, piloted
 
 PREFILL, DECODE = "prefill", "decode"
 ON_TIME, LATE = "yes", "no"
@@ -175,6 +176,24 @@ class ServerMetrics:
         self.allowed.observe(max_tokens)
         return RequestTimer(self, arrived, prompt_tokens, times.or_else(self.times))
 
+    def load(self) -> GatewayLoad:
+        """What whoever sizes the pools is told."""
+        judged = {phase: of["late"] for phase, of in self.goodput.figures().items()}
+        answers, answer_tokens = self.decode.observations, int(self.answered.total)
+        return GatewayLoad(
+            came=self.asked.observations,
+            prompt_tokens=int(self.asked.total),
+            found_tokens=int(self.cached_tokens.total_of()),
+            first=self.first_token.observations,
+            first_late=judged.get(PREFILL, 0),
+            ended=self.answered.observations,
+            answer_tokens=answer_tokens,
+            rest_tokens=max(0, answer_tokens - answers),
+            rest_late=judged.get(DECODE, 0),
+            first_seconds=self.first_token.total,
+            rest_seconds=self.decode.total,
+        )
+
     def families(self, view: ClusterView) -> Iterator[MetricFamily]:
         """Of the model, and of the nodes that compute it."""
         yield from self._own()
@@ -283,6 +302,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield totals("afserve_expert_moves", "Experts moved between nodes while serving.", [((), view.moves)])
     yield from _cache([node.stats for node in view.nodes if isinstance(node.stats, AttentionStats)])
     yield from losses(view)
+    yield from piloted(view.pilot)
     yield from counted(view.nodes, {"num_requests_waiting": view.waiting})
     yield from _expert_load(view.routed)
 

@@ -97,7 +97,7 @@ export function drawEvents(status, now) {
   $("refused").hidden = !late.length;
   $("refused").textContent = `Refused at once, as they would have been too late: ${late.join(", ")}`;
   const all = status.incidents.map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
-  for (const text of status.decisions) all.push(decided(text, now));
+  for (const text of [...status.decisions, ...(status.pilot?.advices ?? [])]) all.push(decided(text, now));
   all.sort(([a], [b]) => b - a);
   const list = $("events"), known = JSON.stringify(all.map(([, text]) => text));
   if (list.dataset.known === known) return;

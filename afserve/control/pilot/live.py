@@ -1,0 +1,74 @@
+"""A running deployment as a pilot sees it: what nodes and gateways said last, added up by pool. It changes nothing."""
+
+from collections.abc import Iterable
+
+from afserve.control.membership.cluster_state import ClusterState
+from afserve.control.membership.roster import Member
+from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.sizes import Sizes
+from afserve.control.wire.load_values import GatewayLoad, added
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.member import AttentionPhase, NodeId, Role
+
+_PREFILL, _DECODE, _EXPERTS = range(3)
+
+
+class LiveView:
+    """Nodes that have gone keep their part of all sums."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._busy: dict[object, tuple[int, float]] = {}  # by life: (pool, seconds)
+
+    def observe(self, at: float, members: Iterable[Member], loads: Iterable[GatewayLoad]) -> Observed:
+        running = queued = 0.0
+        for member in members:
+            if isinstance(member.stats, AttentionStats | ExpertStats):
+                self._busy[member.id] = self._pool(member.node), member.stats.busy_seconds
+            if isinstance(member.stats, AttentionStats) and member.serving:
+                running += member.stats.running
+                queued += member.stats.queued_tokens
+        busy = [0.0, 0.0, 0.0]
+        for pool, seconds in self._busy.values():
+            busy[pool] += seconds
+        return Observed(at, self.sizes(), _load(added(list(loads)), busy), self.settled(), running, queued)
+
+    def _pool(self, node: NodeId) -> int:
+        if node.role is Role.EXPERT:
+            return _EXPERTS
+        return _PREFILL if self._state.phase_of(node.index) is AttentionPhase.PREFILL else _DECODE
+
+    def sizes(self) -> Sizes:
+        """Nodes that serve and stay."""
+        counts = [0, 0, 0]
+        for role in (Role.ATTENTION, Role.EXPERT):
+            for node in self._state.serving(role):
+                counts[self._pool(node)] += node not in self._state.leaving
+        return Sizes(*counts)
+
+    def settled(self) -> bool:
+        """Everyone who is wanted serves, and nobody leaves."""
+        state = self._state
+        if not state.settled or state.leaving or state.renewals.awaits_process:
+            return False
+        views = [state.members.role_view(role) for role in (Role.ATTENTION, Role.EXPERT)]
+        return not any(view.vacancies or view.unready for view in views)
+
+
+def _load(load: GatewayLoad, busy: list[float]) -> Load:
+    return Load(
+        came=load.came,
+        prompt_tokens=load.prompt_tokens,
+        found_tokens=load.found_tokens,
+        first=load.first,
+        first_seconds=load.first_seconds,
+        first_late=load.first_late,
+        ended=load.ended,
+        answer_tokens=load.answer_tokens,
+        rest_tokens=load.rest_tokens,
+        rest_seconds=load.rest_seconds,
+        rest_late=load.rest_late,
+        prefill_busy=busy[_PREFILL],
+        decode_busy=busy[_DECODE],
+        experts_busy=busy[_EXPERTS],
+    )

@@ -1,0 +1,102 @@
+"""The pilot of a running deployment: looks every few seconds, says what it advises, and acts where it may.
+
+Whatever goes wrong here costs its advice only: it rests, and serving goes on with the pools that there are.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from afserve.adviser import Adviser
+from afserve.clock import Clock
+from afserve.control.pilot.advice import Advice
+from afserve.control.pilot.observed import Observed
+from afserve.control.pilot.policy import Policy
+from afserve.control.pilot.settings import ACT, pool_names
+from afserve.control.wire.change_values import Change, Changed, ScaleTo
+from afserve.control.wire.view_values import PilotView
+from afserve.errors import AfserveError
+
+log = logging.getLogger("afserve.pilot")
+LOOK_SECONDS = 5.0
+_SHOWN = 5  # advices, and outcomes
+
+
+class PilotLoop:
+    """`observe` says what there is, `change` asks for other numbers of nodes as people do."""
+
+    def __init__(
+        self,
+        mode: str,
+        policy: Policy,
+        observe: Callable[[], Observed],
+        change: Callable[[Change], Changed],
+        clock: Clock,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self.policy = policy
+        self._mode, self._observe, self._change, self._clock = mode, observe, change, clock
+        self._seconds = look_seconds
+        self._advice = Adviser("the pilot, which sizes pools")
+        self._counts: Counter[str] = Counter()
+        self._judged = 0
+        self._last: Advice | None = None
+        self._said_refusal = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            self.look()
+
+    def look(self) -> None:
+        now = self._clock.now()
+        if not self._advice.rests(now):
+            with self._advice.guarded(now):
+                advice = self.policy.look(self._observe())
+                self._say_outcomes()
+                if advice is not None:
+                    self._follow(advice)
+
+    def _follow(self, advice: Advice) -> None:
+        self._last = advice
+        self._counts["advised"] += 1
+        log.warning("%s: %s", "changes pools" if self._mode == ACT else "advises", advice)
+        if self._mode == ACT:
+            self._act(advice)
+
+    def _act(self, advice: Advice) -> None:
+        old, new = pool_names(advice.old), pool_names(advice.new)
+        wanted = {pool: str(count) for pool, count in new.items() if count != old.get(pool)}
+        try:
+            self._change(ScaleTo(wanted))
+        except AfserveError as error:  # such as no room for more: an answer, and no fault of the pilot
+            self._counts["refused"] += 1
+            if error.message != self._said_refusal:
+                self._said_refusal = error.message
+                log.warning("the pools stay as they are: %s", error.message)
+            return
+        self._counts["acted"] += 1
+
+    def _say_outcomes(self) -> None:
+        fresh = self.policy.judged - self._judged
+        for outcome in list(self.policy.outcomes)[-fresh:] if fresh else ():
+            log.info("%s", outcome)
+            for held in (outcome.ttft_held, outcome.tpot_held):
+                if held is not None:
+                    self._counts["compared"] += 1
+                    self._counts["held"] += held
+        self._judged = self.policy.judged
+
+    def view(self) -> PilotView:
+        policy, now = self.policy, self._clock.now()
+        advised = None if self._last is None else self._last.new
+        return PilotView(
+            self._mode,
+            tuple(f"{now - one.at:.0f} s ago: {one}" for one in list(policy.advices)[-_SHOWN:]),
+            tuple(str(one) for one in list(policy.outcomes)[-_SHOWN:]),
+            {} if advised is None else pool_names(advised),
+            {what: self._counts[what] for what in ("advised", "acted", "refused", "compared", "held")},
+            policy.figures(),
+        )

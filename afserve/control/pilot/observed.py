@@ -1,0 +1,130 @@
+"""What a pilot sees at one moment, and what happened between two: sums that gateways and nodes count in any case.
+
+Values in, values out; where they come from is `live.py`'s to know, or a replay's.
+"""
+
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+from afserve.control.pilot.sizes import Demand, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sums since the beginning, over all gateways, unless `Observed.since` made differences of them. Seconds.
+
+    `first_*` are of first tokens, `rest_*` of the tokens behind them; late ones are those that missed their target.
+    `*_busy` are summed over the nodes of a pool.
+    """
+
+    came: float = 0.0  # requests
+    prompt_tokens: float = 0.0
+    prompt_squares: float = 0.0  # 0 where nobody counts them
+    found_tokens: float = 0.0  # of the prompts, in caches
+    first: float = 0.0
+    first_seconds: float = 0.0
+    first_late: float = 0.0
+    ended: float = 0.0
+    answer_tokens: float = 0.0  # of those that ended
+    rest_tokens: float = 0.0
+    rest_seconds: float = 0.0
+    rest_late: float = 0.0  # requests
+    prefill_busy: float = 0.0
+    decode_busy: float = 0.0
+    experts_busy: float = 0.0
+
+
+_sums = attrgetter(*(each.name for each in fields(Load)))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """`at` in seconds of any clock. `sizes` are nodes that serve; `settled` says that nobody comes or goes."""
+
+    at: float
+    sizes: Sizes
+    load: Load
+    settled: bool = True
+    running: float = 0.0
+    queued_tokens: float = 0.0
+
+    def follows(self, before: "Observed") -> bool:
+        """Whether no sum has become smaller: else somebody went with its part, and differences say nothing."""
+        return all(new >= old for new, old in zip(_sums(self.load), _sums(before.load), strict=True))
+
+    def since(self, before: "Observed") -> "Seen":
+        """Of moments that follow each other."""
+        parts = (new - old for new, old in zip(_sums(self.load), _sums(before.load), strict=True))
+        return Seen(max(self.at - before.at, 1e-9), self.sizes, Load(*parts), self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What happened within `seconds`, on such pools."""
+
+    seconds: float
+    sizes: Sizes
+    load: Load
+    running: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.load.came / self.seconds
+
+    @property
+    def ttft(self) -> float | None:
+        """The mean; None where there was no first token."""
+        return self.load.first_seconds / self.load.first if self.load.first else None
+
+    @property
+    def tpot(self) -> float | None:
+        return self.load.rest_seconds / self.load.rest_tokens if self.load.rest_tokens else None
+
+    @property
+    def busy(self) -> tuple[float, float, float]:
+        """Shares of the pools' time."""
+        load = self.load
+        parts = (load.prefill_busy, load.decode_busy, load.experts_busy)
+        return (
+            parts[0] / max(self.sizes.prefill, 1) / self.seconds,
+            parts[1] / max(self.sizes.decode, 1) / self.seconds,
+            parts[2] / max(self.sizes.experts, 1) / self.seconds,
+        )
+
+    def demand(self, lengths: "Lengths") -> Demand:
+        return lengths.demand(self.rate)
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Means over requests that fade: `memory` requests weigh about as much as all before them."""
+
+    memory: float = 2000.0
+    prompt: float = 0.0
+    computed: float = 0.0
+    answer: float = 0.0
+    square: float = 0.0
+
+    def note(self, load: Load) -> None:
+        if load.came:
+            mean = load.prompt_tokens / load.came
+            self._fade("prompt", mean, load.came)
+            computed = max(load.prompt_tokens - load.found_tokens, 0.02 * load.prompt_tokens)
+            self._fade("computed", max(computed / load.came, 1.0), load.came)
+            self._fade("square", load.prompt_squares / load.came or 2 * mean * mean, load.came)
+        if load.ended:
+            self._fade("answer", max(load.answer_tokens / load.ended, 1.0), load.ended)
+
+    def _fade(self, name: str, newest: float, count: float) -> None:
+        known = getattr(self, name)
+        weight = count / (count + self.memory) if known else 1.0
+        setattr(self, name, known + weight * (newest - known))
+
+    @property
+    def known(self) -> bool:
+        return self.prompt > 0 and self.answer > 0
+
+    def demand(self, rate: float) -> Demand:
+        spread = max(self.square / self.prompt**2 - 1, 0.0) if self.prompt else 1.0
+        return Demand(rate, max(self.prompt, 1.0), max(self.answer, 1.0), max(self.computed, 1.0), spread)

@@ -1,0 +1,260 @@
+"""A pilot: observe, predict, plan, then at most one change, and later a look at what came of it. It only says so.
+
+A change for more is made as soon as what comes soon would miss its targets, and large enough for a while. A change for
+less has to have been right for a while (`Rules.hold`), has to save something, and has to be worth what it costs. While
+nodes come or go nothing is decided. `look` is given what is seen and returns what to do; it reads no clock.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from afserve.control.pilot.advice import Advice, Effect, Outcome
+from afserve.control.pilot.judge import Interval, Judge
+from afserve.control.pilot.observed import Lengths, Observed, Seen
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.predict import Forecast, Windows
+from afserve.control.pilot.sizes import Demand, Expected, Sizes, Wanted
+
+_HOLD = 600.0
+_BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
+_KEPT = 20  # advices and outcomes that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Seconds, but `gain`: of all nodes, at least so many must be saved; and `margin`: of what is wanted, which
+    a new size has to reach. `hold`: for so long a smaller size must have
+    been enough, and a larger one is to last. `again`: between two changes for more, at least. `measured`: from when a
+    change is done until its effect is judged. `cost`: device-seconds that a device costs which comes or goes, once
+    more for each second that the last change took."""
+
+    windows: Windows = field(default_factory=Windows)
+    hold: float = _HOLD
+    again: float = 60.0
+    measured: float = 120.0
+    gain: float = 0.04
+    margin: float = 0.92
+    deviations: float = 1.0
+    cost: float = 5.0
+
+
+def rules_for(hold: float) -> Rules:
+    """With everything else in proportion where nodes may go sooner than after ten minutes."""
+    share = min(hold / _HOLD, 1.0)
+    short = max(60.0 * share, 2.0)
+    windows = Windows(short=short, long=max(900.0 * share, 5 * short))
+    return Rules(windows, hold, again=short, measured=max(120.0 * share, 2 * short))
+
+
+@dataclass(slots=True)
+class _Open:
+    """An advice whose effect is not judged yet."""
+
+    advice: Advice
+    from_: Observed | None = None  # since when its effect is measured
+    followed: bool = False
+
+
+class Policy:
+    def __init__(self, planner: Planner, rules: Rules | None = None) -> None:
+        self.rules, self.judge = rules or Rules(), Judge()
+        self.advices: deque[Advice] = deque(maxlen=_KEPT)
+        self.outcomes: deque[Outcome] = deque(maxlen=_KEPT)
+        self._planner = planner
+        self._rate, self._lengths = Forecast(self.rules.windows), Lengths()
+        self._seen: deque[Observed] = deque()
+        self._plans: deque[tuple[float, Sizes]] = deque()  # what would have been enough
+        self._changed = -math.inf
+        self._change_seconds = 0.0  # that the last change took until all was settled
+        self._unsettled_since: float | None = None
+        self._open: _Open | None = None
+        self._numbers = self.judged = 0
+
+    def figures(self) -> dict[str, float]:
+        """What it goes by, for people."""
+        return {
+            "rate": self._rate.now,
+            "rate_soon": self._rate.soon(self.rules.again, self.rules.deviations),
+            "ttft_within": math.exp(self.judge.ttft.width),
+            "tpot_within": math.exp(self.judge.tpot.width),
+        }
+
+    # ---- one look
+
+    def look(self, seen: Observed) -> Advice | None:
+        """What to do now, if anything. Whoever does it need not say so: the next look shows it."""
+        self._note(seen)
+        self._judge(seen)
+        if not self._settled(seen) or not (self._lengths.known and self._planner.model.ready):
+            return None
+        wanted = self._corrected()
+        aimed = wanted.times(self.rules.margin)
+        soon = self._demand(self.rules.again + self._change_seconds)
+        later = self._demand(self.rules.hold)
+        self._plans.append((seen.at, self._planner.best_effort(soon, aimed)))
+        while self._plans[0][0] < seen.at - self.rules.hold:
+            self._plans.popleft()
+        short = not self._planner.expect(seen.sizes, soon, wanted).meets(wanted)
+        if short:
+            return self._more(seen, soon, later, aimed)
+        return self._fewer(seen, later, aimed)
+
+    def _note(self, seen: Observed) -> None:
+        if self._seen and not seen.follows(self._seen[-1]):
+            self._seen.clear()
+            self._open = None
+        if self._seen:
+            happened = seen.since(self._seen[-1])
+            self._rate.note(seen.at, happened.seconds, happened.load.came)
+            self._lengths.note(happened.load)
+            if self._seen[-1].sizes == seen.sizes:
+                self._planner.learn(happened)
+            else:
+                self._seen.clear()  # what is measured is of one size
+        self._seen.append(seen)
+        while len(self._seen) > 2 and self._seen[1].at <= seen.at - self.rules.windows.short:
+            self._seen.popleft()
+        window = seen.since(self._seen[0])
+        if window.seconds >= self.rules.windows.short / 2:
+            self._correct(window)
+
+    def _correct(self, window: Seen) -> None:
+        """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
+        if not (self._lengths.known and window.rate and self._planner.model.ready):
+            return
+        expected = self._planner.expect(window.sizes, window.demand(self._lengths), Wanted())
+        if not expected.fits or max(expected.busy) > _BUSY:
+            return
+        if window.tpot is not None:
+            self.judge.rest.note(expected.tpot, window.tpot)
+        if window.ttft is not None:
+            self.judge.first.note(expected.ttft, window.ttft)
+        if window.busy[0] and window.sizes.prefill:
+            self.judge.reading.note(expected.busy[0], window.busy[0])
+
+    def _corrected(self) -> Wanted:
+        """What the model has to promise so that what is wanted comes."""
+        wanted = self._planner.wanted
+        return Wanted(
+            wanted.ttft / max(self.judge.first.factor, 1.0),
+            wanted.tpot / self.judge.rest.factor,
+            wanted.late,
+            min(wanted.busy / self.judge.reading.factor, 0.95),
+        )
+
+    def _settled(self, seen: Observed) -> bool:
+        if not seen.settled:
+            if self._unsettled_since is None:
+                self._unsettled_since = seen.at
+            return False
+        if self._unsettled_since is not None:
+            self._change_seconds = seen.at - self._unsettled_since
+            self._unsettled_since = None
+        return True
+
+    def _demand(self, seconds: float) -> Demand:
+        """The most within so long from now."""
+        return self._lengths.demand(self._rate.soon(seconds, self.rules.deviations))
+
+    # ---- what to do
+
+    def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: Wanted) -> Advice | None:
+        if seen.at - self._changed < self.rules.again:
+            return None
+        new = self._planner.best_effort(later, wanted)
+        if not self._better(seen.sizes, new, soon, wanted):
+            return None
+        return self._advise(seen, new, f"{soon.rate:.3g} requests/s soon would miss their targets")
+
+    def _better(self, old: Sizes, new: Sizes, demand: Demand, wanted: Wanted) -> bool:
+        """Whether another size is any help where none is enough."""
+        if new == old:
+            return False
+        there = self._planner.expect(new, demand, wanted)
+        return there.meets(wanted) or _pressed(there) < 0.98 * _pressed(
+            self._planner.expect(old, demand, wanted)
+        )
+
+    def _fewer(self, seen: Observed, later: Demand, wanted: Wanted) -> Advice | None:
+        waited = seen.at - self._changed
+        if waited < self.rules.hold or seen.at - self._plans[0][0] < 0.9 * self.rules.hold:
+            return None
+        new = self._planner.smallest(later, wanted)
+        if new is None or any(one.total > new.total for _, one in self._plans):
+            new = max((one for _, one in self._plans), key=lambda one: one.total)
+        saved = seen.sizes.total - new.total
+        if saved < max(1.0, self.rules.gain * seen.sizes.total):
+            return None
+        if not self._planner.expect(new, later, wanted).meets(wanted):
+            return None
+        moved = sum(abs(a - b) for a, b in zip(seen.sizes, new, strict=True))
+        if saved * self.rules.hold < moved * (self.rules.cost + 2 * self._change_seconds):
+            return None
+        return self._advise(seen, new, f"{saved} fewer are enough for {later.rate:.3g} requests/s")
+
+    def _said(self, seen: Observed, new: Sizes) -> bool:
+        """Whether the same was said and nobody did it: it is said again after a while only."""
+        last = self.advices[-1] if self.advices else None
+        if last is None or (last.old, last.new) != (seen.sizes, new):
+            return False
+        return seen.at - last.at < self.rules.hold
+
+    def _advise(self, seen: Observed, new: Sizes, why: str) -> Advice | None:
+        if self._said(seen, new):
+            return None
+        self._numbers += 1
+        present = self._lengths.demand(self._rate.now)
+        after, stay = (self._effect(self._planner.expect(at, present, Wanted())) for at in (new, seen.sizes))
+        advice = Advice(self._numbers, seen.at, seen.sizes, new, why, after, stay)
+        self.advices.append(advice)
+        if self._open is None or self._open.advice.old != seen.sizes:
+            self._open = _Open(advice)
+        self._changed = seen.at
+        self._plans.clear()
+        return advice
+
+    def _effect(self, expected: Expected) -> Effect:
+        ttft = min(expected.ttft * self.judge.first.factor, 3600.0)
+        tpot = min(expected.tpot * self.judge.rest.factor, 3600.0)
+        return Effect(ttft, tpot, self.judge.ttft.around(ttft), self.judge.tpot.around(tpot))
+
+    # ---- what came of it
+
+    def _judge(self, seen: Observed) -> None:
+        """Once everything has been as it is for a while since the advice: at the new sizes, or still at the old."""
+        waits = self._open
+        if waits is None or not seen.settled:
+            return
+        advice = waits.advice
+        if seen.sizes not in (advice.old, advice.new):
+            self._open = None  # somebody did something else
+        elif waits.from_ is None or waits.from_.sizes != seen.sizes:
+            waits.from_ = seen
+        elif seen.at - waits.from_.at >= self.rules.measured:
+            self._open = None
+            self._compare(advice, seen.since(waits.from_))
+
+    def _compare(self, advice: Advice, window: Seen) -> None:
+        followed = window.sizes == advice.new
+        said = advice.after if followed else advice.stay
+        ttft, tpot = window.ttft, window.tpot
+        self.judged += 1
+        self.outcomes.append(
+            Outcome(
+                advice,
+                followed,
+                ttft,
+                tpot,
+                _held(self.judge.ttft, said.ttft, ttft),
+                _held(self.judge.tpot, said.tpot, tpot),
+            )
+        )
+
+
+def _held(interval: Interval, said: float, measured: float | None) -> bool | None:
+    return None if measured is None else interval.compare(said, measured)
+
+
+def _pressed(expected: Expected) -> float:
+    return max(expected.busy) if expected.fits else math.inf

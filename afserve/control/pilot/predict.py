@@ -1,0 +1,122 @@
+"""How many requests will come: what a short window says, where its trend leads, and what the day was like before.
+
+Numbers in, numbers out; it reads no clock. Times are seconds of any clock that goes on; a day has 86,400 of them.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+DAY = 86_400.0
+SLOT = 300.0  # of a day that is remembered as one
+_RATIO = 3.0  # that a day remembered may change the rate by, within the horizon
+_TREND_SHARE = 0.5  # of the present rate, that a trend may add or take
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Seconds: what counts as now; from what a trend is read."""
+
+    short: float = 60.0
+    long: float = 900.0
+
+
+class Forecast:
+    """Of a rate. `note` is told how many came in the seconds up to a moment."""
+
+    def __init__(self, windows: Windows | None = None) -> None:
+        self._windows = windows or Windows()
+        self._noted: deque[tuple[float, float, float]] = deque()  # (end, seconds, came)
+        self._line: tuple[float, float, float] | None = None  # the trend, until more is noted
+        self._day: dict[int, float] = {}  # rate by slot, of days before
+        self._slot: tuple[int, float, float] | None = None  # (slot, seconds, came) of the present one
+
+    def note(self, at: float, seconds: float, came: float) -> None:
+        self._noted.append((at, seconds, came))
+        self._line = None
+        while self._noted and self._noted[0][0] < at - self._windows.long:
+            self._noted.popleft()
+        slot = int(at // SLOT)
+        if self._slot is None or self._slot[0] != slot:
+            self._close_slot()
+            self._slot = slot, 0.0, 0.0
+        self._slot = slot, self._slot[1] + seconds, self._slot[2] + came
+
+    def _close_slot(self) -> None:
+        """A day counts as much as all days before it."""
+        if self._slot is not None and self._slot[1] > SLOT / 2:
+            number, rate = self._slot[0] % int(DAY / SLOT), self._slot[2] / self._slot[1]
+            known = self._day.get(number)
+            self._day[number] = rate if known is None else (known + rate) / 2
+
+    @property
+    def now(self) -> float:
+        """Per second, over the short window."""
+        return self._mean(self._windows.short)
+
+    def _mean(self, window: float) -> float:
+        since = self._noted[-1][0] - window if self._noted else 0.0
+        parts = [(seconds, came) for at, seconds, came in self._noted if at > since + 1e-9]
+        seconds = sum(part[0] for part in parts)
+        return sum(part[1] for part in parts) / seconds if seconds else 0.0
+
+    def _minutes(self) -> list[tuple[float, float]]:
+        """(seconds before now, rate) of each short window of the long one, the newest first."""
+        found: dict[int, tuple[float, float]] = {}
+        last = self._noted[-1][0] if self._noted else 0.0
+        for at, seconds, came in self._noted:
+            number = int((last - at) // self._windows.short)
+            before = found.get(number, (0.0, 0.0))
+            found[number] = before[0] + seconds, before[1] + came
+        return [
+            ((number + 0.5) * self._windows.short, came / seconds)
+            for number, (seconds, came) in sorted(found.items())
+            if seconds >= self._windows.short / 2
+        ]
+
+    def trend(self) -> tuple[float, float, float]:
+        """(rate now on a straight line, its slope per second, standard deviation around it)."""
+        if self._line is None:
+            self._line = self._trend()
+        return self._line
+
+    def _trend(self) -> tuple[float, float, float]:
+        minutes = self._minutes()
+        if len(minutes) < 3:
+            return self.now, 0.0, math.sqrt(self.now / self._windows.short) if self.now else 0.0
+        ago = sum(each[0] for each in minutes) / len(minutes)
+        mean = sum(each[1] for each in minutes) / len(minutes)
+        spread = sum((each[0] - ago) ** 2 for each in minutes)
+        slope = -sum((each[0] - ago) * (each[1] - mean) for each in minutes) / spread
+        rest = sum((each[1] - mean - slope * (ago - each[0])) ** 2 for each in minutes)
+        return max(mean + slope * ago, 0.0), slope, math.sqrt(rest / (len(minutes) - 2))
+
+    def soon(self, seconds: float, deviations: float = 1.0) -> float:
+        """The highest rate that is to be expected within so many seconds from now, so many deviations above the line.
+
+        Where the day is known from the day before, its ratio counts instead of the trend.
+        """
+        level, slope, deviation = self.trend()
+        now = max(level, self.now)
+        ratio = self._ratio(seconds)
+        if ratio is None:
+            change = max(-_TREND_SHARE * now, min(slope * seconds, _TREND_SHARE * now))
+            later = level + change
+        else:
+            later = level * ratio
+        return max(now, later) + deviations * deviation
+
+    def _ratio(self, seconds: float) -> float | None:
+        """How the day before went on from this time of day, at most."""
+        if not self._noted:
+            return None
+        at, slots = self._noted[-1][0], int(DAY / SLOT)
+        here = self._day.get(int(at // SLOT) % slots)
+        coming = [
+            self._day.get(number % slots)
+            for number in range(int(at // SLOT), int((at + seconds) // SLOT) + 1)
+        ]
+        known = [rate for rate in coming if rate is not None]
+        if not here or len(known) < len(coming):
+            return None
+        return min(max(max(known) / here, 1 / _RATIO), _RATIO)

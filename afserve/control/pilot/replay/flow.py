@@ -1,0 +1,203 @@
+"""Requests on three pools that change size, second by second: days of hundreds of devices in seconds of computing.
+
+Requests travel in packets: `weight` requests of one length that come together. Readers take prompts in order of
+arrival, as fast as all of them are, but none sooner than one reader can; a request then waits for room where it is
+decoded, and gets tokens at the pace of the steps of that second (`tabled.Pace`). `tests/control/pilot` compares it with
+the planner's event-by-event simulator. It decides nothing about sizes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from afserve.control.pilot.replay.tabled import Pace, Stages
+from afserve.control.pilot.sizes import Sizes, Wanted
+
+_NEWEST = 0.02  # weight of a packet in the mean lengths
+_SHORT_STEP = 1e-4  # seconds of a step at least
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """Seconds of arrival; tokens of prompt and answer of each of `weight` requests."""
+
+    at: float
+    prompt: int
+    answer: int
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums since the beginning, over requests: what gateways and nodes count too."""
+
+    came: float = 0.0
+    prompt_tokens: float = 0.0
+    prompt_squares: float = 0.0
+    read: float = 0.0  # first tokens
+    read_seconds: float = 0.0
+    read_late: float = 0.0
+    ended: float = 0.0
+    answer_tokens: float = 0.0
+    decode_seconds: float = 0.0  # from a first token to the last
+    decode_late: float = 0.0
+    met: float = 0.0  # in time in both
+    tokens: float = 0.0  # generated
+    reader_seconds: float = 0.0  # busy, by readers
+
+
+@dataclass(slots=True)
+class _Running:
+    number: int
+    first: float
+    beyond: float  # tokens after which it ends, on the common count
+
+
+@dataclass
+class FlowRun:
+    """`advance` plays on to a moment; `resize` is for in between. `slower`: than the tables say."""
+
+    stages: Stages
+    packets: Sequence[Packet]
+    wanted: Wanted
+    sizes: Sizes
+    slower: float = 1.0
+    tick: float = 1.0
+    now: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    running: float = 0.0
+    queued: float = 0.0  # prompt tokens that are not read
+
+    def __post_init__(self) -> None:
+        self._next = 0
+        self._queue: deque[list[float]] = deque()  # [tokens left, number]
+        self._handed: list[tuple[float, int]] = []  # (when its KV is there, number)
+        self._waiting: deque[tuple[float, int]] = deque()  # for room
+        self._ends: list[tuple[float, int, float]] = []  # (common count at its end, number, first token)
+        self._progress = self._context = self._kept = self._reading = 0.0
+        self._prompt = self._answer = 1.0
+        self._pause = 0.0  # share of a second in which requests that move get no token
+        self._firsts: dict[int, float] = {}
+        self.resize(self.sizes)
+
+    def resize(self, sizes: Sizes) -> None:
+        """From now on. Requests on decode devices that go move, and wait until their KV is elsewhere."""
+        gone = max(0, self.sizes.decode - sizes.decode)
+        if gone and self.running:
+            moved = self.stages.tables.hand_over(self._context / self.running)
+            self._pause += gone / self.sizes.decode * moved
+        self.sizes = sizes
+        self._pace = Pace(self.stages, sizes, self.slower)
+        self._room = self.stages.room(sizes)
+
+    @property
+    def over(self) -> bool:
+        return self._next == len(self.packets) and not (
+            self._queue or self._handed or self._waiting or self._ends
+        )
+
+    @property
+    def step(self) -> float:
+        """Seconds of the step that runs."""
+        return self._pace.step
+
+    def advance(self, until: float) -> None:
+        while self.now < until - 1e-9:
+            end = min(self.now + self.tick, until)
+            self._play(end)
+            self.now = end
+
+    def _play(self, end: float) -> None:
+        context = self._context / self.running if self.running else 1.0
+        self._pace.fit(max(self.running, 1.0), context, self._reading, self._prompt, self._answer)
+        self._arrive(end)
+        self._read(end)
+        self._admit(end)
+        self._decode(end)
+
+    def _arrive(self, end: float) -> None:
+        packets, counts = self.packets, self.counts
+        while self._next < len(packets) and packets[self._next].at < end:
+            one = packets[self._next]
+            self._queue.append([one.prompt * one.weight, self._next])
+            self.queued += one.prompt * one.weight
+            counts.came += one.weight
+            counts.prompt_tokens += one.prompt * one.weight
+            counts.prompt_squares += one.prompt * one.prompt * one.weight
+            self._prompt += _NEWEST * (one.prompt - self._prompt)
+            self._answer += _NEWEST * (one.answer - self._answer)
+            self._next += 1
+
+    def _read(self, end: float) -> None:
+        rate, at, busy = self.sizes.prefill * self._pace.read_rate, self.now, 0.0
+        while self._queue and at < end:
+            head = self._queue[0]
+            one = self.packets[int(head[1])]
+            at = max(at, one.at)
+            taken = min(head[0], rate * (end - at))
+            at += taken / rate
+            busy += taken / rate
+            head[0] -= taken
+            self.queued -= taken
+            if head[0] > 1e-6:
+                break
+            self._queue.popleft()
+            done = max(at, one.at + one.prompt / self._pace.read_rate)
+            heappush(self._handed, (done + self.stages.tables.hand_over(one.prompt), int(head[1])))
+        self._reading = self.sizes.prefill * busy / (end - self.now)
+        self.counts.reader_seconds += self.sizes.prefill * busy
+
+    def _admit(self, end: float) -> None:
+        while self._handed and self._handed[0][0] < end:
+            self._waiting.append(heappop(self._handed))
+        step = max(self._pace.step, _SHORT_STEP)
+        pace = self.stages.yielded / step
+        while self._waiting:
+            ready, number = self._waiting[0]
+            one = self.packets[number]
+            room = (one.prompt + one.answer) * one.weight
+            if self._kept and self._kept + room > self._room:
+                return
+            self._waiting.popleft()
+            first = max(ready, self.now) + step / 2
+            begins = self._progress + (first - self.now) * pace
+            heappush(self._ends, (begins + max(one.answer - 1, 0), number, first))
+            self._kept += room
+            self.running += one.weight
+            self._context += (one.prompt + one.answer / 2) * one.weight
+            self._say_first(one, first)
+
+    def _say_first(self, one: Packet, first: float) -> None:
+        counts, seconds = self.counts, first - one.at
+        counts.read += one.weight
+        counts.read_seconds += seconds * one.weight
+        counts.tokens += one.weight
+        if seconds > self.wanted.ttft:
+            counts.read_late += one.weight
+
+    def _decode(self, end: float) -> None:
+        step = max(self._pace.step, _SHORT_STEP)
+        seconds = end - self.now
+        paused = min(self._pause, seconds)
+        self._pause -= paused
+        pace = self.stages.yielded / step * (seconds - paused) / seconds
+        before, self._progress = self._progress, self._progress + pace * seconds
+        self.counts.tokens += self.running * pace * seconds
+        while self._ends and self._ends[0][0] <= self._progress:
+            beyond, number, first = heappop(self._ends)
+            ended = max(first, self.now + (beyond - before) / pace)
+            self._say_ended(self.packets[number], first, ended)
+
+    def _say_ended(self, one: Packet, first: float, ended: float) -> None:
+        counts = self.counts
+        self.running = max(0.0, self.running - one.weight)
+        self._kept = max(0.0, self._kept - (one.prompt + one.answer) * one.weight)
+        self._context = max(0.0, self._context - (one.prompt + one.answer / 2) * one.weight)
+        counts.ended += one.weight
+        counts.answer_tokens += one.answer * one.weight
+        counts.decode_seconds += (ended - first) * one.weight
+        late = ended - first > self.wanted.tpot * max(one.answer - 1, 1)
+        counts.decode_late += one.weight * late
+        if not late and first - one.at <= self.wanted.ttft:
+            counts.met += one.weight

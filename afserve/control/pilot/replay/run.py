@@ -1,0 +1,101 @@
+"""Plays arrivals on pools that somebody sizes, and counts: who was served in time, device hours, changes.
+
+A device is paid for from the moment that it is asked for; it serves `start` seconds later, and one that goes is paid
+for until then too. Whoever sizes is asked every few seconds and sees only what has happened.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.replay.flow import FlowRun, Packet
+from afserve.control.pilot.replay.tabled import Stages
+from afserve.control.pilot.sizes import Sizes, Wanted
+
+Sizer = Callable[[Observed], Sizes | None]
+"""Says which sizes there shall be from now on; None for the present ones."""
+_DRAIN = 3600.0  # seconds after the last arrival at most
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is played on. `slower`: all steps are by so much longer than the tables say, which a pilot does not know.
+    `start`: seconds from asking for devices until they serve, and from letting them go until they are gone."""
+
+    stages: Stages
+    wanted: Wanted
+    start: float = 20.0
+    slower: float = 1.0
+    tick: float = 1.0
+    look: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """`met`: the share of requests in time in both. `changes` have the second and the sizes since then."""
+
+    met: float
+    first_late: float
+    rest_late: float
+    device_hours: float
+    hours: float
+    changes: tuple[tuple[float, Sizes], ...]
+
+    @property
+    def most(self) -> int:
+        return max(sizes.total for _, sizes in self.changes)
+
+    @property
+    def changed(self) -> int:
+        """Changes, the first sizes not counted."""
+        return len(self.changes) - 1
+
+
+def play(world: World, packets: Sequence[Packet], first: Sizes, sizer: Sizer) -> Played:
+    run = FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick)
+    changes, coming = [(0.0, first)], None
+    paid, until = 0.0, packets[-1].at
+    while not run.over and run.now < until + _DRAIN:
+        billed = run.sizes if coming is None else run.sizes.at_least(coming[1])
+        run.advance(run.now + world.look)
+        if run.now <= until + world.look:
+            paid += billed.total * world.look
+        if coming is not None and run.now >= coming[0] - 1e-9:
+            run.resize(coming[1])
+            coming = None
+        asked = sizer(_observed(run, coming is None))
+        if asked is not None and coming is None and asked != run.sizes and run.now <= until:
+            changes.append((run.now, asked))
+            coming = (run.now + world.start, asked)
+            if not world.start:
+                run.resize(asked)
+                coming = None
+    counts = run.counts
+    came = max(counts.came, 1e-9)
+    return Played(
+        counts.met / came,
+        (counts.read_late + counts.came - counts.read) / came,
+        (counts.decode_late + counts.came - counts.ended) / came,
+        paid / 3600,
+        until / 3600,
+        tuple(changes),
+    )
+
+
+def _observed(run: FlowRun, settled: bool) -> Observed:
+    counts = run.counts
+    load = Load(
+        came=counts.came,
+        prompt_tokens=counts.prompt_tokens,
+        prompt_squares=counts.prompt_squares,
+        first=counts.read,
+        first_seconds=counts.read_seconds,
+        first_late=counts.read_late,
+        ended=counts.ended,
+        answer_tokens=counts.answer_tokens,
+        rest_tokens=counts.answer_tokens - counts.ended,
+        rest_seconds=counts.decode_seconds,
+        rest_late=counts.decode_late,
+        prefill_busy=counts.reader_seconds,
+    )
+    return Observed(run.now, run.sizes, load, settled, run.running, run.queued)

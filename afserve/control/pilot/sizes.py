@@ -1,0 +1,127 @@
+"""What a pilot talks about: how large three pools are, what is asked of them, what is wanted, what is to be expected.
+
+Values. A size counts nodes live and devices in a replay; a deployment whose attention nodes do both has no readers.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Sizes(NamedTuple):
+    """Nodes that read prompts, that decode, that hold experts. `prefill` is 0 where those that decode read as well."""
+
+    prefill: int
+    decode: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.decode + self.experts
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self if self.prefill else self[1:]))
+
+    def covers(self, other: "Sizes") -> bool:
+        """Whether no pool is smaller."""
+        return all(own >= theirs for own, theirs in zip(self, other, strict=True))
+
+    def at_least(self, other: "Sizes") -> "Sizes":
+        return Sizes(*map(max, self, other))
+
+    def at_most(self, other: "Sizes") -> "Sizes":
+        return Sizes(*map(min, self, other))
+
+
+class Limits(NamedTuple):
+    """Between which sizes a pilot may move; how many nodes there may be in all, and that read or decode."""
+
+    least: Sizes
+    most: Sizes
+    budget: int
+    attention: int = 1 << 30
+
+    def allow(self, sizes: Sizes) -> bool:
+        inside = sizes.covers(self.least) and self.most.covers(sizes)
+        return inside and sizes.total <= self.budget and sizes.prefill + sizes.decode <= self.attention
+
+    def nearest(self, sizes: Sizes) -> Sizes:
+        """Inside the limits. Where there are too many in all, the pool that is furthest above its least gives way."""
+        found = sizes.at_least(self.least).at_most(self.most)
+        while not self.allow(found) and found != self.least:
+            above = [own - least for own, least in zip(found, self.least, strict=True)]
+            if found.total <= self.budget:
+                above[2] = 0  # only attention nodes are too many
+            pool = above.index(max(above))
+            found = Sizes(*(own - (place == pool) for place, own in enumerate(found)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests per second, and of a request: prompt tokens, those that no cache has (`computed`), answer tokens.
+    `variation` is the squared coefficient of variation of what is computed of prompts."""
+
+    rate: float
+    prompt: float
+    answer: float
+    computed: float
+    variation: float = 1.0
+
+    @property
+    def context(self) -> float:
+        """Tokens that a request in decode has, on average."""
+        return self.prompt + self.answer / 2
+
+    @property
+    def longest(self) -> float:
+        """Tokens of nearly the longest prompts, as of a normal tail (99 %)."""
+        return self.computed * (1 + 2.33 * math.sqrt(self.variation))
+
+    def times(self, factor: float) -> "Demand":
+        return Demand(self.rate * factor, self.prompt, self.answer, self.computed, self.variation)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Seconds to a first token and between tokens, at most; infinity asks for nothing. Of requests the share `late`
+    may wait for its first token for longer. No pool is to be busy for more than `busy` of the time."""
+
+    ttft: float = float("inf")
+    tpot: float = float("inf")
+    late: float = 0.01
+    busy: float = 0.85
+
+    def times(self, share: float) -> "Wanted":
+        """As much harder to reach."""
+        return Wanted(self.ttft * share, self.tpot * share, self.late, self.busy * share)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Of some sizes under some demand: mean seconds to the first token and between tokens, the share of first tokens
+    that come too late, and for how much of the time each pool is busy; above 1 a pool falls behind."""
+
+    ttft: float
+    tpot: float
+    late: float
+    busy: tuple[float, float, float]
+    fits: bool = True
+
+    def meets(self, wanted: Wanted) -> bool:
+        return (
+            self.fits
+            and self.late <= wanted.late
+            and self.tpot <= wanted.tpot
+            and max(self.busy) <= wanted.busy
+        )
+
+
+def counted_up(least: int, most: int) -> Iterator[int]:
+    """Sizes of a pool that are tried: all small ones, then each an eighth larger than the one before."""
+    size = least
+    while size < most:
+        yield size
+        size += max(1, size // 8)
+    yield most

@@ -1,0 +1,83 @@
+"""A pilot for a run: between which sizes it may move, and where it gets what it sees."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from afserve.clock import Clock
+from afserve.control.changing import Changing
+from afserve.control.controller import Controller
+from afserve.control.pilot.live import LiveView
+from afserve.control.pilot.loop import LOOK_SECONDS, PilotLoop
+from afserve.control.pilot.measured import MeasuredModel
+from afserve.control.pilot.observed import Observed
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import Policy, rules_for
+from afserve.control.pilot.settings import OFF, PilotSettings
+from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.control.wire.desired import Deployment
+from afserve.control.wire.load_values import GatewayLoad
+from afserve.errors import ConfigError
+from afserve.member import AttentionPhase, Role
+
+
+@dataclass(frozen=True, slots=True)
+class PilotPlan:
+    """What a pilot of a run is to do, checked before anything starts."""
+
+    mode: str
+    limits: Limits
+    wanted: Wanted
+    hold: float
+
+
+def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpot: float) -> PilotPlan | None:
+    """None without a pilot. `ttft` and `tpot` are the server's. Raises ConfigError for limits that cannot be."""
+    first = _first_sizes(deployment)
+    mode = settings.mode(pools=first.prefill > 0)
+    if mode == OFF:
+        _check_unused(settings)
+        return None
+    placement = deployment.placement
+    room = max(1, placement.slots_per_node()) if first.experts else 1
+    least = -(-placement.experts // room) if first.experts else 0
+    attention = deployment.most(Role.ATTENTION)
+    experts = deployment.most(Role.EXPERT) if first.experts else 0
+    most = Sizes(attention - 1 if first.prefill else 0, attention, experts)
+    return PilotPlan(
+        mode, settings.limits(first, least, most), settings.wanted(ttft, tpot), settings.pilot_hold
+    )
+
+
+def _check_unused(settings: PilotSettings) -> None:
+    for name in ("pilot_min", "pilot_max", "pilot_nodes", "pilot_ttft", "pilot_tpot"):
+        if getattr(settings, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag}: does nothing without --pilot advise or --pilot act", param=name)
+
+
+def _first_sizes(deployment: Deployment) -> Sizes:
+    attention = range(deployment.count(Role.ATTENTION))
+    reads = sum(deployment.phase(index) is AttentionPhase.PREFILL for index in attention)
+    return Sizes(reads, len(attention) - reads, deployment.count(Role.EXPERT))
+
+
+def pilot_loop(
+    plan: PilotPlan | None,
+    controller: Controller,
+    changing: Changing,
+    clock: Clock,
+    own_load: Callable[[], GatewayLoad],
+) -> PilotLoop | None:
+    """None without a plan. `own_load`: of the gateway in this process."""
+    if plan is None:
+        return None
+    view, rules = LiveView(controller.membership.state), rules_for(plan.hold)
+
+    def observe() -> Observed:
+        loads = [own_load(), *controller.chronicle.loads.values()]
+        return view.observe(clock.now(), controller.members, loads)
+
+    policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules)
+    return PilotLoop(
+        plan.mode, policy, observe, changing.change, clock, min(LOOK_SECONDS, rules.windows.short / 4)
+    )

@@ -1,0 +1,128 @@
+"""A pilot beside a deployment: what it sees there, what it asks for, and that no fault of it goes further."""
+
+import logging
+
+import pytest
+
+from afserve.clock import FakeClock
+from afserve.control.pilot.advice import Advice, Effect
+from afserve.control.pilot.loop import PilotLoop
+from afserve.control.pilot.measured import MeasuredModel
+from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import Policy
+from afserve.control.pilot.settings import ACT, ADVISE
+from afserve.control.pilot.sizes import Sizes
+from afserve.control.wire.change_values import Change, Changed, ScaleTo
+from afserve.control.wire.load_values import GatewayLoad, added
+from afserve.control.wire.view_values import ClusterView
+from afserve.control.wire.views import decode_view, encode_view
+from afserve.errors import DoesNotFitError
+from afserve.server.metrics.nodes import piloted
+from tests.control.pilot.world import LIMITS, WANTED, Told
+
+EFFECT = Effect(1.0, 0.02, (0.5, 2.0), (0.01, 0.04))
+ADVICE = Advice(1, 0.0, Sizes(1, 2, 2), Sizes(1, 3, 2), "more comes", EFFECT, EFFECT)
+
+
+class Scripted(Policy):
+    def __init__(self, advice):
+        super().__init__(Planner(MeasuredModel(), WANTED, LIMITS))
+        self.says = advice
+
+    def look(self, seen):
+        if isinstance(self.says, Exception):
+            raise self.says
+        if self.says is not None:
+            self.advices.append(self.says)
+        return self.says
+
+
+def done(change: Change) -> Changed:
+    return Changed({})
+
+
+def loop(mode, policy, change=done, clock=None):
+    return PilotLoop(
+        mode, policy, lambda: Observed(0.0, Sizes(1, 2, 2), Load()), change, clock or FakeClock()
+    )
+
+
+def test_who_advises_asks_for_nothing():
+    asked: list[Change] = []
+    one = loop(ADVISE, Scripted(ADVICE), asked.append)
+    one.look()
+    view = one.view()
+    assert asked == [] and view.mode == ADVISE and view.counts["advised"] == 1 and not view.counts["acted"]
+    assert "1:2:2 to 1:3:2, since more comes" in view.advices[-1]
+
+
+def test_who_acts_asks_for_the_pools_that_change():
+    asked: list[Change] = []
+    loop(ACT, Scripted(ADVICE), asked.append).look()
+    assert asked == [ScaleTo({"decode": "3"})]
+    plain = Advice(1, 0.0, Sizes(0, 2, 2), Sizes(0, 1, 3), "less", EFFECT, EFFECT)
+    loop(ACT, Scripted(plain), asked.append).look()
+    assert asked[-1] == ScaleTo({"attention": "1", "experts": "3"})
+
+
+def test_a_refusal_is_said_once_and_is_no_fault(caplog):
+    def refuse(change):
+        raise DoesNotFitError("3 attention nodes need 40 GiB; this machine has 20")
+
+    one = loop(ACT, Scripted(ADVICE), refuse)
+    with caplog.at_level(logging.WARNING):
+        one.look()
+        one.look()
+    assert sum("need 40 GiB" in record.message for record in caplog.records) == 1
+    assert one.view().counts["refused"] == 2
+
+
+def test_a_fault_rests_the_pilot_and_goes_no_further(caplog):
+    clock = FakeClock()
+    policy = Scripted(ZeroDivisionError("a bug"))
+    one = loop(ACT, policy, clock=clock)
+    for _ in range(5):
+        one.look()
+    assert "the pilot, which sizes pools failed and rests" in caplog.text
+    policy.says = ADVICE
+    one.look()
+    assert one.view().counts["advised"] == 0, "it rests"
+    clock.advance(600)
+    one.look()
+    assert one.view().counts["advised"] == 1
+
+
+def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
+    told = Told(sizes=Sizes(1, 1, 1))
+    one = PilotLoop(ADVISE, told.policy, told.seen, done, FakeClock())
+    told.play(30, 900)
+    view = one.view()
+    assert decode_view(encode_view(ClusterView(1, (), pilot=view))).pilot == view
+    assert decode_view(encode_view(ClusterView(1, ()))).pilot is None
+    names = {family.names[0] for family in piloted(view)}
+    assert names == {
+        "afserve_pilot_advised_nodes",
+        "afserve_pilot_advices",
+        "afserve_pilot_rate",
+        "afserve_pilot_rate_soon",
+    }
+    assert list(piloted(None)) == []
+
+
+def test_loads_of_gateways_add_up():
+    one = GatewayLoad(came=2, prompt_tokens=10, first_seconds=0.5)
+    assert added([one, one, GatewayLoad()]) == GatewayLoad(came=4, prompt_tokens=20, first_seconds=1.0)
+    assert added([]) == GatewayLoad()
+
+
+@pytest.mark.parametrize(
+    "pilot", [None, {"mode": "act", "advices": ["a"], "outcomes": ["b"], "counts": {}, "figures": {}}]
+)
+def test_status_shows_it(pilot):
+    from afserve.cli.status import pilot_lines
+
+    lines = pilot_lines({"pilot": pilot})
+    assert (
+        lines == [] if pilot is None else (lines[0].startswith("pilot (act)") and lines[1:] == ["  a", "  b"])
+    )

@@ -1,0 +1,139 @@
+"""Parts of a pilot: what is predicted, how long is waited, how sure it says it is, what users may limit."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.control.pilot.judge import Correction, Interval
+from afserve.control.pilot.predict import DAY, Forecast
+from afserve.control.pilot.queue import Wait
+from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
+from afserve.control.pilot.sizes import Limits, Sizes, Wanted, counted_up
+from afserve.errors import ConfigError
+
+
+def told(rate, seconds, step=10.0, start=0.0, forecast=None):
+    forecast = forecast or Forecast()
+    for number in range(int(seconds / step)):
+        at = start + (number + 1) * step
+        forecast.note(at, step, rate(at) * step)
+    return forecast
+
+
+def test_a_steady_rate_stays_and_a_ramp_goes_on():
+    assert told(lambda at: 7.0, 900).soon(600) == pytest.approx(7.0)
+    ramp = told(lambda at: 5 + 0.005 * at, 900)
+    assert ramp.soon(600, 0) == pytest.approx(5 + 0.005 * 1500, rel=0.02)
+    assert told(lambda at: 15 - 0.01 * at, 900).soon(600, 0) == pytest.approx(6.0, rel=0.1), (
+        "the highest on the way"
+    )
+
+
+def test_noise_asks_for_room():
+    draw = random.Random(1)
+    noisy = told(lambda at: 10 + draw.gauss(0, 3), 900)
+    assert noisy.soon(60, 2) > noisy.soon(60, 0) + 0.5
+
+
+def test_a_day_that_was_seen_says_what_comes():
+    def day(at):
+        return 20.0 if 0.5 * DAY <= at % DAY < 0.6 * DAY else 5.0
+
+    forecast = told(day, 1.49 * DAY, step=60.0)
+    assert forecast.now == pytest.approx(5.0)
+    assert forecast.soon(0.02 * DAY) == pytest.approx(15.0, rel=0.05), "three times as much at most"
+    assert told(day, 0.49 * DAY, step=60.0).soon(0.02 * DAY) == pytest.approx(5.0, rel=0.05)
+
+
+def test_nothing_noted_is_nothing_expected():
+    assert Forecast().now == 0 and Forecast().soon(600) == 0
+
+
+def test_one_server_waits_as_in_the_books():
+    """M/M/1: service * share / (1 - share); M/D/1: half of that."""
+    assert Wait(2.0, 1, 0.5, 1.0).mean == pytest.approx(2.0)
+    assert Wait(2.0, 1, 0.5, 0.0).mean == pytest.approx(1.0)
+
+
+@given(st.integers(1, 200), st.floats(0.0, 1.5), st.floats(0.0, 30.0))
+def test_waits_grow_with_the_load_and_a_chance_is_one(servers, share, seconds):
+    one, busier = Wait(1.0, servers, share, 1.0), Wait(1.0, servers, share + 0.05, 1.0)
+    assert 0 <= one.longer(seconds) <= 1 and one.mean <= busier.mean
+    assert one.longer(seconds) <= one.longer(seconds / 2)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.3, 1.5])
+def test_intervals_hold_as_often_as_they_promise(spread):
+    draw, interval = random.Random(3), Interval()
+    for _ in range(2000):
+        interval.compare(1.0, math.exp(draw.gauss(0, spread)))
+    assert 0.77 < interval.held / interval.compared < 0.85
+    low, high = interval.around(10.0)
+    assert low < 10.0 < high
+
+
+def test_a_correction_follows_what_is_measured():
+    correction = Correction()
+    for _ in range(200):
+        correction.note(1.0, 1.3)
+    assert correction.factor == pytest.approx(1.3, rel=0.01)
+    correction.note(0.0, 5.0)
+    correction.note(math.inf, 5.0)
+    assert correction.factor == pytest.approx(1.3, rel=0.01)
+
+
+def test_sizes_that_are_tried_are_all_small_ones_and_both_ends():
+    found = list(counted_up(1, 100))
+    assert found[:10] == list(range(1, 11)) and found[-1] == 100 and len(found) < 40
+    assert list(counted_up(3, 3)) == [3]
+
+
+@given(st.tuples(*[st.integers(0, 60)] * 3), st.integers(3, 60))
+def test_the_nearest_size_is_inside(sizes, budget):
+    limits = Limits(Sizes(1, 1, 1), Sizes(20, 20, 20), budget, 25)
+    found = limits.nearest(Sizes(*sizes))
+    assert limits.allow(found)
+    assert limits.nearest(found) == found
+
+
+def test_a_mode_is_chosen_by_what_there_is():
+    assert PilotSettings().mode(pools=True) == ADVISE and PilotSettings().mode(pools=False) == OFF
+    assert PilotSettings(pilot=ACT).mode(pools=False) == ACT
+    with pytest.raises(ConfigError, match="off, advise, act"):
+        PilotSettings(pilot="fly")
+
+
+def test_limits_are_typed_by_the_names_of_pools():
+    first, most = Sizes(2, 2, 3), Sizes(7, 8, 32)
+    plain = PilotSettings().limits(first, 2, most)
+    assert plain == Limits(Sizes(1, 1, 2), most, 14, 8)
+    asked = PilotSettings(pilot_min=("decode=2",), pilot_max=("experts=5",), pilot_nodes=9)
+    assert asked.limits(first, 2, most) == Limits(Sizes(1, 2, 2), Sizes(7, 8, 5), 9, 8)
+    both = PilotSettings(pilot_max=("attention=3",)).limits(Sizes(0, 2, 2), 1, Sizes(0, 8, 32))
+    assert both.most == Sizes(0, 3, 32) and both.least == Sizes(0, 1, 1)
+    assert pool_names(Sizes(0, 3, 2)) == {"attention": 3, "experts": 2}
+    assert pool_names(Sizes(0, 3, 0)) == {"attention": 3}
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        (
+            {"pilot_min": ("attention=2",)},
+            "--pilot-min: .*attention=2.* is not POOL=N .*prefill, decode, experts",
+        ),
+        ({"pilot_max": ("experts=many",)}, "--pilot-max: .*experts=many"),
+        ({"pilot_max": ("experts=1",)}, "at most 1 experts nodes, but there must be 2"),
+        ({"pilot_nodes": 3}, "--pilot-nodes: 3 are fewer than the 4"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        PilotSettings(**settings).limits(Sizes(2, 2, 3), 2, Sizes(7, 8, 32))
+
+
+def test_times_of_the_server_are_taken_where_the_pilot_has_none():
+    assert PilotSettings(pilot_ttft=2.0).wanted(9.0, 0.0) == Wanted(2.0, math.inf)

@@ -1,0 +1,153 @@
+"""A pilot over loads that are told: what it advises, when it keeps still, and what it never does."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.control.pilot.measured import MeasuredModel
+from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import Policy, rules_for
+from afserve.control.pilot.sizes import Demand, Limits, Sizes, Wanted
+from tests.control.pilot.world import LIMITS, RATES, WANTED, Told
+
+
+def enough(sizes: Sizes, rate: float) -> bool:
+    return MeasuredModel(RATES).expect(sizes, Demand(rate, 1000, 100, 1000), WANTED).meets(WANTED)
+
+
+def test_load_that_triples_is_followed_at_once_and_its_fall_after_a_while():
+    told = Told()
+    told.play(10, 1200)
+    before = told.sizes
+    assert enough(before, 10)
+    more = told.play(30, 300)
+    assert more and more[0].at <= 1200 + 70 and enough(told.sizes, 30) and told.sizes.total > before.total
+    fallen = told.play(10, 3600)
+    assert told.sizes.total < 0.6 * more[-1].new.total and enough(told.sizes, 10)
+    assert fallen[0].at >= more[-1].at + told.rules.hold, "fewer nodes were enough for a while first"
+
+
+def test_each_pool_follows_its_own_part_of_the_load():
+    told = Told(prompt=4000, answer=20)
+    told.play(10, 3000)
+    reading = told.sizes
+    told.prompt, told.answer = 200, 300
+    told.play(10, 6000)
+    assert reading.prefill > told.sizes.prefill and reading.decode < told.sizes.decode
+
+
+def test_a_steady_load_is_left_alone():
+    told = Told()
+    told.play(20, 3000)
+    settled = told.sizes
+    assert told.play(20, 8_000) == [] and told.sizes == settled
+
+
+def test_who_advises_only_says_it_again_no_sooner_than_it_may_and_is_judged_by_what_did_not_happen():
+    told = Told(sizes=Sizes(1, 1, 1), follows=False)
+    advices = told.play(30, 1500)
+    assert len(advices) > 1
+    gaps = [later.at - sooner.at for sooner, later in itertools.pairwise(advices)]
+    assert min(gaps) >= told.rules.again
+    assert len({(one.old, one.new) for one in advices if one.at < 600}) == sum(
+        one.at < 600 for one in advices
+    )
+    assert told.policy.outcomes and not told.policy.outcomes[-1].followed
+
+
+def test_nothing_is_decided_while_nodes_come_or_go():
+    told = Told(sizes=Sizes(1, 1, 1))
+    told.play(5, 100)
+    for _ in range(50):
+        told.at += told.step
+        told.load = told._later(40)
+        assert told.policy.look(told.seen(settled=False)) is None
+    told.at += told.step
+    assert told.policy.look(told.seen()) is not None
+
+
+def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
+    told = Told(sizes=Sizes(1, 1, 1), limits=Limits(Sizes(1, 1, 1), Sizes(9, 9, 9), 12))
+    told.play(300, 900)
+    assert 10 <= told.sizes.total <= 12 and told.limits.allow(told.sizes)
+
+
+def test_sums_that_fall_as_a_node_goes_say_nothing():
+    told = Told()
+    told.play(20, 2800)
+    told.load = replace(told.load, came=0.0, prefill_busy=0.0, rest_seconds=0.0)
+    told.at += told.step
+    assert told.policy.look(told.seen()) is None
+    assert told.play(20, 1000) == []
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6))
+def test_limits_hold_and_changes_are_apart_whatever_comes(seed):
+    draw = random.Random(seed)
+    least = Sizes(draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 4))
+    most = least.at_least(Sizes(draw.randint(1, 12), draw.randint(1, 12), draw.randint(1, 12)))
+    limits = Limits(least, most, draw.randint(least.total, most.total))
+    told = Told(sizes=limits.nearest(Sizes(3, 3, 3)), limits=limits, rules=rules_for(draw.choice((60, 600))))
+    for _ in range(4):
+        told.prompt, told.answer = draw.choice((50, 900, 8000)), draw.choice((2, 100, 900))
+        told.play(draw.choice((0.0, 0.3, 5, 40, 500)), draw.choice((60, 400, 1200)))
+    for advice in told.advices:
+        assert limits.allow(advice.new) and advice.new != advice.old
+        for effect in (advice.after, advice.stay):
+            assert effect.ttft_within[0] <= effect.ttft <= effect.ttft_within[1] < math.inf
+            assert effect.tpot_within[0] <= effect.tpot <= effect.tpot_within[1] < math.inf
+    gaps = [b.at - a.at for a, b in itertools.pairwise(told.advices)]
+    assert all(gap >= told.rules.again - 1e-6 for gap in gaps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(0, 1e12)] * 6, st.booleans()), min_size=3, max_size=12))
+def test_nonsense_leads_to_no_size_beyond_the_limits(rows):
+    policy = Policy(Planner(MeasuredModel(), WANTED, LIMITS))
+    for number, (came, tokens, first, rest, busy, size, settled) in enumerate(rows):
+        load = Load(
+            came, tokens, 0.0, tokens / 2, came, first, 0.0, came, rest, rest, first, 0.0, busy, busy, busy
+        )
+        sizes = LIMITS.nearest(Sizes(*[int(min(size, 1e6))] * 3))
+        advice = policy.look(Observed(100.0 * number, sizes, load, settled))
+        assert advice is None or LIMITS.allow(advice.new)
+
+
+def test_the_planner_finds_the_smallest_sizes():
+    """Against all of them."""
+    limits = Limits(Sizes(1, 1, 1), Sizes(8, 8, 8), 24)
+    planner = Planner(MeasuredModel(RATES), WANTED, limits)
+    for rate in (1, 5, 12, 20, 40):
+        demand = Demand(rate, 1000, 100, 1000)
+        found = planner.smallest(demand)
+        every = [Sizes(p, d, e) for p in range(1, 9) for d in range(1, 9) for e in range(1, 9)]
+        best = min((one.total for one in every if enough(one, rate)), default=None)
+        assert (found is None) == (best is None)
+        if found is not None and best is not None:
+            assert enough(found, rate) and found.total <= best + 1, "a rate is rounded up"
+
+
+def test_a_pilot_without_targets_keeps_pools_from_being_full():
+    planner = Planner(MeasuredModel(RATES), Wanted(busy=0.8), LIMITS)
+    found = planner.smallest(Demand(50, 1000, 100, 1000))
+    assert found is not None
+    busy = MeasuredModel(RATES).expect(found, Demand(50, 1000, 100, 1000), Wanted()).busy
+    assert 0.5 < max(busy) <= 0.8
+
+
+@pytest.mark.parametrize("pools", [Sizes(0, 3, 2), Sizes(0, 2, 0)])
+def test_nodes_that_do_both_are_one_pool(pools):
+    limits = Limits(pools.at_most(Sizes(0, 1, 1)), Sizes(0, 30, 30 if pools.experts else 0), 60)
+    told = Told(sizes=pools, limits=limits)
+    told.play(5, 2000)
+    small = told.sizes
+    told.play(50, 1200)
+    assert told.sizes.decode > small.decode and told.sizes.prefill == 0
+    assert bool(told.sizes.experts) == bool(pools.experts)

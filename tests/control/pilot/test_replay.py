@@ -1,0 +1,139 @@
+"""Replays: the flow of requests against the simulator that plays each, what is paid for, and what rivals do."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import Policy, rules_for
+from afserve.control.pilot.replay.days import MadeDay, made_day
+from afserve.control.pilot.replay.flow import FlowRun, Packet
+from afserve.control.pilot.replay.rivals import demand_of, fixed, oracle, replicas
+from afserve.control.pilot.replay.run import World, play
+from afserve.control.pilot.replay.tabled import Stages, TabledModel
+from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.placement.planner.simulate.phase_stages import Apart, pieces_on_gpu
+from afserve.placement.planner.simulate.phases import PhaseLayout, PhasesRun, SimulatedRequest
+from bench.goodput import tables
+
+TABLES = tables("h200")
+STAGES = Stages(TABLES, pieces_on_gpu(TABLES.chip, 7168, "fp8", 1 / 4))
+WANTED = Wanted(2.0, 0.05)
+LIMITS = Limits(STAGES.least(), Sizes(40, 40, 40), 64)
+PROMPTS, ANSWERS = [300, 1800, 700, 2400, 500], [40, 260, 120, 90, 400]
+
+
+def steady(rate, count=1200):
+    return [Packet(number / rate, PROMPTS[number % 5], ANSWERS[number % 5]) for number in range(count)]
+
+
+def played_by_events(sizes, packets):
+    """(mean seconds to the first token, mean seconds between tokens) of the planner's event simulator."""
+    layout = PhaseLayout(
+        STAGES.chunk,
+        reads=(Apart(TABLES, sizes.prefill, sizes.experts),),
+        decodes=(Apart(TABLES, sizes.decode, sizes.experts, 1),),
+        pieces=STAGES.pieces,
+    )
+    asked = [SimulatedRequest(one.at, one.prompt, one.answer) for one in packets]
+    run = PhasesRun(layout, asked)
+    list(run.play())
+    first = sum(times.first - one.at for one, times in zip(asked, run.times, strict=True)) / len(asked)
+    rest = sum(times.ended - times.first for times in run.times) / sum(one.answer - 1 for one in asked)
+    return first, rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes, rate", [(Sizes(4, 4, 10), 15), (Sizes(8, 4, 16), 40), (Sizes(14, 6, 20), 70)]
+)
+def test_the_flow_is_what_the_event_simulator_plays(sizes, rate):
+    packets = steady(rate)
+    run = FlowRun(STAGES, packets, WANTED, sizes)
+    while not run.over:
+        run.advance(run.now + 10)
+    counts = run.counts
+    assert counts.came == counts.read == counts.ended == len(packets)
+    first, rest = played_by_events(sizes, packets)
+    assert counts.decode_seconds / (counts.answer_tokens - counts.ended) == pytest.approx(rest, rel=0.1)
+    assert counts.read_seconds / counts.read == pytest.approx(first, abs=0.15)
+
+
+def test_every_request_is_counted_once_and_memory_comes_back():
+    run = FlowRun(STAGES, steady(30, 400), WANTED, Sizes(4, 2, 12))
+    run.advance(5)
+    run.resize(Sizes(6, 3, 14))
+    run.advance(9)
+    run.resize(Sizes(5, 2, 14))
+    while not run.over:
+        run.advance(run.now + 7)
+    counts = run.counts
+    assert counts.came == counts.ended == 400 and 0 <= counts.met <= 400
+    assert counts.answer_tokens == sum(one.answer for one in run.packets)
+    assert run.running == pytest.approx(0) and run.queued == pytest.approx(0, abs=1e-3)
+
+
+def test_devices_are_paid_for_from_when_they_are_asked_for():
+    world, asked = World(STAGES, WANTED, start=30.0), iter([Sizes(5, 2, 12)])
+
+    def once(seen):
+        return next(asked, None)
+
+    found = play(world, steady(10, 1000), Sizes(4, 2, 12), once)
+    assert found.changes == ((0.0, Sizes(4, 2, 12)), (10.0, Sizes(5, 2, 12)))
+    played = math.ceil((1000 - 1) / 10 / world.look) * world.look
+    assert found.device_hours == pytest.approx((19 * played - 10) / 3600, rel=0.01)
+
+
+def rates(packets, seconds):
+    """Requests per second, by so many seconds of a day."""
+    found = [0.0] * int(86_400 / seconds)
+    for one in packets:
+        found[int(one.at // seconds)] += one.weight / seconds
+    return found
+
+
+@pytest.mark.slow
+def test_a_made_day_has_the_requests_and_the_shape_that_it_says():
+    packets = made_day(MadeDay(peak=4, trough=0.25, unevenness=0.0), PROMPTS, ANSWERS)
+    assert all(a.at <= b.at for a, b in itertools.pairwise(packets))
+    by_hour = rates(packets, 3600)
+    assert max(by_hour) == pytest.approx(4, rel=0.06) and min(by_hour) == pytest.approx(1, rel=0.08)
+    assert by_hour.index(min(by_hour)) in (2, 3, 4, 5)
+    bursty = MadeDay(peak=40, trough=1.0, unevenness=0.0, bursts=12, hours=6, seed=2)
+    bursts = made_day(bursty, PROMPTS, ANSWERS)
+    assert bursts[:500] == made_day(bursty, PROMPTS, ANSWERS)[:500]
+    assert 4 <= sum(one > 70 for one in rates(bursts, 60)) <= 60
+
+
+@pytest.mark.long
+def test_a_pilot_on_an_afternoon_serves_as_many_as_one_who_knows_it():
+    packets = made_day(MadeDay(peak=60, trough=0.3, hours=8, seed=5), PROMPTS, ANSWERS)
+    world, planner = World(STAGES, WANTED, tick=2.0), Planner(TabledModel(STAGES), WANTED, LIMITS)
+    whole = demand_of(packets[:2000], packets[2000].at)
+    assert whole is not None
+    policy = Policy(Planner(TabledModel(STAGES), WANTED, LIMITS), rules_for(600))
+
+    def look(seen):
+        advice = policy.look(seen)
+        return advice and advice.new
+
+    piloted = play(world, packets, planner.best_effort(whole), look)
+    knowing = oracle(world, packets, planner, 1.3)
+    assert piloted.met >= 0.97 * knowing.met
+    assert piloted.changed <= 1.5 * piloted.hours * 6
+    still = fixed(world, packets, planner, 0.98 * knowing.met)
+    assert piloted.device_hours < still.device_hours
+    whole_ones = replicas(world, packets, Sizes(3, 1, 8), 60, 6, 240.0)
+    assert all(sizes.experts % 8 == 0 for _, sizes in whole_ones.changes)
+
+
+def test_the_oracle_has_room_for_each_minute_and_no_more():
+    packets = steady(5, 300) + [replace(one, at=one.at + 60) for one in steady(40, 2400)]
+    planner = Planner(TabledModel(STAGES), WANTED, LIMITS)
+    found = oracle(World(STAGES, WANTED), packets, planner, 1.2)
+    assert found.met > 0.97
+    totals = [sizes.total for _, sizes in found.changes]
+    assert totals[-1] > totals[0]
