@@ -37,6 +37,7 @@ COMMANDS = {
     "fleet": ("afserve.cli.plan.fleet:fleet", "What to buy and when: loads by hour, prices, energy, spares."),
     "place": ("afserve.cli.plan.place:place", "Place experts on nodes from routing counts."),
     "simulate": ("afserve.cli.plan.simulate:simulate", "Play a plan event by event."),
+    "pilot": ("afserve.cli.pilot.command:pilot", "What a pilot of pools would have done with a trace."),
     "bench": ("afserve.cli.bench:bench", "Measure this installation."),
     "node": ("afserve.cli.node:node", "Start one node that joins a controller elsewhere."),
     "render": ("afserve.cli.render:render", "Files for Kubernetes, KubeRay or Slurm, from a cluster file."),

@@ -22,7 +22,7 @@ from afserve.control.pilot.sizes import Demand, Sizes
 _MINUTE, _PART = 60.0, 10.0  # seconds
 _STABLE = 300.0  # seconds in which fewer replicas must have been enough
 _TOLERANCE = 0.1  # of the target that is left alone, as Kubernetes has it
-MARGINS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0)
+MARGINS = (1.0, 1.1, 1.25, 1.5)
 
 
 def demand_of(packets: Iterable[Packet], seconds: float) -> Demand | None:
@@ -84,8 +84,8 @@ def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float)
     what is most where none does."""
     whole = demand_of(packets, packets[-1].at)
     assert whole is not None, "somebody came"
-    low, high = 0, 60
-    rates = [whole.rate * 1.06**power for power in range(high + 1)]
+    low, high = 0, 15
+    rates = [whole.rate * 1.1**power for power in range(high + 1)]
 
     def tried(number: int) -> Played:
         sizes = planner.best_effort(replace(whole, rate=rates[number]))

@@ -1,0 +1,217 @@
+"""`afserve pilot replay`: a pilot over a trace, or over days made of its lengths, beside an oracle, fixed sizes and an
+autoscaler of whole replicas."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from afserve.cli.options import Within, existing_file, group_options, option
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
+from afserve.cli.plan.options import PRECISIONS, seconds
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import rules_for
+from afserve.control.pilot.replay.compare import Comparison, compare, most_served
+from afserve.control.pilot.replay.days import MadeDay, made_day, traced
+from afserve.control.pilot.replay.flow import Packet
+from afserve.control.pilot.replay.rivals import demand_of
+from afserve.control.pilot.replay.run import Played, World
+from afserve.control.pilot.replay.tabled import Stages, TabledModel
+from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.errors import ConfigError, DoesNotFitError, shown
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.experts import Routing
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.trace_reader import read_trace
+from afserve.placement.planner.perf.workload import Workload
+from afserve.placement.planner.simulate.phase_stages import pieces_on_gpu
+from afserve.placement.planner.simulate.phase_tables import StageTables
+
+_FLOOR = 0.25  # of the experts' time goes to prompts that wait, at least
+_SKEW = 0.4
+_PEAK = 0.8  # of what all devices serve, at the highest point of a made day: noise and bursts come on top
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFlags:
+    """What comes, on which devices, and within which times."""
+
+    trace: Path = option(
+        type=existing_file, required=True, help="Requests of a Mooncake JSON-lines or Azure CSV trace."
+    )
+    model: str = option(
+        "--model", "-m", default="deepseek-v3", help="As `afserve plan`.  [default: deepseek-v3]"
+    )
+    pool: str = option(default="h200=64", metavar="NAME=COUNT", help="Devices at most.  [default: h200=64]")
+    precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
+    ttft: str = option(default="2s", help="Time to the first token.  [default: 2s]")
+    tpot: str = option(default="50ms", help="Time per further token.  [default: 50ms]")
+    times: float = option(
+        default=1.0, type=Within(1e-3, 1e6), help="Of each request of the trace, so many.  [default: 1]"
+    )
+    hold: float = option(
+        default=600.0, type=Within(10, 86_400), help="Seconds as --pilot-hold.  [default: 600]"
+    )
+    start: float = option(
+        default=20.0, type=Within(0, 3600), help="Seconds until a device serves.  [default: 20]"
+    )
+    replica_start: float = option(
+        default=240.0, type=Within(0, 36_000), help="The same for a whole replica.  [default: 240]"
+    )
+    slower: float = option(
+        default=1.0,
+        type=Within(0.2, 5),
+        help="All steps take so many times what the pilot's model says.  [default: 1]",
+    )
+    tick: float = option(default=1.0, type=Within(0.1, 10), help="Seconds played at once.  [default: 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class DayFlags:
+    """A day that is made instead of the trace's own arrivals; lengths are the trace's."""
+
+    day: float | None = option(
+        type=Within(0.1, 240),
+        metavar="HOURS",
+        help="Make so many hours by a stated rule, with the trace's lengths.",
+    )
+    peak: float | None = option(
+        type=Within(1e-3, 1e6), help="Requests per second at its highest point.  [default: 0.8 of what fits]"
+    )
+    trough: float = option(default=0.3, type=Within(0.01, 1), help="Lowest over highest.  [default: 0.3]")
+    uneven: float = option(
+        default=0.08, type=Within(0, 2), help="Variation of five minutes (Gamma).  [default: 0.08]"
+    )
+    bursts: float = option(
+        default=0.0, type=Within(0, 1000), help="A day, each twice the rate for 2 to 8 minutes.  [default: 0]"
+    )
+    seed: int = option(default=0, type=Within(0, (1 << 32) - 1, whole=True), help="Random seed.")
+
+
+@click.command("replay", short_help="Play a pilot over a trace.")
+@group_options(ReplayFlags, DayFlags)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(asked: ReplayFlags, day: DayFlags, as_json: bool) -> None:
+    """Play a pilot over a trace, beside an oracle, the best fixed sizes and an autoscaler of whole replicas.
+
+    \b
+    afserve pilot replay --trace trace.csv --pool h200=64 --day 24 --ttft 2s --tpot 50ms
+    """
+    values = played(asked, day)
+    click.echo(json.dumps(values, indent=2) if as_json else _text(values))
+
+
+def played(asked: ReplayFlags, day: DayFlags) -> dict[str, Any]:
+    """Raises ConfigError or DoesNotFitError naming the flag."""
+    work = read_trace(str(asked.trace), read_lines(asked.trace, "trace"))
+    wanted = Wanted(seconds(asked.ttft, "ttft"), seconds(asked.tpot, "tpot"))
+    chip, devices = _pool(asked.pool)
+    stages = _stages(asked, chip, work)
+    limits = _limits(stages, devices)
+    packets = _packets(asked, day, work, Planner(TabledModel(stages), wanted, limits))
+    world = World(stages, wanted, asked.start, asked.slower, asked.tick)
+    try:
+        found = compare(world, packets, limits, rules_for(asked.hold), asked.replica_start)
+    except ValueError as error:
+        raise ConfigError(f"--trace {asked.trace}: {error}", param="trace") from error
+    return _values(found, packets, asked)
+
+
+def _pool(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not (name and count.isascii() and count.isdigit() and 0 < len(count) < 6 and int(count) > 2):
+        raise ConfigError(f"--pool: {shown(text)} is not NAME=COUNT with three devices or more", param="pool")
+    return name, int(count)
+
+
+def _stages(asked: ReplayFlags, name: str, work: Workload) -> Stages:
+    shape, chip = load_model(asked.model), load_hardware(name)
+    widths = Precision(asked.precision, asked.precision, "bf16")
+    setting = Setting(
+        shape, load_curves("h200", shape, chip, widths), work, precision=widths, routing=Routing(_SKEW)
+    )
+    return Stages(StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, _FLOOR))
+
+
+def _limits(stages: Stages, devices: int) -> Limits:
+    try:
+        least = stages.least()
+    except ValueError as error:
+        raise DoesNotFitError(f"--pool: {error}") from error
+    if least.total > devices:
+        raise DoesNotFitError(
+            f"--pool: the experts need {least.experts} devices, and prompts and decoding one each; give more"
+        )
+    return Limits(least, Sizes(devices, devices, devices), devices)
+
+
+def _packets(asked: ReplayFlags, day: DayFlags, work: Workload, planner: Planner) -> list[Packet]:
+    prompts, answers = work.prompt.tolist(), work.answer.tolist()
+    if day.day is None:
+        return traced(work.arrival.tolist(), prompts, answers, asked.times)
+    peak = day.peak
+    if peak is None:
+        whole = demand_of(traced(work.arrival.tolist(), prompts, answers), max(float(work.arrival[-1]), 1.0))
+        assert whole is not None, "a trace has a request"
+        peak = _PEAK * most_served(planner, whole) / (2.0 if day.bursts else 1.0)
+    if not peak:
+        raise DoesNotFitError(
+            "--pool: no sizes inside it meet --ttft and --tpot; give more devices, or more time"
+        )
+    made = MadeDay(peak, day.trough, day.uneven, day.bursts, day.day, day.seed)
+    return made_day(made, prompts, answers)
+
+
+def _values(found: Comparison, packets: list[Packet], asked: ReplayFlags) -> dict[str, Any]:
+    pilot, oracle = found.pilot, found.oracle
+    return {
+        "requests": round(sum(one.weight for one in packets)),
+        "hours": round(packets[-1].at / 3600, 2),
+        "pool": asked.pool,
+        "model": asked.model,
+        "ttft": asked.ttft,
+        "tpot": asked.tpot,
+        "slower": asked.slower,
+        **{name: _row(one) for name, one in found.rows},
+        "replica": str(found.unit),
+        "attainment_of_oracle": round(pilot.met / max(oracle.met, 1e-9), 4),
+        "hours_of_oracle": round(pilot.device_hours / oracle.device_hours, 3),
+        "hours_of_fixed": round(pilot.device_hours / found.fixed.device_hours, 3),
+        "hours_of_replicas": round(pilot.device_hours / found.replicas.device_hours, 3),
+        "changes_in_10_minutes": round(pilot.changed / max(pilot.hours * 6, 1e-9), 2),
+        "intervals": {"compared": found.judged, "held": found.held},
+    }
+
+
+def _row(one: Played) -> dict[str, Any]:
+    return {
+        "attainment": round(one.met, 4),
+        "late_first_tokens": round(one.first_late, 4),
+        "late_answers": round(one.rest_late, 4),
+        "device_hours": round(one.device_hours, 1),
+        "changes": one.changed,
+        "most_devices": one.most,
+    }
+
+
+def _text(values: dict[str, Any]) -> str:
+    asked, limit = values["requests"], f"at most {values['pool']}"
+    lines = [
+        f"{asked:,} requests in {values['hours']:g} h, {values['model']} on {limit}, first token within "
+        f"{values['ttft']}, {values['tpot']} a token:",
+        f"{'':10} {'in time':>8} {'device hours':>13} {'changes':>8} {'most':>6}",
+    ]
+    for name in ("pilot", "oracle", "fixed", "replicas"):
+        row = values[name]
+        shown_row = f"{name:10} {row['attainment']:8.2%} {row['device_hours']:13,.1f}"
+        lines.append(f"{shown_row} {row['changes']:8,} {row['most_devices']:6,}")
+    judged = values["intervals"]
+    served, hours = values["attainment_of_oracle"], values["hours_of_oracle"]
+    lines.append(
+        f"the pilot: {served:.3f} of the oracle's attainment with {hours:.2f} times its device hours, "
+        f"{values['hours_of_fixed']:.2f} times those of fixed sizes, {values['changes_in_10_minutes']:.2f} changes in "
+        f"ten minutes; {judged['held']} of {judged['compared']} 80 % intervals held"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""A pilot on arrivals, and beside it an oracle, the best fixed sizes and an autoscaler of whole replicas."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from afserve.control.pilot.observed import Observed
+from afserve.control.pilot.plan import Planner
+from afserve.control.pilot.policy import Policy, Rules
+from afserve.control.pilot.replay.flow import Packet
+from afserve.control.pilot.replay.rivals import best_oracle, demand_of, fixed, replicas
+from afserve.control.pilot.replay.run import Played, World, play
+from afserve.control.pilot.replay.tabled import TabledModel
+from afserve.control.pilot.sizes import Demand, Limits, Sizes
+
+_OF_ORACLE = 0.99  # of its attainment, that fixed sizes have to reach
+_REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit
+_FILLED = 0.7  # of what a replica can hold inside the targets, at which the autoscaler keeps it
+_BEGINNING = 600.0  # seconds whose arrivals the first sizes are for
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`held`: how many of the pilot's `judged` intervals held what was measured, of both times."""
+
+    pilot: Played
+    oracle: Played
+    fixed: Played
+    replicas: Played
+    unit: Sizes
+    judged: int
+    held: int
+
+    @property
+    def rows(self) -> tuple[tuple[str, Played], ...]:
+        return (
+            ("pilot", self.pilot),
+            ("oracle", self.oracle),
+            ("fixed", self.fixed),
+            ("replicas", self.replicas),
+        )
+
+
+def compare(
+    world: World, packets: Sequence[Packet], limits: Limits, rules: Rules, replica_start: float
+) -> Comparison:
+    """Whoever is compared begins with sizes for the first ten minutes. Raises ValueError for no arrivals."""
+    planner = Planner(TabledModel(world.stages), world.wanted, limits)
+    begun = demand_of([one for one in packets if one.at <= _BEGINNING], min(_BEGINNING, packets[-1].at))
+    if begun is None:
+        raise ValueError("nothing arrives within the first ten minutes")
+    first = planner.best_effort(begun.times(1.2))
+    policy = Policy(Planner(TabledModel(world.stages), world.wanted, limits), rules)
+
+    def look(seen: Observed) -> Sizes | None:
+        advice = policy.look(seen)
+        return None if advice is None else advice.new
+
+    piloted = play(world, packets, first, look)
+    knowing = best_oracle(world, packets, planner)
+    still = fixed(world, packets, planner, _OF_ORACLE * knowing.met)
+    unit, most, target = _unit(planner, packets, limits)
+    scaled = replicas(world, packets, unit, target, most, replica_start)
+    judged = policy.judge.ttft.compared + policy.judge.tpot.compared
+    held = policy.judge.ttft.held + policy.judge.tpot.held
+    return Comparison(piloted, knowing, still, scaled, unit, judged, held)
+
+
+def _unit(planner: Planner, packets: Sequence[Packet], limits: Limits) -> tuple[Sizes, int, float]:
+    """(one replica, how many there may be, requests in one of them at which it is kept)."""
+    whole = demand_of(packets, packets[-1].at)
+    assert whole is not None, "somebody came"
+    part = replace(whole, rate=busiest(packets) / _REPLICAS)
+    unit = planner.best_effort(part)
+    return unit, max(1, limits.budget // unit.total), _FILLED * _resident(planner, unit, part)
+
+
+def _resident(planner: Planner, sizes: Sizes, demand: Demand) -> float:
+    """Requests that are there at once, read or decoded."""
+    found = planner.expect(sizes, demand, planner.wanted)
+    return max(1.0, demand.rate * (found.tpot * demand.answer + min(found.ttft, 60.0)))
+
+
+def busiest(packets: Sequence[Packet], seconds: float = 600.0) -> float:
+    """Requests per second in the busiest so many seconds."""
+    counts: dict[int, float] = {}
+    for one in packets:
+        counts[int(one.at // seconds)] = counts.get(int(one.at // seconds), 0.0) + one.weight
+    return max(counts.values()) / seconds
+
+
+def most_served(planner: Planner, demand: Demand) -> float:
+    """Requests per second, alike, that the largest sizes inside the limits serve; 0 where there are none."""
+    low, high = 0.0, 1.0
+    while planner.smallest(replace(demand, rate=high)) is not None and high < 1e6:
+        low, high = high, 2 * high
+    for _ in range(6):
+        middle = (low + high) / 2
+        if planner.smallest(replace(demand, rate=middle)) is not None:
+            low = middle
+        else:
+            high = middle
+    return low
