@@ -97,7 +97,7 @@ class Histogram:
         return tuple(self._counts)
 
     @property
-    def total(self) -> float:
+    def observed_sum(self) -> float:
         """Of all values."""
         return self._sum
 

@@ -59,6 +59,7 @@ NOT_RUN = {
     "larger-than-memory",
     "ray",
     "reference",
+    "size-pools",
     "measure-a-server",
     "watch-the-live-page",
     "run-as-a-service",

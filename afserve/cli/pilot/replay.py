@@ -31,7 +31,7 @@ from afserve.placement.planner.simulate.phase_tables import StageTables
 
 _FLOOR = 0.25  # of the experts' time goes to prompts that wait, at least
 _SKEW = 0.4
-_PEAK = 0.8  # of what all devices serve, at the highest point of a made day: noise and bursts come on top
+_PEAK = 0.7  # of what all devices serve, at the highest point of a made day: noise and bursts come on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class DayFlags:
         help="Make so many hours by a stated rule, with the trace's lengths.",
     )
     peak: float | None = option(
-        type=Within(1e-3, 1e6), help="Requests per second at its highest point.  [default: 0.8 of what fits]"
+        type=Within(1e-3, 1e6), help="Requests per second at its highest point.  [default: 0.7 of what fits]"
     )
     trough: float = option(default=0.3, type=Within(0.01, 1), help="Lowest over highest.  [default: 0.3]")
     uneven: float = option(
@@ -180,7 +180,7 @@ def _values(found: Comparison, packets: list[Packet], asked: ReplayFlags) -> dic
         "hours_of_oracle": round(pilot.device_hours / oracle.device_hours, 3),
         "hours_of_fixed": round(pilot.device_hours / found.fixed.device_hours, 3),
         "hours_of_replicas": round(pilot.device_hours / found.replicas.device_hours, 3),
-        "changes_in_10_minutes": round(pilot.changed / max(pilot.hours * 6, 1e-9), 2),
+        "changes_in_10_minutes": round(pilot.change_count / max(pilot.hours * 6, 1e-9), 2),
         "intervals": {"compared": found.judged, "held": found.held},
     }
 
@@ -191,7 +191,7 @@ def _row(one: Played) -> dict[str, Any]:
         "late_first_tokens": round(one.first_late, 4),
         "late_answers": round(one.rest_late, 4),
         "device_hours": round(one.device_hours, 1),
-        "changes": one.changed,
+        "changes": one.change_count,
         "most_devices": one.most,
     }
 

@@ -45,7 +45,7 @@ class Correction:
 
     log: float = 0.0
 
-    def note(self, expected: float, measured: float) -> None:
+    def note_error(self, expected: float, measured: float) -> None:
         if expected > 0 and measured > 0 and math.isfinite(expected):
             error = max(-_FURTHEST, min(math.log(measured / expected), _FURTHEST))
             self.log += _NEWEST * (error - self.log)

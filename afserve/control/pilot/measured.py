@@ -42,7 +42,7 @@ class MeasuredModel:
     def ready(self) -> bool:
         return self.rates.decode > 0 and self.rates.calm_rest > 0
 
-    def learn(self, window: Seen) -> bool:
+    def learn_rates(self, window: Seen) -> bool:
         load, rates = window.load, self._measured
         answered = load.rest_tokens + load.first
         if answered < _LEAST_TOKENS or not load.came:

@@ -106,7 +106,7 @@ class Lengths:
     answer: float = 0.0
     square: float = 0.0
 
-    def note(self, load: Load) -> None:
+    def note_load(self, load: Load) -> None:
         if load.came:
             mean = load.prompt_tokens / load.came
             self._fade("prompt", mean, load.came)

@@ -21,7 +21,7 @@ class PoolModel(Protocol):
     def ready(self) -> bool:
         """Whether enough is known to say anything."""
 
-    def learn(self, window: Seen) -> bool:
+    def learn_rates(self, window: Seen) -> bool:
         """From what was measured meanwhile. Whether `expect` says something else from now on."""
 
     def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected: ...
@@ -38,8 +38,8 @@ class Planner:
     def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected:
         return self.model.expect(sizes, demand, wanted)
 
-    def learn(self, window: Seen) -> None:
-        if self.model.learn(window):
+    def learn_rates(self, window: Seen) -> None:
+        if self.model.learn_rates(window):
             self._known.clear()
 
     def smallest(self, demand: Demand, wanted: Wanted | None = None) -> Sizes | None:

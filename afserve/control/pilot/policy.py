@@ -18,6 +18,7 @@ from afserve.control.pilot.sizes import Demand, Expected, Sizes, Wanted
 
 _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
+_LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _KEPT = 20  # advices and outcomes that are remembered
 
 
@@ -34,7 +35,7 @@ class Rules:
     again: float = 60.0
     measured: float = 120.0
     gain: float = 0.04
-    margin: float = 0.92
+    margin: float = 0.85
     deviations: float = 1.0
     cost: float = 5.0
 
@@ -44,7 +45,7 @@ def rules_for(hold: float) -> Rules:
     share = min(hold / _HOLD, 1.0)
     short = max(60.0 * share, 2.0)
     windows = Windows(short=short, long=max(900.0 * share, 5 * short))
-    return Rules(windows, hold, again=short, measured=max(120.0 * share, 2 * short))
+    return Rules(windows, hold, again=short, measured=max(120.0 * share, 2 * short), cost=5.0 * share)
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Policy:
     def figures(self) -> dict[str, float]:
         """What it goes by, for people."""
         return {
-            "rate": self._rate.now,
+            "rate": self._rate.present_rate,
             "rate_soon": self._rate.soon(self.rules.again, self.rules.deviations),
             "ttft_within": math.exp(self.judge.ttft.width),
             "tpot_within": math.exp(self.judge.tpot.width),
@@ -106,10 +107,10 @@ class Policy:
             self._open = None
         if self._seen:
             happened = seen.since(self._seen[-1])
-            self._rate.note(seen.at, happened.seconds, happened.load.came)
-            self._lengths.note(happened.load)
+            self._rate.note_arrivals(seen.at, happened.seconds, happened.load.came)
+            self._lengths.note_load(happened.load)
             if self._seen[-1].sizes == seen.sizes:
-                self._planner.learn(happened)
+                self._planner.learn_rates(happened)
             else:
                 self._seen.clear()  # what is measured is of one size
         self._seen.append(seen)
@@ -127,11 +128,11 @@ class Policy:
         if not expected.fits or max(expected.busy) > _BUSY:
             return
         if window.tpot is not None:
-            self.judge.rest.note(expected.tpot, window.tpot)
+            self.judge.rest.note_error(expected.tpot, window.tpot)
         if window.ttft is not None:
-            self.judge.first.note(expected.ttft, window.ttft)
+            self.judge.first.note_error(expected.ttft, window.ttft)
         if window.busy[0] and window.sizes.prefill:
-            self.judge.reading.note(expected.busy[0], window.busy[0])
+            self.judge.reading.note_error(expected.busy[0], window.busy[0])
 
     def _corrected(self) -> Wanted:
         """What the model has to promise so that what is wanted comes."""
@@ -189,7 +190,7 @@ class Policy:
         if not self._planner.expect(new, later, wanted).meets(wanted):
             return None
         moved = sum(abs(a - b) for a, b in zip(seen.sizes, new, strict=True))
-        if saved * self.rules.hold < moved * (self.rules.cost + 2 * self._change_seconds):
+        if saved * _LASTS * self.rules.hold < moved * (self.rules.cost + 2 * self._change_seconds):
             return None
         return self._advise(seen, new, f"{saved} fewer are enough for {later.rate:.3g} requests/s")
 
@@ -204,7 +205,7 @@ class Policy:
         if self._said(seen, new):
             return None
         self._numbers += 1
-        present = self._lengths.demand(self._rate.now)
+        present = self._lengths.demand(self._rate.present_rate)
         after, stay = (self._effect(self._planner.expect(at, present, Wanted())) for at in (new, seen.sizes))
         advice = Advice(self._numbers, seen.at, seen.sizes, new, why, after, stay)
         self.advices.append(advice)

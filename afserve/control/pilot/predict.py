@@ -22,7 +22,7 @@ class Windows:
 
 
 class Forecast:
-    """Of a rate. `note` is told how many came in the seconds up to a moment."""
+    """Of a rate. `note_arrivals` is told how many came in the seconds up to a moment."""
 
     def __init__(self, windows: Windows | None = None) -> None:
         self._windows = windows or Windows()
@@ -31,7 +31,7 @@ class Forecast:
         self._day: dict[int, float] = {}  # rate by slot, of days before
         self._slot: tuple[int, float, float] | None = None  # (slot, seconds, came) of the present one
 
-    def note(self, at: float, seconds: float, came: float) -> None:
+    def note_arrivals(self, at: float, seconds: float, came: float) -> None:
         self._noted.append((at, seconds, came))
         self._line = None
         while self._noted and self._noted[0][0] < at - self._windows.long:
@@ -50,7 +50,7 @@ class Forecast:
             self._day[number] = rate if known is None else (known + rate) / 2
 
     @property
-    def now(self) -> float:
+    def present_rate(self) -> float:
         """Per second, over the short window."""
         return self._mean(self._windows.short)
 
@@ -83,7 +83,8 @@ class Forecast:
     def _trend(self) -> tuple[float, float, float]:
         minutes = self._minutes()
         if len(minutes) < 3:
-            return self.now, 0.0, math.sqrt(self.now / self._windows.short) if self.now else 0.0
+            rate = self.present_rate
+            return rate, 0.0, math.sqrt(rate / self._windows.short)
         ago = sum(each[0] for each in minutes) / len(minutes)
         mean = sum(each[1] for each in minutes) / len(minutes)
         spread = sum((each[0] - ago) ** 2 for each in minutes)
@@ -97,7 +98,7 @@ class Forecast:
         Where the day is known from the day before, its ratio counts instead of the trend.
         """
         level, slope, deviation = self.trend()
-        now = max(level, self.now)
+        now = max(level, self.present_rate)
         ratio = self._ratio(seconds)
         if ratio is None:
             change = max(-_TREND_SHARE * now, min(slope * seconds, _TREND_SHARE * now))

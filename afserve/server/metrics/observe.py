@@ -179,10 +179,10 @@ class ServerMetrics:
     def load(self) -> GatewayLoad:
         """What whoever sizes the pools is told."""
         judged = {phase: of["late"] for phase, of in self.goodput.figures().items()}
-        answers, answer_tokens = self.decode.observations, int(self.answered.total)
+        answers, answer_tokens = self.decode.observations, int(self.answered.observed_sum)
         return GatewayLoad(
             came=self.asked.observations,
-            prompt_tokens=int(self.asked.total),
+            prompt_tokens=int(self.asked.observed_sum),
             found_tokens=int(self.cached_tokens.total_of()),
             first=self.first_token.observations,
             first_late=judged.get(PREFILL, 0),
@@ -190,8 +190,8 @@ class ServerMetrics:
             answer_tokens=answer_tokens,
             rest_tokens=max(0, answer_tokens - answers),
             rest_late=judged.get(DECODE, 0),
-            first_seconds=self.first_token.total,
-            rest_seconds=self.decode.total,
+            first_seconds=self.first_token.observed_sum,
+            rest_seconds=self.decode.observed_sum,
         )
 
     def families(self, view: ClusterView) -> Iterator[MetricFamily]:

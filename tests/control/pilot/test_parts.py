@@ -19,7 +19,7 @@ def told(rate, seconds, step=10.0, start=0.0, forecast=None):
     forecast = forecast or Forecast()
     for number in range(int(seconds / step)):
         at = start + (number + 1) * step
-        forecast.note(at, step, rate(at) * step)
+        forecast.note_arrivals(at, step, rate(at) * step)
     return forecast
 
 
@@ -43,13 +43,13 @@ def test_a_day_that_was_seen_says_what_comes():
         return 20.0 if 0.5 * DAY <= at % DAY < 0.6 * DAY else 5.0
 
     forecast = told(day, 1.49 * DAY, step=60.0)
-    assert forecast.now == pytest.approx(5.0)
+    assert forecast.present_rate == pytest.approx(5.0)
     assert forecast.soon(0.02 * DAY) == pytest.approx(15.0, rel=0.05), "three times as much at most"
     assert told(day, 0.49 * DAY, step=60.0).soon(0.02 * DAY) == pytest.approx(5.0, rel=0.05)
 
 
 def test_nothing_noted_is_nothing_expected():
-    assert Forecast().now == 0 and Forecast().soon(600) == 0
+    assert Forecast().present_rate == 0 and Forecast().soon(600) == 0
 
 
 def test_one_server_waits_as_in_the_books():
@@ -78,10 +78,10 @@ def test_intervals_hold_as_often_as_they_promise(spread):
 def test_a_correction_follows_what_is_measured():
     correction = Correction()
     for _ in range(200):
-        correction.note(1.0, 1.3)
+        correction.note_error(1.0, 1.3)
     assert correction.factor == pytest.approx(1.3, rel=0.01)
-    correction.note(0.0, 5.0)
-    correction.note(math.inf, 5.0)
+    correction.note_error(0.0, 5.0)
+    correction.note_error(math.inf, 5.0)
     assert correction.factor == pytest.approx(1.3, rel=0.01)
 
 

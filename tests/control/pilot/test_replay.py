@@ -123,10 +123,10 @@ def test_a_pilot_on_an_afternoon_serves_as_many_as_one_who_knows_it():
     piloted = play(world, packets, planner.best_effort(whole), look)
     knowing = oracle(world, packets, planner, 1.3)
     assert piloted.met >= 0.97 * knowing.met
-    assert piloted.changed <= 1.5 * piloted.hours * 6
+    assert piloted.change_count <= 1.5 * piloted.hours * 6
     still = fixed(world, packets, planner, 0.98 * knowing.met)
     assert piloted.device_hours < still.device_hours
-    whole_ones = replicas(world, packets, Sizes(3, 1, 8), 60, 6, 240.0)
+    whole_ones = replicas(world, packets, Sizes(3, 1, 8), 60, (2, 6), 240.0)
     assert all(sizes.experts % 8 == 0 for _, sizes in whole_ones.changes)
 
 

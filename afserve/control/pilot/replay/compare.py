@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
@@ -13,7 +14,7 @@ from afserve.control.pilot.replay.tabled import TabledModel
 from afserve.control.pilot.sizes import Demand, Limits, Sizes
 
 _OF_ORACLE = 0.99  # of its attainment, that fixed sizes have to reach
-_REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit
+_REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit; there may be twice as many
 _FILLED = 0.7  # of what a replica can hold inside the targets, at which the autoscaler keeps it
 _BEGINNING = 600.0  # seconds whose arrivals the first sizes are for
 
@@ -58,20 +59,21 @@ def compare(
     piloted = play(world, packets, first, look)
     knowing = best_oracle(world, packets, planner)
     still = fixed(world, packets, planner, _OF_ORACLE * knowing.met)
-    unit, most, target = _unit(planner, packets, limits)
-    scaled = replicas(world, packets, unit, target, most, replica_start)
+    unit, per_replica, rate = _unit(planner, packets)
+    count = max(1, ceil(1.2 * begun.rate / rate))
+    scaled = replicas(world, packets, unit, per_replica, (count, 2 * _REPLICAS), replica_start)
     judged = policy.judge.ttft.compared + policy.judge.tpot.compared
     held = policy.judge.ttft.held + policy.judge.tpot.held
     return Comparison(piloted, knowing, still, scaled, unit, judged, held)
 
 
-def _unit(planner: Planner, packets: Sequence[Packet], limits: Limits) -> tuple[Sizes, int, float]:
-    """(one replica, how many there may be, requests in one of them at which it is kept)."""
+def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[Sizes, float, float]:
+    """(one replica, requests in it at which it is kept, requests per second that it serves)."""
     whole = demand_of(packets, packets[-1].at)
     assert whole is not None, "somebody came"
     part = replace(whole, rate=busiest(packets) / _REPLICAS)
     unit = planner.best_effort(part)
-    return unit, max(1, limits.budget // unit.total), _FILLED * _resident(planner, unit, part)
+    return unit, _FILLED * _resident(planner, unit, part), part.rate
 
 
 def _resident(planner: Planner, sizes: Sizes, demand: Demand) -> float:

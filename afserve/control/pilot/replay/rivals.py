@@ -36,7 +36,7 @@ def demand_of(packets: Iterable[Packet], seconds: float) -> Demand | None:
         sums[2] += one.answer * one.weight
     if not count:
         return None
-    lengths.note(
+    lengths.note_load(
         Load(count, prompt_tokens=sums[0], prompt_squares=sums[1], ended=count, answer_tokens=sums[2])
     )
     return lengths.demand(count / seconds)
@@ -103,25 +103,32 @@ def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float)
 
 
 def replicas(
-    world: World, packets: Sequence[Packet], unit: Sizes, per_replica: float, most: int, start: float
+    world: World,
+    packets: Sequence[Packet],
+    unit: Sizes,
+    per_replica: float,
+    counts: tuple[int, int],
+    start: float,
 ) -> Played:
-    """`unit` is one replica, which takes `start` seconds; `per_replica` requests in it are the target."""
+    """`unit` is one replica, which takes `start` seconds; `per_replica` requests in it are the target. `counts` of
+    replicas: at first, and at most."""
     recent: deque[tuple[float, int]] = deque()
     lengths = Lengths()
     before: list[Observed] = []
 
     def sizer(seen: Observed) -> Sizes | None:
         if before:
-            lengths.note(seen.since(before[0]).load)
+            lengths.note_load(seen.since(before[0]).load)
         before[:] = [seen]
         have = seen.sizes.experts // unit.experts
         waiting = seen.queued_tokens / lengths.prompt if lengths.prompt else 0.0
         share = (seen.running + waiting) / per_replica / have
         wanted = have if abs(share - 1) <= _TOLERANCE else math.ceil(share * have)
-        recent.append((seen.at, max(1, min(wanted, most))))
+        recent.append((seen.at, max(1, min(wanted, counts[1]))))
         while recent[0][0] < seen.at - _STABLE:
             recent.popleft()
         count = max(one for _, one in recent)
         return Sizes(*(count * each for each in unit)) if count != have else None
 
-    return play(replace(world, start=start), packets, unit, sizer)
+    first = Sizes(*(counts[0] * each for each in unit))
+    return play(replace(world, start=start), packets, first, sizer)

@@ -46,7 +46,7 @@ class Played:
         return max(sizes.total for _, sizes in self.changes)
 
     @property
-    def changed(self) -> int:
+    def change_count(self) -> int:
         """Changes, the first sizes not counted."""
         return len(self.changes) - 1
 

@@ -99,7 +99,7 @@ class TabledModel:
         self.ready = True
         self._guess = 0.02  # seconds of a token: what was found last is near what is asked next
 
-    def learn(self, window: Seen) -> bool:
+    def learn_rates(self, window: Seen) -> bool:
         """Tables stay as they are; a policy corrects them."""
         return False
 

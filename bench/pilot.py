@@ -1,0 +1,90 @@
+"""A pilot on simulated days, beside an oracle, the best fixed sizes and an autoscaler of whole replicas.
+
+    python -m bench.pilot            every row; --case N: one of them; --traces FOLDER; --save
+
+Lengths are those of the public traces, in their order; arrivals are made by `control/pilot/replay/days` (a cosine over
+the day, Gamma-distributed five minutes, bursts of twice the rate where a row says so), or are the trace's own hour.
+Stage times are the planner's, of DeepSeek-V3 in FP8 with prompts and decoding on devices of their own that share the
+experts. `slower`: what is played takes so many times what the pilot's model says. Nothing is measured of this machine.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from afserve.cli.pilot.replay import DayFlags, ReplayFlags, played
+from bench.origin import ROOT, origin
+
+OUT = ROOT / "bench" / "results" / "pilot.jsonl"
+TRACES = ROOT.parent / "shared/data/request_traces"
+FILES = {"Azure": "AzureLLMInferenceTrace_conv.csv", "Mooncake": "mooncake_conversation_trace.jsonl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    trace: str
+    flags: dict[str, Any]
+    day: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("the hour of the trace", "Azure", {"pool": "h200=32", "times": 4.0}),
+    Case("day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0}),
+    Case("day", "Azure", {"pool": "h200=32", "tick": 5.0, "slower": 1.1}, {"day": 24.0, "seed": 1}),
+    Case(
+        "day with bursts", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0, "bursts": 12.0, "seed": 2}
+    ),
+    Case(
+        "day",
+        "Mooncake",
+        {"pool": "h200=128", "tick": 5.0, "ttft": "20s", "tpot": "100ms"},
+        {"day": 24.0, "seed": 3},
+    ),
+    Case("day", "Azure", {"pool": "h200=512", "tick": 5.0}, {"day": 24.0, "seed": 4}),
+)
+_DEFAULTS = {
+    "model": "deepseek-v3",
+    "pool": "h200=64",
+    "precision": "fp8",
+    "ttft": "2s",
+    "tpot": "50ms",
+    "times": 1.0,
+    "hold": 600.0,
+    "start": 20.0,
+    "replica_start": 240.0,
+    "slower": 1.0,
+    "tick": 1.0,
+}
+_NO_DAY = {"day": None, "peak": None, "trough": 0.3, "uneven": 0.08, "bursts": 0.0, "seed": 0}
+
+
+def row(case: Case, traces: Path) -> dict[str, Any]:
+    asked = ReplayFlags(trace=traces / FILES[case.trace], **{**_DEFAULTS, **case.flags})
+    found = played(asked, DayFlags(**{**_NO_DAY, **case.day}))
+    return {"case": case.name, "trace": case.trace, **case.day, **found}
+
+
+def rows(cases: tuple[Case, ...], traces: Path) -> Iterator[dict[str, Any]]:
+    yield from (row(case, traces) for case in cases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.pilot", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--traces", type=Path, default=TRACES, help="the folder of the traces")
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
+    parser.add_argument("--save", action="store_true", help=f"append to {OUT.relative_to(ROOT)}")
+    asked = parser.parse_args()
+    cases = CASES if asked.case is None else (CASES[asked.case],)
+    for found in rows(cases, asked.traces):
+        print(json.dumps(found), flush=True)
+        if asked.save:
+            with OUT.open("a", encoding="utf-8") as out:
+                out.write(json.dumps({**origin(), **found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
