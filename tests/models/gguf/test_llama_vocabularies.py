@@ -1,11 +1,10 @@
 """Vocabularies of real models that lie in a checkout of llama.cpp (LLAMA_CPP names it): the tokens that stand beside
-them, and those of its `llama-tokenize` in `build/bin`. Without one these tests are skipped.
+them. Without one these tests are skipped; `test_llama_peer.py` asks llama.cpp itself.
 
 Qwen's tokenizers compose characters first and llama.cpp does not, so their strings are composed ones.
 """
 
 import os
-import subprocess
 import unicodedata
 from pathlib import Path
 
@@ -15,16 +14,13 @@ from afserve.gguf.metadata import Metadata
 from afserve.gguf.splitting import SPLITTINGS
 from afserve.gguf.vocabulary import vocabulary_of
 from afserve.models.shards import ShardFile
-from tests.models.gguf.strings import strings
 
 LLAMA = Path(os.environ.get("LLAMA_CPP", "/nowhere"))
-TOKENIZE = LLAMA / "build" / "bin" / "llama-tokenize"
 NAMES = (
     "command-r", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact",
     "starcoder",
 )  # fmt: skip
 BETWEEN = "\n__ggml_vocab_test__\n"
-TOGETHER = 100  # strings that are one text
 
 pytestmark = [
     pytest.mark.long,
@@ -60,23 +56,3 @@ def test_the_tokens_that_stand_beside_them(name):
             assert made.encode(text, add_special_tokens=False).ids == [int(each) for each in line.split()], (
                 text
             )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ten_thousand_strings_as_llama_tokenize_has_them(name, tmp_path):
-    """A hundred to a text: each call of it reads the vocabulary again."""
-    if not TOKENIZE.is_file():
-        pytest.skip("llama-tokenize was not built")
-    made, composed = tokenizer_of(name)
-    drawn = strings(10_000)
-    if composed:
-        drawn = [unicodedata.normalize("NFC", text) for text in drawn]
-    for first in range(0, len(drawn), TOGETHER):
-        text = "\n".join(drawn[first : first + TOGETHER])
-        (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
-        asked = [str(TOKENIZE), "-m", str(file_of(name)), "-f", str(tmp_path / "text"), "--ids", "--no-bos"]
-        ran = subprocess.run(
-            [*asked, "--no-parse-special", "--log-disable"], capture_output=True, check=True, timeout=120
-        )
-        wanted = [int(each) for each in ran.stdout.decode().strip().strip("[]").split(",") if each.strip()]
-        assert made.encode(text, add_special_tokens=False).ids == wanted, f"strings from {first} on"
