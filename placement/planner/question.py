@@ -229,7 +229,7 @@ def _score(family: PlanFamily, question: Question, setting: Setting, batch: Arra
         score = family.decode_devices + family.expert_devices + stages.prefill
     if not question.tokens_per_second:
         return np.asarray(score), np.ones_like(speed)
-    instances = np.ceil(question.tokens_per_second / speed * (1 - 1e-9))
+    instances = np.maximum(np.ceil(question.tokens_per_second / speed * (1 - 1e-9)), 1.0)
     whole = (
         score
         * instances

@@ -279,7 +279,7 @@ def test_losses_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "words"),
     [
         ("--kind afd --lose foo@3s", "this plan has attention and experts to lose"),
-        ("--kind colocated --lose experts@3s", "this plan has devices to lose"),
+        ("--kind colocated --lose experts@3s", "this plan has devices and prefill to lose"),
         ("--kind afd --lose experts@3", "with its unit; write 30s"),
         ("--kind afd --lose experts@nans", "is not a time of"),
         ("--kind afd --lose experts@9d", "add --requests"),
