@@ -1,0 +1,42 @@
+"""A table of pilots on simulated days beside others that size pools, rendered from rows. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+from bench.rows import Row, newest, rows, table
+
+_SIZERS = ("pilot", "oracle", "fixed", "replicas")
+
+
+def pilot() -> str:
+    found = newest(rows("pilot"), "case", "trace", "pool", "slower")
+    if not found:
+        return ""
+    return (
+        "**Simulated**: stage times of the planner, lengths of the public traces; a day is made by a stated rule (`control/pilot/replay/days`), nothing is measured of the "
+        "machine that plays it. `python -m bench.pilot --save`; [what it is](../docs/size-pools.md). In time: requests within both targets. Sought were 0.99 of the oracle's, at most 1.15 of its device "
+        "hours, 0.75 of those of the best fixed sizes, and at most one change in ten minutes. Fixed: the fewest devices that serve 0.99 of the oracle's in time, of sizes planned for a rate. Replicas: whole ones "
+        "by requests in each, which serve 240 s after they were asked for, and may be more than the pool has. Intervals are to hold in 80 %. Of one seed each.\n\n"
+        + table(
+            ["case", "trace", "pool", "TTFT, TPOT", "slower than the model", "in time: pilot", "oracle", "fixed", "replicas",
+             "device hours: pilot", "oracle", "fixed", "replicas", "attainment / oracle", "hours / oracle", "/ fixed", "changes in 10 min", "intervals held"],
+            map(_line, found),
+        )
+    )  # fmt: skip
+
+
+def _line(row: Row) -> list[object]:
+    held = row["intervals"]
+    return [
+        row["case"],
+        row["trace"],
+        row["pool"],
+        f"{row['ttft']}, {row['tpot']}",
+        row["slower"],
+        *(f"{row[name]['attainment']:.2%}" for name in _SIZERS),
+        *(f"{row[name]['device_hours']:,.0f}" for name in _SIZERS),
+        f"{row['attainment_of_oracle']:.3f}",
+        f"{row['hours_of_oracle']:.2f}",
+        f"{row['hours_of_fixed']:.2f}",
+        f"{row['changes_in_10_minutes']:.2f}",
+        f"{held['held']} of {held['compared']}",
+    ]
