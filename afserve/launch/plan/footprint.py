@@ -12,12 +12,16 @@ from afserve.spec import BYTES, ModelSpec
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
-STORED_BITS = 4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers
+STORED_BITS = (
+    4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers, on GPUs bytes
+)
+MXFP4_BITS = 4.25  # on GPUs
+FP8_BITS = 8 + 32 / 128**2  # on GPUs: a byte, and its share of a float32 scale for a block of 128 x 128
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 
 
 def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
-    """Bytes of one number once loaded; FP8 is computed in 16 bits."""
+    """Bytes of one number once loaded; FP8 is computed in 16 bits, but by experts on GPUs (`kept_dtype`)."""
     return max(2, BYTES[computed_dtype(spec, source)])
 
 
@@ -49,12 +53,19 @@ def needs(
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
-    """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
+    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `stored` in int4, on GPUs
+    also `mxfp4` and `fp8`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
+    on_gpu = wishes.experts_on != "cpu"
+    if on_gpu and asked == AUTO and spec.fp8_block == (128, 128) and source.load_format != "dummy":
+        converts = wishes.gpus is None or wishes.gpus.fp8
+        return "fp8" if converts and BYTES[computed_dtype(spec, source)] <= 2 else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
     stored = blocks or (how is not None and how.regular and asked != "int8")
-    rows = wishes.experts_on != "cpu" or computed_dtype(spec, source) != "float16"
-    return "stored" if stored and rows and source.load_format != "dummy" else asked
+    rows = on_gpu or computed_dtype(spec, source) != "float16"
+    if not (stored and rows and source.load_format != "dummy"):
+        return asked
+    return "mxfp4" if on_gpu and how is not None and how.e2m1 else "stored"
 
 
 def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
@@ -72,6 +83,8 @@ def role_bytes(
     own, routed = _own_bytes(spec, size, dense_dtype, gguf_bits), spec.routed_parameters()
     if how is not None and how.gguf:
         return own, int(routed * how.expert_bits / 8)
+    if expert_dtype in ("fp8", "mxfp4"):
+        return own, int(routed * (FP8_BITS if expert_dtype == "fp8" else MXFP4_BITS) / 8)
     if expert_dtype in ("int4", "stored"):
         bits = INT4_BITS
         if how is not None and not how.e2m1:

@@ -25,14 +25,15 @@ _PROBE_SECONDS = 120.0  # torch's import and a context on every device
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """One entry per device; `free` and `total` are bytes. `reach`: each can write the memory of every other. `refused`:
-    why PyTorch's devices here are none, where it has some."""
+    """One entry per device; `free` and `total` are bytes. `reach`: each can write the memory of every other. `fp8`: all
+    of them multiply FP8 (8.9 or newer). `refused`: why PyTorch's devices here are none, where it has some."""
 
     names: tuple[str, ...] = ()
     free: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
     reach: bool = False
     refused: str = ""
+    fp8: bool = True
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,7 +53,7 @@ class Gpus:
         if not index:
             return self
         n = int(index)
-        return Gpus(self.names[n : n + 1], self.free[n : n + 1], self.total[n : n + 1], reach=True)
+        return Gpus(self.names[n : n + 1], self.free[n : n + 1], self.total[n : n + 1], True, fp8=self.fp8)
 
 
 def check_device(text: str) -> None:
@@ -81,7 +82,8 @@ def probe_gpus(command: Sequence[str] = ()) -> Gpus:
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         raise ConfigError(f"--device: torch could not be asked for CUDA devices: {error}") from error
     sizes = tuple(found["free"]), tuple(found["total"])
-    return Gpus(tuple(found["names"]), *sizes, bool(found["reach"]), str(found.get("refused", "")))
+    reach, refused = bool(found["reach"]), str(found.get("refused", ""))
+    return Gpus(tuple(found["names"]), *sizes, reach, refused, bool(found.get("fp8", True)))
 
 
 def _look() -> Gpus:
@@ -95,7 +97,8 @@ def _look() -> Gpus:
     memory = [torch.cuda.mem_get_info(n) for n in numbers]
     reach = all(torch.cuda.can_device_access_peer(a, b) for a in numbers for b in numbers if a != b)
     names = tuple(torch.cuda.get_device_name(n) for n in numbers)
-    return Gpus(names, tuple(free for free, _ in memory), tuple(total for _, total in memory), reach)
+    fp8 = all(torch.cuda.get_device_capability(n) >= (8, 9) for n in numbers)
+    return Gpus(names, tuple(free for free, _ in memory), tuple(total for _, total in memory), reach, fp8=fp8)
 
 
 if __name__ == "__main__":

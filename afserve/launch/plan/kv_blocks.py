@@ -10,6 +10,9 @@ from afserve.config import BLOCK_TOKENS
 from afserve.spec import ModelSpec
 
 _PLAIN = 16  # tokens: a tile of the native kernels
+GPU_BLOCK = (
+    64  # the keys of a step of the Triton kernels for attention: one entry of the block table names them
+)
 _ENDS = 8
 _FEWEST = 8  # blocks of a cache whose size is given, so that several requests fit into it
 

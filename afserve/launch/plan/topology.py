@@ -32,7 +32,7 @@ from afserve.launch.plan.footprint import (
     role_bytes,
 )
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.kv_blocks import KvRoom, block_size, kv_room
+from afserve.launch.plan.kv_blocks import GPU_BLOCK, KvRoom, block_size, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
@@ -51,7 +51,10 @@ from afserve.spec import ModelSpec
 
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
-_KV_DEFAULT_MAX = 4 * GIB
+_KV_DEFAULT_MAX = 4 * GIB  # on a CPU
+_KV_SHARE_OF_GPU = (
+    0.8  # whose memory nobody else uses: a step's rows, its logits and the context take the rest
+)
 _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
@@ -256,7 +259,10 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
     element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
-    return block_size(spec, element, wishes.engine.block_size, wishes.kv_tokens)
+    asked = wishes.engine.block_size
+    if asked is None and wishes.engine.device != "cpu" and not spec.state_bytes():
+        asked = GPU_BLOCK
+    return block_size(spec, element, asked, wishes.kv_tokens)
 
 
 def _slots(
@@ -313,7 +319,10 @@ def _kv(
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        most = kv.tokens_in(min(int(room * _KV_SHARE), _KV_DEFAULT_MAX))
+        on_cpu = wishes.engine.device == "cpu"
+        most = kv.tokens_in(
+            min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) if on_cpu else int(room * _KV_SHARE_OF_GPU)
+        )
         tokens = min(most, max(block, _KV_SEQUENCES * longest))
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {gib(machine.memory)} free"

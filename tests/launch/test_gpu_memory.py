@@ -1,0 +1,102 @@
+"""What experts take of GPUs: a checkpoint's FP8 is 8 bits of a weight there, its MXFP4 four and a quarter."""
+
+from dataclasses import replace
+
+import pytest
+
+from afserve.config import EngineSettings, ModelSource
+from afserve.errors import DoesNotFitError
+from afserve.families.table import load_spec
+from afserve.launch.plan.footprint import kept_dtype, role_bytes
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import find_model
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
+from afserve.quantization import Quantization
+
+H200 = Gpus(("H200",), (141 << 30,), (141 << 30,))
+A100 = Gpus(("A100",), (80 << 30,), (80 << 30,), fp8=False)
+FP8 = (128, 128)
+
+
+def kept(spec, device="cuda", gpus=H200, **asked):
+    source, wishes = (
+        ModelSource("/a/folder", "a model"),
+        Wishes(engine=EngineSettings(device=device, **asked), gpus=gpus),
+    )
+    kind = kept_dtype(spec, source, wishes)
+    return kind, 8 * role_bytes(spec, source, kind)[1] / spec.routed_parameters()
+
+
+def spec_of(name, folder, block=None):
+    return replace(load_spec(find_model(name, folder).folder), fp8_block=block)
+
+
+@pytest.mark.parametrize(
+    ("name", "gb"),
+    [("deepseek-v3", 654), ("qwen3-235b-a22b", 227), ("glm-4.5", 336)],
+)
+def test_fp8_checkpoints_are_8_bits_on_gpus_that_multiply_them(tmp_path, name, gb):
+    spec = spec_of(name, tmp_path, FP8)
+    kind, bits = kept(spec)
+    assert kind == "fp8" and bits == pytest.approx(8.002, abs=0.001)
+    assert spec.routed_parameters() * bits / 8e9 == pytest.approx(gb, rel=0.01)
+    assert kept(spec, gpus=A100) == ("auto", 16.0), "no FP8 before 8.9: de-quantised at load"
+    assert kept(spec, device="cpu", gpus=None) == ("auto", 16.0)
+    assert kept(spec, expert_dtype="int4")[0] == "int4"
+    assert kept(replace(spec, fp8_block=None)) == ("auto", 16.0)
+    assert kept(replace(spec, fp8_block=(64, 128))) == ("auto", 16.0), "other blocks are de-quantised"
+
+
+def test_mxfp4_has_scales_of_a_byte_on_gpus(tmp_path):
+    how = Quantization("mxfp4", 4, 32)
+    spec = replace(spec_of("gpt-oss-120b", tmp_path), quantization=how)
+    kind, bits = kept(spec)
+    assert kind == "mxfp4" and bits == pytest.approx(4.25)
+    assert spec.routed_parameters() * bits / 8e9 == pytest.approx(61, rel=0.01)
+    assert kept(spec, device="cpu", gpus=None) == ("stored", pytest.approx(4.5)), "bfloat16 numbers on a CPU"
+
+
+CARDS = {
+    "H100": 80,
+    "H200": 141,
+    "B200": 180,
+}  # 10^9 bytes, of which a context and the driver take half of one
+MODELS = ("deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "glm-4.5", "gpt-oss-120b", "qwen3-30b-a3b")
+
+
+def on_cards(name, card, folder, experts=4):
+    """Eight cards, FP8 checkpoints but for gpt-oss's MXFP4 and Qwen3-30B in 16 bits; None where it does not fit."""
+    block = None if name in ("gpt-oss-120b", "qwen3-30b-a3b") else FP8
+    spec = spec_of(name, folder, block)
+    if name == "gpt-oss-120b":
+        spec = replace(spec, quantization=Quantization("mxfp4", 4, 32))
+    size = int((CARDS[card] - 0.5) * 1e9)
+    gpus = Gpus((card,) * 8, (size,) * 8, (size,) * 8)
+    wishes = Wishes(engine=EngineSettings(device="cuda"), gpus=gpus, attention=8 - experts, experts=experts)
+    try:
+        return choose(spec, ModelSource("/a/folder", name), Machine(64, 1 << 40, 1 << 40, ""), wishes), size
+    except DoesNotFitError:
+        return None, size
+
+
+@pytest.mark.parametrize(
+    ("name", "thousands"),  # KV tokens of an attention node on each card, 0 where the model does not fit
+    [
+        ("deepseek-v3", (0, 1046, 1446)),
+        ("kimi-k2", (0, 0, 0)),  # 1,015 GB in FP8, six cards have 1,077 at most and keep a tenth of it
+        ("qwen3-235b-a22b", (229, 457, 603)),
+        ("glm-4.5", (79, 196, 270)),
+        ("gpt-oss-120b", (1248, 2307, 2984)),
+        ("qwen3-30b-a3b", (555, 1001, 1287)),
+    ],
+)
+def test_six_models_on_three_cards(tmp_path, name, thousands):
+    """Two attention and six expert nodes: KV takes four fifths of what weights leave, in blocks of 64 tokens."""
+    for card, expected in zip(CARDS, thousands, strict=True):
+        found, size = on_cards(name, card, tmp_path / card, experts=6)
+        assert (0 if found is None else found.kv_tokens_of_node // 1000) == expected, card
+        if found is not None:
+            assert found.deployment.engine.block_size == 64
+            assert 0.5 * size < found.attention.total < 0.9 * size and found.expert.total < 0.9 * size
