@@ -16,20 +16,21 @@ from pathlib import Path
 
 from bench.origin import ROOT
 
-PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
+PYTHON = "3.12"
+PLATFORMS = (*(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 27, 28, 31, 34)), "manylinux2014_x86_64")
 MOST = 60 << 20  # bytes of all wheels: what may be carried there
 THERE = ("torch", "numpy", "triton")  # with the machine's torch, and each of them large
-TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pybind11")
-BEHIND = ("execnet", "iniconfig", "pluggy", "pygments", "sortedcontainers", "packaging")  # what these need
+TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pybind11", "setuptools")
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 TIME = 600
 
 
 def wanted(pyproject: str, constraints: str) -> list[str]:
-    """Pinned requirements, `name==version`: those of the project and of its tests that the machine has not."""
+    """Pinned requirements, `name==version`: those of the project and of its tests that the machine has not. What these
+    need is found by pip, at constraints.txt's versions."""
     declared = [_name(line) for line in tomllib.loads(pyproject)["project"]["dependencies"]]
     pins = dict(line.split("==") for line in constraints.split() if "==" in line)
-    names = [name for name in (*declared, *TESTS, *BEHIND) if name not in THERE]
+    names = [name for name in (*declared, *TESTS) if name not in THERE]
     return [f"{name}=={pins[name]}" if name in pins else name for name in dict.fromkeys(names)]
 
 
@@ -46,7 +47,7 @@ def prepare(folder: Path) -> int:
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
     command = [
         sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), "--python-version", PYTHON,
-        "--implementation", "cp", "--only-binary=:all:", "--no-deps", *platforms,
+        "--implementation", "cp", "--only-binary=:all:", "--constraint", str(ROOT / "constraints.txt"), *platforms,
     ]  # fmt: skip
     failed = []
     for requirement in asked:
