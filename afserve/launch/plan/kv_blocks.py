@@ -10,11 +10,24 @@ from afserve.config import BLOCK_TOKENS
 from afserve.spec import ModelSpec
 
 _PLAIN = 16  # tokens: a tile of the native kernels
-GPU_BLOCK = (
-    64  # the keys of a step of the Triton kernels for attention: one entry of the block table names them
-)
+# of keys that the Triton kernels for attention take in a step: one entry of the block table names them
+_GPU = 64
 _ENDS = 8
 _FEWEST = 8  # blocks of a cache whose size is given, so that several requests fit into it
+
+KV_SHARE = 0.5  # of what weights leave, unless the user says
+_MOST = 4 << 30  # bytes, on a CPU
+_SHARE_OF_GPU = 0.8  # whose memory nobody else uses: a step's rows, its logits and the context take the rest
+
+
+def kv_bytes(room: int, device: str) -> int:
+    """Of the `room` bytes that weights leave an attention node, what its KV cache takes unless the user says."""
+    return min(int(room * KV_SHARE), _MOST) if device == "cpu" else int(room * _SHARE_OF_GPU)
+
+
+def gpu_block(spec: ModelSpec, device: str) -> int | None:
+    """Tokens of a block on a GPU, where no layer has states; None elsewhere."""
+    return None if device == "cpu" or spec.state_bytes() else _GPU
 
 
 def block_size(spec: ModelSpec, element: int, asked: int | None, kv_tokens: int | None = None) -> int:

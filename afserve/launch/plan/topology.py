@@ -22,7 +22,6 @@ from afserve.launch.plan.expert_slots import (
     without_spare,
 )
 from afserve.launch.plan.footprint import (
-    GIB,
     NODE_OVERHEAD,
     computed_dtype,
     gib,
@@ -32,7 +31,7 @@ from afserve.launch.plan.footprint import (
     role_bytes,
 )
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.kv_blocks import GPU_BLOCK, KvRoom, block_size, kv_room
+from afserve.launch.plan.kv_blocks import KV_SHARE, KvRoom, block_size, gpu_block, kv_bytes, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
@@ -49,12 +48,7 @@ from afserve.member import MODEL_ROLES, MOST_NODES, NodeId, Role, expert_node
 from afserve.settings import in_range
 from afserve.spec import ModelSpec
 
-_KV_SHARE = 0.5  # of what weights leave, unless the user says
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
-_KV_DEFAULT_MAX = 4 * GIB  # on a CPU
-_KV_SHARE_OF_GPU = (
-    0.8  # whose memory nobody else uses: a step's rows, its logits and the context take the rest
-)
 _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
@@ -151,7 +145,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     weights = node_weights(spec, source, wishes, nodes, slots.total)
     room = _room(spec, source, wishes)
     block = room.block
-    least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / _KV_SHARE)
+    least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / KV_SHARE)
     check_host_kv(wishes, nodes, host, weights, room.bytes_of(least))
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, room, picked)
     own = {"block_size": block, "share_cores": shares, "draft": decided(wishes.engine, spec, picked)}
@@ -259,9 +253,7 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
     element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
-    asked = wishes.engine.block_size
-    if asked is None and wishes.engine.device != "cpu" and not spec.state_bytes():
-        asked = GPU_BLOCK
+    asked = wishes.engine.block_size or gpu_block(spec, wishes.engine.device)
     return block_size(spec, element, asked, wishes.kv_tokens)
 
 
@@ -319,10 +311,7 @@ def _kv(
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        on_cpu = wishes.engine.device == "cpu"
-        most = kv.tokens_in(
-            min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) if on_cpu else int(room * _KV_SHARE_OF_GPU)
-        )
+        most = kv.tokens_in(kv_bytes(room, wishes.engine.device))
         tokens = min(most, max(block, _KV_SEQUENCES * longest))
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {gib(machine.memory)} free"
