@@ -19,6 +19,7 @@ from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.config_ranges import Range
+from afserve.control.pilot.settings import PilotSettings
 from afserve.doors.llm import LLM
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
@@ -27,7 +28,9 @@ from afserve.launch.processes.gateway_options import GatewayOptions, options_of
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, FileUse, settings_of
 
-GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings)
+GROUPS = (
+    RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings, PilotSettings,
+)  # fmt: skip
 SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
 
 # Texts that are read at once.
@@ -53,6 +56,7 @@ def held(flags: UpFlags, group: type) -> Any:
         flags.listening,
         flags.limits,
         flags.ray,
+        flags.pilot,
     )
     return every[GROUPS.index(group)]
 
