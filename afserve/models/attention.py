@@ -155,7 +155,8 @@ class GroupedQueryHalf:
         """Rows, or numbers, of one head after the other in the kernels' order."""
         if self._order is None:
             return x_R
-        return x_R[torch.arange(len(x_R)).view(-1, head_dim)[:, self._order.cpu()].flatten()]
+        row_R = torch.arange(len(x_R), device=x_R.device).view(-1, head_dim)
+        return x_R[row_R[:, self._order.to(x_R.device)].flatten()]
 
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         naming, share = tensors.naming, tensors.share
@@ -206,7 +207,7 @@ def _apart(both: Rows, a: AttentionSpec) -> tuple[Rows, Rows]:
     """Rows of the query's projection, and those of a gate that it makes too, which follow the query's head by head."""
     if not _makes_gate(a):
         return both, both[:0]
-    row = torch.arange(len(both)).view(a.heads, 2, a.head_dim)
+    row = torch.arange(len(both), device=both.device).view(a.heads, 2, a.head_dim)
     return both[row[:, 0].flatten()], both[row[:, 1].flatten()]
 
 

@@ -31,6 +31,10 @@ class GgmlRows:
         """Of a weight, its share of the scales included."""
         return 8 * self.bytes_RB.shape[1] / self.inputs
 
+    @property
+    def device(self) -> torch.device:
+        return self.bytes_RB.device
+
     def __len__(self) -> int:
         return len(self.bytes_RB)
 

@@ -105,6 +105,28 @@ CONFIGS = {
         **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "sliding_window": 20,
         "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "decoder_sparse_step": 1,
     },
+    "afmoe": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "num_shared_experts": 1,
+        "sliding_window": 20, "num_dense_layers": 1, "route_scale": 2.8, "global_attn_every_n_layers": 2,
+    },
+    "laguna": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "moe_intermediate_size": 24, "sliding_window": 20,
+        "shared_expert_intermediate_size": 40, "num_attention_heads_per_layer": [4, 6, 2],
+        "moe_routed_scaling_factor": 2.5,
+    },
+    "cohere2_moe": {
+        **COMMON, "head_dim": 16, "num_experts": 12, "sliding_window": 20, "sliding_window_pattern": 2,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80, "logit_scale": 0.5,
+    },
+    "lfm2_moe": {
+        **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.5,
+        "norm_eps": 1e-5, "conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "gemma4_text": {
+        **COMMON, "head_dim": 16, "global_head_dim": 20, "num_experts": 12, "moe_intermediate_size": 24,
+        "top_k_experts": 3, "sliding_window": 20, "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
+        "enable_moe_block": True, "hidden_size_per_layer_input": 0,
+    },
     "mimo_v2_flash": {
         **COMMON, "head_dim": 16, "v_head_dim": 12, "n_routed_experts": 12, "moe_intermediate_size": 24,
         "sliding_window_size": 20, "swa_num_key_value_heads": 4, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5,
@@ -117,6 +139,11 @@ CONFIGS["granitemoe_swa"] = CONFIGS["granitemoe"] | {"sliding_window": 20, "laye
 CONFIGS["deepseek_v32"] = LATENT | {"index_n_heads": 6, "index_head_dim": 16, "index_topk": 8}
 CONFIGS["glm_moe_dsa"] = CONFIGS["deepseek_v32"] | {"index_topk_freq": 2, "index_skip_topk_offset": 1}
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
+CONFIGS["axk1"] = CONFIGS["deepseek_v3"]
+CONFIGS["mistral4"] = LATENT | {"rope_parameters": COMMON["rope_parameters"] | {"llama_4_scaling_beta": 0.1}}
+CONFIGS["mistral3"] = {"text_config": {**CONFIGS["mistral4"], "model_type": "mistral4"}}
+CONFIGS["qwen3_vl_moe"] = {"text_config": CONFIGS["qwen3_moe"]}
+CONFIGS["gemma4"] = CONFIGS["gemma4_text"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
 CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")

@@ -109,7 +109,7 @@ def test_each_objective_wins_its_own_race(objective: str) -> None:
     base = question("qwen3-235b-a22b", {"h800": 32, "h20": 32})
     merits = {
         "dollar": lambda p: -p.usd_per_mtok, "device": lambda p: p.tok_s_per_device,
-        "watt": lambda p: p.tokens_per_joule, "latency": lambda p: -p.tpot, "count": lambda p: -p.devices,
+        "watt": lambda p: p.tokens_per_joule, "latency": lambda p: -p.tpot, "count": lambda p: -p.all_devices,
         "speed": lambda p: p.tok_s,
     }  # fmt: skip
     best = answer(replace(base, objective=objective, **more)).plans[0]
