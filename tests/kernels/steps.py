@@ -35,7 +35,7 @@ class NoReadBack(TorchDispatchMode):
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_heads", "empty_experts", "set_expert", "put_expert", "set_expert_fp8", "prepare_gqa",
-    "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4",
+    "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4", "ggml",
     "set_expert_int4", "prepare_mla", "bind_mla", "borrow_core", "expert_layers", "isa",
     "stack_layers", "run_stack",  # on no device
 }  # fmt: skip
@@ -204,7 +204,7 @@ class Decode:
         x = self.model.embed(self.token)
         for layer, attend in zip(self.model.layers, self.halves, strict=True):
             half = attend(x, self.batch)
-            local = layer.local_ffn(half.normed_TH)
+            local = layer.local_ffn(half.normed_TH, x)
             if local is not None:
                 x += local
             if half.expert_TK is not None:

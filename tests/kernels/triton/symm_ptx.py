@@ -11,13 +11,13 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from compile_for import AbsentChip
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from afserve.comm.device_exchange.ends import Boxes, SymmAttention, SymmExpert
 from afserve.comm.transport import Layout, WireType
 from afserve.kernels.triton import symm
+from bench.gpu_chip import AbsentChip
 
 ORDERS = re.compile(
     r"^\s+(?:@\S+\s+)?((?:atom\.|red\.|fence|membar|st\.release|ld[\w.]*\.acquire|ld\.volatile)[\w.:]*)", re.M
