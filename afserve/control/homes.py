@@ -15,7 +15,7 @@ from afserve.control.admission import Admission, Objectives
 from afserve.control.attendance import Attendance, Attending
 from afserve.control.home_choice import HomeChoice
 from afserve.control.moves import Moves
-from afserve.control.questions import Asking, GivenAwayError, Questions, all_choices
+from afserve.control.questions import Asking, GivenAwayError, OpenQuestions, all_choices
 from afserve.control.requests import Request, Requests, Taker
 from afserve.control.wire.cache_values import AskCache, KeptCache
 from afserve.control.wire.desired import SILENCE_SECONDS, Deployment
@@ -74,8 +74,8 @@ class Homes:
         self._prompts = self._choice.prompts
         self.admission = Admission(requests)
         self._heard: dict[Life, float] = {}  # when it last said something
-        self._claims = Questions[KeptAnswer]()
-        self._cache_questions = Questions[KeptCache]()
+        self._claims = OpenQuestions[KeptAnswer]()
+        self._cache_questions = OpenQuestions[KeptCache]()
         # What only advises: an exception there must not end a request.
         self._admission_advice = Adviser("predicting when requests have their tokens", OverloadedError)
         self._moves_advice = Adviser("counting what moved requests wait")

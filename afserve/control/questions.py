@@ -59,7 +59,7 @@ class Asking(Generic[T]):
             self.done.set_result(None)
 
 
-class Questions(Generic[T]):
+class OpenQuestions(Generic[T]):
     """Of one kind."""
 
     def __init__(self) -> None:

@@ -4,8 +4,6 @@ It knows its weights and the kernels, no requests and no network. Source: LFM2 (
 `modeling_lfm2`. Shapes: T tokens, H hidden, C channels, W taps.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, float32
 
 from afserve.kernels.cache import LayerCache, StateShape
@@ -13,10 +11,10 @@ from afserve.kernels.delta import convolve_rows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
-from afserve.models.delta import joined_half, over_states
 from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
+from afserve.models.states import BoundStates, joined_half, over_states
 from afserve.spec import ModelSpec
 
 
@@ -41,7 +39,7 @@ class ConvolutionHalf:
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBE,) = cache
-        return _BoundConvolution(self, cache_NBE)
+        return BoundStates(self, cache_NBE)
 
     def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
         ops = self._ops
@@ -62,16 +60,3 @@ class ConvolutionHalf:
         if self._bias_C is not None:
             seen_TC = seen_TC + self._bias_C
         return self._ops.linear(behind_TC * seen_TC.to(x_TH.dtype), self._out)
-
-
-@dataclass(frozen=True, slots=True)
-class _BoundConvolution:
-    half: ConvolutionHalf
-    cache_NBE: Tensor
-
-    @property
-    def bound(self) -> None:
-        return None
-
-    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
-        return self.half.run(x_TH, self.cache_NBE, batch)

@@ -5,9 +5,6 @@ Gated Delta Networks (arXiv 2412.06464), transformers' `modeling_qwen3_next`. Sh
 the convolution, V value heads, D value size.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,6 +18,7 @@ from afserve.models.dense import Weight
 from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
+from afserve.models.states import BoundStates, joined_half, over_states
 from afserve.spec import ModelSpec
 
 
@@ -45,7 +43,7 @@ class DeltaHalf:
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBE,) = cache
-        return _BoundDelta(self, cache_NBE)
+        return BoundStates(self, cache_NBE)
 
     def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
         ops, router = self._ops, self._router
@@ -67,42 +65,6 @@ class DeltaHalf:
         return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
 
 
-def joined_half(ops: Ops, normed_TH: Tensor, router: Router | None) -> Half:
-    if router is None:
-        return Half(normed_TH, None, None)
-    routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
-    return Half(normed_TH, *routed)
-
-
-def over_states(
-    computed: Callable[[Tensor | None, Tensor, PagedBatch], Tensor],
-    states: StateShape,
-    cache_NBE: Tensor,
-    batch: PagedBatch,
-) -> Tensor:
-    """What `computed` makes of all rows (None), with the same bits where some sequences are held: those compute these
-    of their rows over copies of their states, which stay where they are in the cache until it is known how many rows
-    count, and move on by those."""
-    held = batch.held
-    if held is None:
-        return computed(None, cache_NBE, batch)
-    parts, device = held.split(batch), cache_NBE.device
-    kept_R, aside = parts.held.row_R, parts.aside
-    before_S1 = parts.before_S[:, None] // cache_NBE.shape[1]
-    block_S = parts.held.batch.block_table_SB.gather(1, before_S1)[:, 0]
-    size = aside.max_context
-    aside_SBE = torch.empty((aside.sequences, size, states.width(size, torch.float32)), device=device)
-    states.of_blocks(aside_SBE).copy_(states.of_blocks(cache_NBE)[block_S])
-    found = computed(kept_R, aside_SBE, aside)
-    out = torch.empty((batch.tokens, *found.shape[1:]), device=device)
-    out[kept_R] = found
-    if parts.others is not None:
-        row_R = parts.others.row_R
-        out[row_R] = computed(row_R, cache_NBE, parts.others.batch)
-    held.wait(lambda counted: computed(kept_R[counted.row_R], cache_NBE, counted.batch))
-    return out
-
-
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> list[Weight]:
     """Parts of one weight for q, k, v, the output's gate, beta and decay; checkpoints hold them by key heads, or
     apart."""
@@ -116,16 +78,3 @@ def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> list[Weigh
     four = tensors.linear("in_proj_qkvz.weight", keys * sum(widths), h).view(keys, -1, h).split(widths, 1)
     two = tensors.linear("in_proj_ba.weight", 2 * heads, h).view(keys, 2, -1, h).unbind(1)
     return [part.reshape(-1, h) for part in (*four, *two)]
-
-
-@dataclass(frozen=True, slots=True)
-class _BoundDelta:
-    half: DeltaHalf
-    cache_NBE: Tensor
-
-    @property
-    def bound(self) -> None:
-        return None
-
-    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
-        return self.half.run(x_TH, self.cache_NBE, batch)

@@ -34,7 +34,7 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListeningVenue:
     """At an expert node. `where` follows the transport's name in its address."""
 
     listener: socket.socket
@@ -43,7 +43,7 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundVenue:
     """At an attention node. `dial`, given the seconds that are left, raises RendezvousError naming the expert node."""
 
     dial: Callable[[float], socket.socket]
@@ -55,22 +55,22 @@ class Venue:
     """`listen(host)`, and `find(where, peer, timeout)`; both raise RendezvousError. `form` is how `where` looks."""
 
     form: str
-    listen: Callable[[str], Listening]
-    find: Callable[[str, str, float], Found | None]  # None where `where` does not look so
+    listen: Callable[[str], ListeningVenue]
+    find: Callable[[str, str, float], FoundVenue | None]  # None where `where` does not look so
 
 
-def _listen_by_store(host: str) -> Listening:
+def _listen_by_store(host: str) -> ListeningVenue:
     meeting, listener = open_store(host), listen_on(host)
     meeting.store.set(_DOOR, str(listener.getsockname()[1]))
-    return Listening(listener, f"{meeting.host}:{meeting.port}", meeting)
+    return ListeningVenue(listener, f"{meeting.host}:{meeting.port}", meeting)
 
 
-def _find_by_store(where: str, peer: str, timeout: float) -> Found | None:
+def _find_by_store(where: str, peer: str, timeout: float) -> FoundVenue | None:
     host, _, port = where.rpartition(":")
     if not host or not port.isdecimal():
         return None
     meeting = join_store(host, int(port), peer, timeout)
-    return Found(partial(dial_by_store, meeting, peer), meeting)
+    return FoundVenue(partial(dial_by_store, meeting, peer), meeting)
 
 
 def dial_by_store(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
@@ -87,13 +87,13 @@ def dial_by_store(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
         ) from error
 
 
-def _listen_in_host(host: str) -> Listening:
+def _listen_in_host(host: str) -> ListeningVenue:
     listener = unix.listen_here("rows")
-    return Listening(listener, unix.name_of(listener))
+    return ListeningVenue(listener, unix.name_of(listener))
 
 
-def _find_in_host(where: str, peer: str, timeout: float) -> Found | None:
-    return Found(partial(_dial_in_host, where, peer)) if where.startswith("afserve-rows-") else None
+def _find_in_host(where: str, peer: str, timeout: float) -> FoundVenue | None:
+    return FoundVenue(partial(_dial_in_host, where, peer)) if where.startswith("afserve-rows-") else None
 
 
 def _dial_in_host(name: str, peer: str, timeout: float) -> socket.socket:

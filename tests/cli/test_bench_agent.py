@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from afserve.cli.bench.agent import AgentHeard, agent, in_words, told
 from afserve.cli.load.heard import COMPLETED
-from afserve.cli.load.sessions import Shape, drawn_sessions, recorded_sessions
+from afserve.cli.load.sessions import SessionShape, drawn_sessions, recorded_sessions
 from afserve.errors import ConfigError, PeerLost
 from bench.scripted_server import Script, serving
 
@@ -67,7 +67,7 @@ def test_a_recorded_session_is_replayed_turn_by_turn(tmp_path):
 
 
 def test_drawn_sessions_are_of_one_agent_and_grow():
-    shape = Shape(think=0.5).scaled(0.05)
+    shape = SessionShape(think=0.5).scaled(0.05)
     one, other = drawn_sessions(shape, 2, 7)
     assert one == next(drawn_sessions(shape, 1, 7)) and one != other
     assert (

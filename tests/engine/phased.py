@@ -143,3 +143,19 @@ class Phased(World):
         else:
             raise AssertionError(f"still busy after {rounds} rounds: {self.lines}")
         assert not any(list(end.node.blocks.held) for end in self.nodes if end.index not in self.lost)
+
+
+def lose_the_decoding_one(world, asked, wanted) -> None:
+    """Of two nodes that decode, in the middle of answers; another goes on with them, and drafts too."""
+    (prefill,), (decode, other) = world.prefilling, world.decoding
+    for request in asked:
+        world.submit(request, prefill, decode)
+    while sum(map(len, world.said.values())) < 60:
+        world.round()
+    world.lose(decode)
+    moved = [handle for handle in world.asked if len(world.said[handle]) < len(wanted[handle].tokens)]
+    for handle in moved:
+        world.move(handle, prefill, other)
+    world.run()
+    assert world.said == {handle: one.tokens for handle, one in wanted.items()}
+    assert len(moved) > 5 and other.node.stats().drafts.accepted

@@ -23,7 +23,7 @@ from afserve.families.drafters.dense import draft_model_spec
 from tests.engine import test_lost_peer
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
-from tests.engine.phased import Phased
+from tests.engine.phased import Phased, lose_the_decoding_one
 from tests.engine.test_drafted_answers import PLACES, answered, asked_of, play, told
 from tests.families.tiny import LLAMA3, SIZES
 
@@ -173,18 +173,7 @@ def test_the_node_that_decodes_is_lost_in_mid_draft(tiny_checkpoint):
     wanted = told(play([colocated(source, config())], asked))
     made = config(micro_batches=2, draft=f"model:{folder}:3")
     world = Phased(LocalCluster.build(source, made, attention=3, experts=2), 1, faulty=0.1, seed=3)
-    (prefill,), (decode, other) = world.prefilling, world.decoding
-    for request in asked:
-        world.submit(request, prefill, decode)
-    while sum(map(len, world.said.values())) < 60:
-        world.round()
-    world.lose(decode)
-    moved = [handle for handle in world.asked if len(world.said[handle]) < len(wanted[handle].tokens)]
-    for handle in moved:
-        world.move(handle, prefill, other)
-    world.run()
-    assert world.said == {handle: one.tokens for handle, one in wanted.items()}
-    assert len(moved) > 5 and other.node.stats().drafts.accepted
+    lose_the_decoding_one(world, asked, wanted)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import convolve_rows
 from afserve.kernels.paged import HeldStates
-from afserve.models.delta import over_states
+from afserve.models.states import over_states
 from tests.kernels.test_delta import BLOCK, BLOCKS, TRUTH, batch_of
 
 CHANNELS, LONG = 7, 4 * BLOCK

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from afserve.kernels.cache import StateShape
 from afserve.kernels.paged import HeldStates
-from afserve.models.delta import over_states
+from afserve.models.states import over_states
 from tests.kernels.test_delta import EVERY, backend, batch_of, joined, layer_of, opened, part, rows_of
 
 SPAN = st.tuples(st.integers(1, 12), st.integers(0, 9), st.integers(0, 10))

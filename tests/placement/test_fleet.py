@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from afserve.cli.main import run
 from afserve.errors import ConfigError
-from afserve.placement.planner.fleet.bill import Site, spares_for, worth_reserving
+from afserve.placement.planner.fleet.bill import SiteCosts, spares_for, worth_reserving
 from afserve.placement.planner.fleet.load import read_growth, read_load
 
 SMALL = "--model qwen3-30b-a3b --pool h20 --engine vllm --kind colocated --input 500 --output 200 --tpot 30ms"
@@ -93,8 +93,8 @@ def test_classes_share_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 def test_spares_are_enough_with_that_chance() -> None:
-    site = Site(available=0.999, mtbf=50_000 * 3600.0, repair=48 * 3600.0)
-    assert spares_for(0, site) == 0 and spares_for(64, Site()) == 0
+    site = SiteCosts(available=0.999, mtbf=50_000 * 3600.0, repair=48 * 3600.0)
+    assert spares_for(0, site) == 0 and spares_for(64, SiteCosts()) == 0
     for devices in (8, 64, 1024, 2_000_000):
         mean = devices * 48 / 50_000
         count = spares_for(devices, site)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Vocabulary
 
-from afserve.server.answers.earlier import EarlierAnswers
+from afserve.server.answers.earlier import AnswerTokens
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
 from tests.server.family_templates import FAMILIES
@@ -62,7 +62,7 @@ def written(tokenizer, text):
 @settings(max_examples=25)
 def test_each_turn_begins_with_the_last_ones_prompt_and_answer(family, words, seed):
     template, tokenizer = FOUND[family]
-    kept, draw = EarlierAnswers(tokenizer, MOST), random.Random(seed)
+    kept, draw = AnswerTokens(tokenizer, MOST), random.Random(seed)
     messages, before = [{"role": "system", "content": "Be short."}], array("i")
     for number, said in enumerate(words):
         messages.append({"role": "user", "content": f"Question {number}"})
@@ -84,7 +84,7 @@ def test_each_turn_begins_with_the_last_ones_prompt_and_answer(family, words, se
 
 @pytest.fixture
 def kept(tokenizer):
-    return EarlierAnswers(tokenizer, 100)
+    return AnswerTokens(tokenizer, 100)
 
 
 def other_spelling(tokenizer, text):
@@ -121,7 +121,7 @@ def test_the_oldest_make_room(tokenizer, kept):
 
 
 def test_of_two_answers_with_one_beginning_the_longer_counts(tokenizer):
-    kept = EarlierAnswers(tokenizer, MOST)
+    kept = AnswerTokens(tokenizer, MOST)
     prompt = turn(tokenizer)
     short, whole = (other_spelling(tokenizer, text) for text in ("quick", "quick<|user|>brown"))
     kept.keep_answer(prompt, short, "")

@@ -18,7 +18,7 @@ from afserve.cli.load.connection import ConnectionPool, Server
 from afserve.cli.load.figures import figures, percentile, spread
 from afserve.cli.load.heard import COMPLETED, Heard
 from afserve.cli.load.loops import Ran
-from afserve.cli.load.sessions import Message, Session, Shape, drawn_sessions, recorded_sessions
+from afserve.cli.load.sessions import Message, Session, SessionShape, drawn_sessions, recorded_sessions
 from afserve.cli.options import Within, existing_file, group_options, option, output_file
 from afserve.errors import PeerLost
 
@@ -96,7 +96,7 @@ class AgentOptions:
     def drawn(self) -> Iterator[Session]:
         if self.sessions is not None:
             return iter(recorded_sessions(self.sessions, self.output_len))
-        shape = Shape(turns=self.turns, think=self.think).scaled(self.scale)
+        shape = SessionShape(turns=self.turns, think=self.think).scaled(self.scale)
         return drawn_sessions(shape, self.count, self.seed)
 
 

@@ -17,7 +17,7 @@ LONGEST_THINK = 3600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionTurn:
     """What is said before an answer of `output` tokens, `think` seconds after the last one. `recorded` is an answer
     that has calls: the next turn's results refer to them, so that it stands in the chat whatever the model says."""
 
@@ -29,12 +29,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionTurn, ...]
     tools: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SessionShape:
     """Mean lengths in words, about so many tokens. The defaults give what Mooncake (FAST 2025, table of traces) says of
     its tool and agent workload: prompts of 8,596 tokens and answers of 182; `think` seconds are ours."""
 
@@ -45,22 +45,22 @@ class Shape:
     output: int = 182
     think: float = 1.0
 
-    def scaled(self, factor: float) -> "Shape":
+    def scaled(self, factor: float) -> "SessionShape":
         lengths = (self.system, self.user, self.tool, self.output)
         system, user, tool, output = (max(1, round(length * factor)) for length in lengths)
-        return Shape(system, self.turns, user, tool, output, self.think)
+        return SessionShape(system, self.turns, user, tool, output, self.think)
 
 
-def drawn_sessions(shape: Shape, count: int, seed: int) -> Iterator[Session]:
+def drawn_sessions(shape: SessionShape, count: int, seed: int) -> Iterator[Session]:
     """All of one agent: its system prompt is the same. Lengths are drawn from half to one and a half of the mean, times
     exponentially."""
     system = {"role": "system", "content": words(random.Random(seed), shape.system)}
     for number in range(count):
         draw = random.Random(f"{seed}-{number}")
-        turns = [Turn((system, _user(draw, shape.user)), _about(draw, shape.output))]
+        turns = [SessionTurn((system, _user(draw, shape.user)), _about(draw, shape.output))]
         for _ in range(shape.turns - 1):
             think = min(LONGEST_THINK, draw.expovariate(1 / shape.think)) if shape.think else 0.0
-            turns.append(Turn((_user(draw, shape.tool),), _about(draw, shape.output), think))
+            turns.append(SessionTurn((_user(draw, shape.tool),), _about(draw, shape.output), think))
         yield Session(tuple(turns))
 
 
@@ -99,7 +99,7 @@ def _session(where: str, line: str, output: int) -> Session:
         _numbers(where, row, "think", LONGEST_THINK),
         _numbers(where, row, "output_tokens", 1 << 24),
     )
-    turns: list[Turn] = []
+    turns: list[SessionTurn] = []
     said: list[Message] = []
     for message in messages:
         if message.get("role") != "assistant":
@@ -114,10 +114,14 @@ def _session(where: str, line: str, output: int) -> Session:
             (int(outputs[at]) if at < len(outputs) else output),
             (thinks[at] if at < len(thinks) else 0.0),
         )
-        turns.append(Turn(tuple(said), max(1, wanted), think, message if message.get("tool_calls") else None))
+        turns.append(
+            SessionTurn(tuple(said), max(1, wanted), think, message if message.get("tool_calls") else None)
+        )
         said = []
     if said:
-        turns.append(Turn(tuple(said), output, thinks[len(turns)] if len(turns) < len(thinks) else 0.0))
+        turns.append(
+            SessionTurn(tuple(said), output, thinks[len(turns)] if len(turns) < len(thinks) else 0.0)
+        )
     if not 0 < len(turns) <= MOST_TURNS:
         raise ConfigError(f"{where}: has {len(turns)} turns, 1 to {MOST_TURNS} are replayed")
     return Session(tuple(turns), tuple(_objects(where, row, "tools")))

@@ -17,9 +17,9 @@ from afserve.control.pilot.replay.compare import Comparison, compare, most_serve
 from afserve.control.pilot.replay.days import MadeDay, made_day, traced
 from afserve.control.pilot.replay.flow import Packet
 from afserve.control.pilot.replay.rivals import demand_of
-from afserve.control.pilot.replay.run import Played, World
-from afserve.control.pilot.replay.tabled import Stages, TabledModel
-from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.control.pilot.replay.run import PlayedDay, World
+from afserve.control.pilot.replay.tabled import TabledModel, TabledStages
+from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.errors import ConfigError, DoesNotFitError, shown
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.experts import Routing
@@ -106,7 +106,7 @@ def replay(asked: ReplayFlags, day: DayFlags, as_json: bool) -> None:
 def played(asked: ReplayFlags, day: DayFlags) -> dict[str, Any]:
     """Raises ConfigError or DoesNotFitError naming the flag."""
     work = read_trace(str(asked.trace), read_lines(asked.trace, "trace"))
-    wanted = Wanted(seconds(asked.ttft, "ttft"), seconds(asked.tpot, "tpot"))
+    wanted = TargetTimes(seconds(asked.ttft, "ttft"), seconds(asked.tpot, "tpot"))
     chip, devices = _pool(asked.pool)
     stages = _stages(asked, chip, work)
     limits = _limits(stages, devices)
@@ -126,16 +126,18 @@ def _pool(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
-def _stages(asked: ReplayFlags, name: str, work: Workload) -> Stages:
+def _stages(asked: ReplayFlags, name: str, work: Workload) -> TabledStages:
     shape, chip = load_model(asked.model), load_hardware(name)
     widths = Precision(asked.precision, asked.precision, "bf16")
     setting = Setting(
         shape, load_curves("h200", shape, chip, widths), work, precision=widths, routing=Routing(_SKEW)
     )
-    return Stages(StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, _FLOOR))
+    return TabledStages(
+        StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, _FLOOR)
+    )
 
 
-def _limits(stages: Stages, devices: int) -> Limits:
+def _limits(stages: TabledStages, devices: int) -> Limits:
     try:
         least = stages.least()
     except ValueError as error:
@@ -144,7 +146,7 @@ def _limits(stages: Stages, devices: int) -> Limits:
         raise DoesNotFitError(
             f"--pool: the experts need {least.experts} devices, and prompts and decoding one each; give more"
         )
-    return Limits(least, Sizes(devices, devices, devices), devices)
+    return Limits(least, PoolSizes(devices, devices, devices), devices)
 
 
 def _packets(asked: ReplayFlags, day: DayFlags, work: Workload, planner: Planner) -> list[Packet]:
@@ -185,7 +187,7 @@ def _values(found: Comparison, packets: list[Packet], asked: ReplayFlags) -> dic
     }
 
 
-def _row(one: Played) -> dict[str, Any]:
+def _row(one: PlayedDay) -> dict[str, Any]:
     return {
         "attainment": round(one.met, 4),
         "late_first_tokens": round(one.first_late, 4),

@@ -16,9 +16,9 @@ from afserve.cli.plan.catalog import read_lines
 from afserve.cli.plan.fleet_printed import FleetPlan, MonthBill, fleet_lines, fleet_values
 from afserve.cli.plan.options import GROUPS, HardwareFlags, ModelFlags, asked_question, seconds
 from afserve.errors import ConfigError, DoesNotFitError, shown
-from afserve.placement.planner.fleet.bill import KindBill, Site, bill_of
-from afserve.placement.planner.fleet.load import Load, constant, months_of, read_growth, read_load
-from afserve.placement.planner.fleet.need import Need, cheapest, together
+from afserve.placement.planner.fleet.bill import KindBill, SiteCosts, bill_of
+from afserve.placement.planner.fleet.load import HourlyLoad, constant, months_of, read_growth, read_load
+from afserve.placement.planner.fleet.need import InstanceNeed, cheapest, together
 from afserve.placement.planner.infeasible import explain
 from afserve.placement.planner.panel import asked_of_all, differences
 from afserve.placement.planner.perf.hardware import Hardware
@@ -137,8 +137,8 @@ def fleet(as_json: bool, **flags: Any) -> None:
     click.echo(json.dumps(fleet_values(plan), indent=2) if as_json else "\n".join(fleet_lines(plan)))
 
 
-def _site(asked: FleetFlags) -> Site:
-    return Site(
+def _site(asked: FleetFlags) -> SiteCosts:
+    return SiteCosts(
         pue=asked.pue,
         host_watts=asked.host_watts,
         usd_per_kwh=asked.kwh_price,
@@ -172,7 +172,7 @@ def _reserved(text: str) -> tuple[str, float]:
     return name, usd
 
 
-def _check_reserved(site: Site, chips: Mapping[str, Hardware]) -> None:
+def _check_reserved(site: SiteCosts, chips: Mapping[str, Hardware]) -> None:
     unknown = next((name for name in site.reserved or {} if name not in chips), None)
     if unknown is not None:
         raise ConfigError(
@@ -180,7 +180,7 @@ def _check_reserved(site: Site, chips: Mapping[str, Hardware]) -> None:
         )
 
 
-def _classes(asked: FleetFlags, flags: dict[str, Any]) -> Iterator[tuple[str, Load, dict[str, Any]]]:
+def _classes(asked: FleetFlags, flags: dict[str, Any]) -> Iterator[tuple[str, HourlyLoad, dict[str, Any]]]:
     """(name, load, flags of `afserve plan`) of each class; of the flags alone where no file is given."""
     if asked.classes is None:
         yield flags["model"] or "", _load(asked.load, flags["rate"], "--load"), flags
@@ -222,7 +222,7 @@ def _typed(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load(path: Path | None, rate: float, where: str) -> Load:
+def _load(path: Path | None, rate: float, where: str) -> HourlyLoad:
     if path is not None:
         return read_load(f"{where} {path}", read_lines(path, "load"))
     if rate <= 0:
@@ -230,7 +230,9 @@ def _load(path: Path | None, rate: float, where: str) -> Load:
     return constant(rate)
 
 
-def _need(name: str, load: Load, flags: dict[str, Any], headroom: float) -> tuple[Need, Question, str]:
+def _need(
+    name: str, load: HourlyLoad, flags: dict[str, Any], headroom: float
+) -> tuple[InstanceNeed, Question, str]:
     """The instances of one class, of the layout that costs least over its hours; and the verdict at its peak."""
     for flag, said in (("model", "--model"), ("pools", "--pool")):
         if not flags[flag]:
@@ -245,7 +247,9 @@ def _need(name: str, load: Load, flags: dict[str, Any], headroom: float) -> tupl
     return cheapest(name, found.plans[:_TRIED], load, answer, headroom), question, words
 
 
-def _months(asked: FleetFlags, needs: list[Need]) -> Iterator[tuple[int, float, list[tuple[Need, Load]]]]:
+def _months(
+    asked: FleetFlags, needs: list[InstanceNeed]
+) -> Iterator[tuple[int, float, list[tuple[InstanceNeed, HourlyLoad]]]]:
     if asked.growth is None:
         return
     factors = read_growth(asked.growth, asked.months)
@@ -254,12 +258,12 @@ def _months(asked: FleetFlags, needs: list[Need]) -> Iterator[tuple[int, float, 
         yield month, factor, [(need, grown[month]) for need, grown in zip(needs, loads, strict=True)]
 
 
-def _grown(need: Need, load: Load, headroom: float) -> Need:
+def _grown(need: InstanceNeed, load: HourlyLoad, headroom: float) -> InstanceNeed:
     """The same layout for a later month."""
     return cheapest(need.name, [need.plan], load, need.answer, headroom)
 
 
-def _bills(needs: list[Need], chips: Mapping[str, Hardware], site: Site) -> tuple[KindBill, ...]:
+def _bills(needs: list[InstanceNeed], chips: Mapping[str, Hardware], site: SiteCosts) -> tuple[KindBill, ...]:
     return tuple(bill_of(chips[kind], hours, site) for kind, hours in together(needs).items())
 
 

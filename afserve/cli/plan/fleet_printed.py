@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.cli.plan.aligned import aligned
-from afserve.placement.planner.fleet.bill import JOULES, KindBill, Site
-from afserve.placement.planner.fleet.need import Need, peaks
+from afserve.placement.planner.fleet.bill import JOULES, KindBill, SiteCosts
+from afserve.placement.planner.fleet.need import InstanceNeed, peaks
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.perf.hardware import Hardware
 
@@ -24,11 +24,11 @@ class FleetPlan:
     """said: of each class, the verdict on disaggregation. bills: of the period of the loads. months: of later ones,
     each for one such period."""
 
-    needs: tuple[Need, ...]
+    needs: tuple[InstanceNeed, ...]
     said: tuple[str, ...]
     bills: tuple[KindBill, ...]
     months: tuple[MonthBill, ...]
-    site: Site
+    site: SiteCosts
     chips: Mapping[str, Hardware]
     headroom: float
     price_source: str | None

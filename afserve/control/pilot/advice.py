@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from afserve.control.pilot.sizes import Sizes
+from afserve.control.pilot.sizes import PoolSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Advice:
 
     number: int
     at: float
-    old: Sizes
-    new: Sizes
+    old: PoolSizes
+    new: PoolSizes
     why: str
     after: Effect
     stay: Effect

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.roster import Member
-from afserve.control.pilot.observed import Load, Observed
-from afserve.control.pilot.sizes import Sizes
+from afserve.control.pilot.observed import Observed, PoolLoad
+from afserve.control.pilot.sizes import PoolSizes
 from afserve.control.wire.load_values import GatewayLoad, added
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, NodeId, Role
@@ -38,13 +38,13 @@ class LiveView:
             return _EXPERTS
         return _PREFILL if self._state.phase_of(node.index) is AttentionPhase.PREFILL else _DECODE
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> PoolSizes:
         """Nodes that serve and stay."""
         counts = [0, 0, 0]
         for role in (Role.ATTENTION, Role.EXPERT):
             for node in self._state.serving(role):
                 counts[self._pool(node)] += node not in self._state.leaving
-        return Sizes(*counts)
+        return PoolSizes(*counts)
 
     def settled(self) -> bool:
         """Everyone who is wanted serves, and nobody leaves."""
@@ -55,8 +55,8 @@ class LiveView:
         return not any(view.vacancies or view.unready for view in views)
 
 
-def _load(load: GatewayLoad, busy: list[float]) -> Load:
-    return Load(
+def _load(load: GatewayLoad, busy: list[float]) -> PoolLoad:
+    return PoolLoad(
         came=load.came,
         prompt_tokens=load.prompt_tokens,
         found_tokens=load.found_tokens,

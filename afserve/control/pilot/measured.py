@@ -8,9 +8,9 @@ what was measured under load.
 import math
 from dataclasses import dataclass, fields, replace
 
-from afserve.control.pilot.observed import Seen
-from afserve.control.pilot.queue import Wait
-from afserve.control.pilot.sizes import Demand, Expected, Sizes, Wanted
+from afserve.control.pilot.observed import SeenWindow
+from afserve.control.pilot.queue import QueueWait
+from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 
 _NEWEST = 0.2  # weight of a window in the mean of a rate
 _LEAST_TOKENS = 20.0  # of a window that is worth learning from
@@ -20,7 +20,7 @@ _FULL = 0.98  # busy for more of the time, a pool falls behind
 
 
 @dataclass(slots=True)
-class Rates:
+class NodeSeconds:
     """Seconds of a node for each token: of prompts where they are read, of answers, and of either at the experts.
     `calm_first` and `calm_rest` are seconds to a first token and between tokens, without load."""
 
@@ -34,15 +34,15 @@ class Rates:
 class MeasuredModel:
     """It says other things once a rate has changed by more than a little, so that what was planned can be kept."""
 
-    def __init__(self, rates: Rates | None = None) -> None:
-        self.rates = rates or Rates()
+    def __init__(self, rates: NodeSeconds | None = None) -> None:
+        self.rates = rates or NodeSeconds()
         self._measured = replace(self.rates)
 
     @property
     def ready(self) -> bool:
         return self.rates.decode > 0 and self.rates.calm_rest > 0
 
-    def learn_rates(self, window: Seen) -> bool:
+    def learn_rates(self, window: SeenWindow) -> bool:
         load, rates = window.load, self._measured
         answered = load.rest_tokens + load.first
         if answered < _LEAST_TOKENS or not load.came:
@@ -56,12 +56,14 @@ class MeasuredModel:
             rates.read, rates.decode = _mean(rates.read, both), _mean(rates.decode, both)
         rates.experts = _mean(rates.experts, load.experts_busy / (computed + answered))
         self._learn_calm(window)
-        if all(_near(getattr(self.rates, each.name), getattr(rates, each.name)) for each in fields(Rates)):
+        if all(
+            _near(getattr(self.rates, each.name), getattr(rates, each.name)) for each in fields(NodeSeconds)
+        ):
             return False
         self.rates = replace(rates)
         return True
 
-    def _learn_calm(self, window: Seen) -> None:
+    def _learn_calm(self, window: SeenWindow) -> None:
         """A pool that is nearly full says little of times without load; it is heard where nothing else is known."""
         busy, rates = [min(one, _FULL) for one in window.busy], self._measured
         if max(busy) > _LEARNT and rates.calm_rest:
@@ -74,7 +76,7 @@ class MeasuredModel:
             wait = _wait(rates.read, window.sizes, computed, 1.0, share)
             rates.calm_first = _mean(rates.calm_first, max(window.ttft - wait.mean, 0.1 * window.ttft))
 
-    def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected:
+    def expect(self, sizes: PoolSizes, demand: Demand, wanted: TargetTimes) -> Expected:
         rates = self.rates
         read, answered = demand.rate * demand.computed, demand.rate * demand.answer
         alone = sizes.prefill > 0
@@ -92,8 +94,8 @@ class MeasuredModel:
         )
 
 
-def _wait(read: float, sizes: Sizes, computed: float, variation: float, share: float) -> Wait:
-    return Wait(computed * read, sizes.prefill or max(sizes.decode, 1), share, variation)
+def _wait(read: float, sizes: PoolSizes, computed: float, variation: float, share: float) -> QueueWait:
+    return QueueWait(computed * read, sizes.prefill or max(sizes.decode, 1), share, variation)
 
 
 def _near(known: float, measured: float) -> bool:

@@ -6,11 +6,11 @@ Values in, values out; where they come from is `live.py`'s to know, or a replay'
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
-from afserve.control.pilot.sizes import Demand, Sizes
+from afserve.control.pilot.sizes import Demand, PoolSizes
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PoolLoad:
     """Sums since the beginning, over all gateways, unless `Observed.since` made differences of them. Seconds.
 
     `first_*` are of first tokens, `rest_*` of the tokens behind them; late ones are those that missed their target.
@@ -34,7 +34,7 @@ class Load:
     experts_busy: float = 0.0
 
 
-_sums = attrgetter(*(each.name for each in fields(Load)))
+_sums = attrgetter(*(each.name for each in fields(PoolLoad)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Observed:
     """`at` in seconds of any clock. `sizes` are nodes that serve; `settled` says that nobody comes or goes."""
 
     at: float
-    sizes: Sizes
-    load: Load
+    sizes: PoolSizes
+    load: PoolLoad
     settled: bool = True
     running: float = 0.0
     queued_tokens: float = 0.0
@@ -52,19 +52,19 @@ class Observed:
         """Whether no sum has become smaller: else somebody went with its part, and differences say nothing."""
         return all(new >= old for new, old in zip(_sums(self.load), _sums(before.load), strict=True))
 
-    def since(self, before: "Observed") -> "Seen":
+    def since(self, before: "Observed") -> "SeenWindow":
         """Of moments that follow each other."""
         parts = (new - old for new, old in zip(_sums(self.load), _sums(before.load), strict=True))
-        return Seen(max(self.at - before.at, 1e-9), self.sizes, Load(*parts), self.running)
+        return SeenWindow(max(self.at - before.at, 1e-9), self.sizes, PoolLoad(*parts), self.running)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenWindow:
     """What happened within `seconds`, on such pools."""
 
     seconds: float
-    sizes: Sizes
-    load: Load
+    sizes: PoolSizes
+    load: PoolLoad
     running: float = 0.0
 
     @property
@@ -92,12 +92,12 @@ class Seen:
             parts[2] / max(self.sizes.experts, 1) / self.seconds,
         )
 
-    def demand(self, lengths: "Lengths") -> Demand:
+    def demand(self, lengths: "MeanLengths") -> Demand:
         return lengths.demand(self.rate)
 
 
 @dataclass(slots=True)
-class Lengths:
+class MeanLengths:
     """Means over requests that fade: `memory` requests weigh about as much as all before them."""
 
     memory: float = 2000.0
@@ -106,7 +106,7 @@ class Lengths:
     answer: float = 0.0
     square: float = 0.0
 
-    def note_load(self, load: Load) -> None:
+    def note_load(self, load: PoolLoad) -> None:
         if load.came:
             mean = load.prompt_tokens / load.came
             self._fade("prompt", mean, load.came)

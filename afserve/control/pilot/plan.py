@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from afserve.control.pilot.observed import Seen
-from afserve.control.pilot.sizes import Demand, Expected, Limits, Sizes, Wanted, counted_up
+from afserve.control.pilot.observed import SeenWindow
+from afserve.control.pilot.sizes import Demand, Expected, Limits, PoolSizes, TargetTimes, counted_up
 
 _ROUNDS = 2  # in which readers and decoding are fitted to each other
 _SHARES = tuple(0.9**power for power in range(12))  # of a demand that is too large
@@ -21,28 +21,28 @@ class PoolModel(Protocol):
     def ready(self) -> bool:
         """Whether enough is known to say anything."""
 
-    def learn_rates(self, window: Seen) -> bool:
+    def learn_rates(self, window: SeenWindow) -> bool:
         """From what was measured meanwhile. Whether `expect` says something else from now on."""
 
-    def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected: ...
+    def expect(self, sizes: PoolSizes, demand: Demand, wanted: TargetTimes) -> Expected: ...
 
 
 class Planner:
     """Keeps what it has found: within a day demands come again."""
 
-    def __init__(self, model: PoolModel, wanted: Wanted, limits: Limits) -> None:
+    def __init__(self, model: PoolModel, wanted: TargetTimes, limits: Limits) -> None:
         self.model, self.wanted, self.limits = model, wanted, limits
-        self._known: dict[tuple[int, ...], Sizes | None] = {}
-        self._last: Sizes | None = None
+        self._known: dict[tuple[int, ...], PoolSizes | None] = {}
+        self._last: PoolSizes | None = None
 
-    def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected:
+    def expect(self, sizes: PoolSizes, demand: Demand, wanted: TargetTimes) -> Expected:
         return self.model.expect(sizes, demand, wanted)
 
-    def learn_rates(self, window: Seen) -> None:
+    def learn_rates(self, window: SeenWindow) -> None:
         if self.model.learn_rates(window):
             self._known.clear()
 
-    def smallest(self, demand: Demand, wanted: Wanted | None = None) -> Sizes | None:
+    def smallest(self, demand: Demand, wanted: TargetTimes | None = None) -> PoolSizes | None:
         """The fewest nodes that meet it; None where nothing inside the limits does. Rates are rounded up by 4 % at
         most, lengths and what is wanted by 7 % either way."""
         wanted = wanted or self.wanted
@@ -55,11 +55,11 @@ class Planner:
             self._known[key], self._last = found, found or self._last
         return self._known[key]
 
-    def best_effort(self, demand: Demand, wanted: Wanted | None = None) -> Sizes:
+    def best_effort(self, demand: Demand, wanted: TargetTimes | None = None) -> PoolSizes:
         """The same, or what meets as much of it as can be met within the limits; where no size meets the times at any
         load, what is only not too busy."""
         wanted = wanted or self.wanted
-        for kept in (wanted, Wanted(busy=wanted.busy)):
+        for kept in (wanted, TargetTimes(busy=wanted.busy)):
             for share in _SHARES:
                 found = self.smallest(demand.times(share), kept)
                 if found is not None:
@@ -70,10 +70,10 @@ class Planner:
 class _Search:
     """For one demand. More of one pool is taken never to hurt; what comes of it is checked as a whole."""
 
-    def __init__(self, model: PoolModel, limits: Limits, demand: Demand, wanted: Wanted) -> None:
+    def __init__(self, model: PoolModel, limits: Limits, demand: Demand, wanted: TargetTimes) -> None:
         self._model, self._limits, self._demand, self._wanted = model, limits, demand, wanted
 
-    def smallest(self, near: Sizes | None) -> Sizes | None:
+    def smallest(self, near: PoolSizes | None) -> PoolSizes | None:
         """From sizes on that were found for a demand like it: fewer experts, and more, until several are worse."""
         least, most = self._limits.least, self._limits.most
         tried = list(counted_up(least.experts, most.experts))
@@ -83,7 +83,7 @@ class _Search:
         best = self._best_of(tried[middle + 1 :], best or hint, best)
         return best and self._trimmed(best)
 
-    def _best_of(self, experts: Sequence[int], hint: Sizes, best: Sizes | None) -> Sizes | None:
+    def _best_of(self, experts: Sequence[int], hint: PoolSizes, best: PoolSizes | None) -> PoolSizes | None:
         worse = 0
         for count in experts:
             hint = self._with_experts(hint._replace(experts=count))
@@ -96,7 +96,7 @@ class _Search:
                     break
         return best
 
-    def _with_experts(self, found: Sizes) -> Sizes:
+    def _with_experts(self, found: PoolSizes) -> PoolSizes:
         for _ in range(_ROUNDS):
             before = found
             found = self._fewest(found, "decode")
@@ -105,7 +105,7 @@ class _Search:
                 break
         return found
 
-    def _fewest(self, sizes: Sizes, pool: str) -> Sizes:
+    def _fewest(self, sizes: PoolSizes, pool: str) -> PoolSizes:
         """Away from a hint in steps that double, then by halves. What this pool cannot mend is left to the other."""
         least: int = getattr(self._limits.least, pool)
         most: int = getattr(self._limits.most, pool)
@@ -129,28 +129,28 @@ class _Search:
                 low = middle + 1
         return sizes._replace(**{pool: high})
 
-    def _pool_meets(self, sizes: Sizes, pool: str) -> bool:
+    def _pool_meets(self, sizes: PoolSizes, pool: str) -> bool:
         """Whether what hangs on this pool is met."""
         found, wanted = self._expect(sizes), self._wanted
         if pool == "prefill":
             return found.late <= wanted.late and found.busy[0] <= wanted.busy
         return found.fits and found.tpot <= wanted.tpot and found.busy[1] <= wanted.busy
 
-    def _trimmed(self, sizes: Sizes) -> Sizes:
+    def _trimmed(self, sizes: PoolSizes) -> PoolSizes:
         """One node fewer of any pool where that is enough too."""
         while True:
             for place in (2, 1, 0):
-                fewer = Sizes(*(own - (at == place) for at, own in enumerate(sizes)))
+                fewer = PoolSizes(*(own - (at == place) for at, own in enumerate(sizes)))
                 if self._limits.allow(fewer) and self._meets(fewer):
                     sizes = fewer
                     break
             else:
                 return sizes
 
-    def _expect(self, sizes: Sizes) -> Expected:
+    def _expect(self, sizes: PoolSizes) -> Expected:
         return self._model.expect(sizes, self._demand, self._wanted)
 
-    def _meets(self, sizes: Sizes) -> bool:
+    def _meets(self, sizes: PoolSizes) -> bool:
         return self._expect(sizes).meets(self._wanted)
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from afserve.control.pilot.advice import Advice, Effect, Outcome
 from afserve.control.pilot.judge import Interval, Judge
-from afserve.control.pilot.observed import Lengths, Observed, Seen
+from afserve.control.pilot.observed import MeanLengths, Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.predict import Forecast, Windows
-from afserve.control.pilot.sizes import Demand, Expected, Sizes, Wanted
+from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 
 _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
@@ -23,7 +23,7 @@ _KEPT = 20  # advices and outcomes that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PilotRules:
     """Seconds, but `gain`: of all nodes, at least so many must be saved; and `margin`: of what is wanted, which
     a new size has to reach. `hold`: for so long a smaller size must have
     been enough, and a larger one is to last. `again`: between two changes for more, at least. `measured`: from when a
@@ -40,12 +40,12 @@ class Rules:
     cost: float = 5.0
 
 
-def rules_for(hold: float) -> Rules:
+def rules_for(hold: float) -> PilotRules:
     """With everything else in proportion where nodes may go sooner than after ten minutes."""
     share = min(hold / _HOLD, 1.0)
     short = max(60.0 * share, 2.0)
     windows = Windows(short=short, long=max(900.0 * share, 5 * short))
-    return Rules(windows, hold, again=short, measured=max(120.0 * share, 2 * short), cost=5.0 * share)
+    return PilotRules(windows, hold, again=short, measured=max(120.0 * share, 2 * short), cost=5.0 * share)
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class _Open:
 
 
 class Policy:
-    def __init__(self, planner: Planner, rules: Rules | None = None) -> None:
-        self.rules, self.judge = rules or Rules(), Judge()
+    def __init__(self, planner: Planner, rules: PilotRules | None = None) -> None:
+        self.rules, self.judge = rules or PilotRules(), Judge()
         self.advices: deque[Advice] = deque(maxlen=_KEPT)
         self.outcomes: deque[Outcome] = deque(maxlen=_KEPT)
         self._planner = planner
-        self._rate, self._lengths = Forecast(self.rules.windows), Lengths()
+        self._rate, self._lengths = Forecast(self.rules.windows), MeanLengths()
         self._seen: deque[Observed] = deque()
-        self._plans: deque[tuple[float, Sizes]] = deque()  # what would have been enough
+        self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
         self._changed = -math.inf
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
@@ -120,11 +120,11 @@ class Policy:
         if window.seconds >= self.rules.windows.short / 2:
             self._correct(window)
 
-    def _correct(self, window: Seen) -> None:
+    def _correct(self, window: SeenWindow) -> None:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
         if not (self._lengths.known and window.rate and self._planner.model.ready):
             return
-        expected = self._planner.expect(window.sizes, window.demand(self._lengths), Wanted())
+        expected = self._planner.expect(window.sizes, window.demand(self._lengths), TargetTimes())
         if not expected.fits or max(expected.busy) > _BUSY:
             return
         if window.tpot is not None:
@@ -134,10 +134,10 @@ class Policy:
         if window.busy[0] and window.sizes.prefill:
             self.judge.reading.note_error(expected.busy[0], window.busy[0])
 
-    def _corrected(self) -> Wanted:
+    def _corrected(self) -> TargetTimes:
         """What the model has to promise so that what is wanted comes."""
         wanted = self._planner.wanted
-        return Wanted(
+        return TargetTimes(
             wanted.ttft / max(self.judge.first.factor, 1.0),
             wanted.tpot / self.judge.rest.factor,
             wanted.late,
@@ -160,7 +160,7 @@ class Policy:
 
     # ---- what to do
 
-    def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: Wanted) -> Advice | None:
+    def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: TargetTimes) -> Advice | None:
         if seen.at - self._changed < self.rules.again:
             return None
         new = self._planner.best_effort(later, wanted)
@@ -168,7 +168,7 @@ class Policy:
             return None
         return self._advise(seen, new, f"{soon.rate:.3g} requests/s soon would miss their targets")
 
-    def _better(self, old: Sizes, new: Sizes, demand: Demand, wanted: Wanted) -> bool:
+    def _better(self, old: PoolSizes, new: PoolSizes, demand: Demand, wanted: TargetTimes) -> bool:
         """Whether another size is any help where none is enough."""
         if new == old:
             return False
@@ -177,7 +177,7 @@ class Policy:
             self._planner.expect(old, demand, wanted)
         )
 
-    def _fewer(self, seen: Observed, later: Demand, wanted: Wanted) -> Advice | None:
+    def _fewer(self, seen: Observed, later: Demand, wanted: TargetTimes) -> Advice | None:
         waited = seen.at - self._changed
         if waited < self.rules.hold or seen.at - self._plans[0][0] < 0.9 * self.rules.hold:
             return None
@@ -194,19 +194,21 @@ class Policy:
             return None
         return self._advise(seen, new, f"{saved} fewer are enough for {later.rate:.3g} requests/s")
 
-    def _said(self, seen: Observed, new: Sizes) -> bool:
+    def _said(self, seen: Observed, new: PoolSizes) -> bool:
         """Whether the same was said and nobody did it: it is said again after a while only."""
         last = self.advices[-1] if self.advices else None
         if last is None or (last.old, last.new) != (seen.sizes, new):
             return False
         return seen.at - last.at < self.rules.hold
 
-    def _advise(self, seen: Observed, new: Sizes, why: str) -> Advice | None:
+    def _advise(self, seen: Observed, new: PoolSizes, why: str) -> Advice | None:
         if self._said(seen, new):
             return None
         self._numbers += 1
         present = self._lengths.demand(self._rate.present_rate)
-        after, stay = (self._effect(self._planner.expect(at, present, Wanted())) for at in (new, seen.sizes))
+        after, stay = (
+            self._effect(self._planner.expect(at, present, TargetTimes())) for at in (new, seen.sizes)
+        )
         advice = Advice(self._numbers, seen.at, seen.sizes, new, why, after, stay)
         self.advices.append(advice)
         if self._open is None or self._open.advice.old != seen.sizes:
@@ -236,7 +238,7 @@ class Policy:
             self._open = None
             self._compare(advice, seen.since(waits.from_))
 
-    def _compare(self, advice: Advice, window: Seen) -> None:
+    def _compare(self, advice: Advice, window: SeenWindow) -> None:
         followed = window.sizes == advice.new
         said = advice.after if followed else advice.stay
         ttft, tpot = window.ttft, window.tpot

@@ -3,7 +3,7 @@
 import math
 
 
-class Wait:
+class QueueWait:
     """Of jobs that take `service` seconds on average on one of `servers`, which are busy for `share` of the time.
     `variation` is the squared coefficient of variation of a service.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from afserve.config_ranges import Range
-from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.errors import ConfigError, shown
 from afserve.settings import check, flag_of, setting
 
@@ -56,24 +56,24 @@ class PilotSettings:
         """`pools`: there are nodes that read prompts for others."""
         return self.pilot or (ADVISE if pools else OFF)
 
-    def wanted(self, ttft: float, tpot: float) -> Wanted:
+    def wanted(self, ttft: float, tpot: float) -> TargetTimes:
         """With the server's own times where none are said here; 0 asks for nothing."""
         never = float("inf")
-        return Wanted(self.pilot_ttft or ttft or never, self.pilot_tpot or tpot or never)
+        return TargetTimes(self.pilot_ttft or ttft or never, self.pilot_tpot or tpot or never)
 
-    def limits(self, first: Sizes, least_experts: int, most: Sizes) -> Limits:
+    def limits(self, first: PoolSizes, least_experts: int, most: PoolSizes) -> Limits:
         """`first` sizes at the start, the fewest expert nodes that have room, and the `most` that the run can have, of
         nodes that read or decode together too.
 
         Raises ConfigError for a pool that is not there, and for limits that contradict each other or `first`.
         """
         names, attention = _names(first), most.decode
-        none = Sizes(0, 0, 0)
-        least = _typed(self.pilot_min, "--pilot-min", names, Sizes(*(min(one, 1) for one in first)))
+        none = PoolSizes(0, 0, 0)
+        least = _typed(self.pilot_min, "--pilot-min", names, PoolSizes(*(min(one, 1) for one in first)))
         least = least.at_least(none._replace(experts=least_experts))
         most = _typed(self.pilot_max, "--pilot-max", names, most).at_most(most)
         budget = self.pilot_nodes or max(_TIMES * first.total, least.total)
-        for pool, low, high in zip(Sizes._fields, least, most, strict=True):
+        for pool, low, high in zip(PoolSizes._fields, least, most, strict=True):
             if low > high:
                 raise ConfigError(
                     f"--pilot-max: at most {high} {pool} nodes, but there must be {low}; give a larger one",
@@ -87,13 +87,13 @@ class PilotSettings:
         return Limits(least, most, budget, attention)
 
 
-def _names(first: Sizes) -> dict[str, str]:
-    """What users call the pools that there are, and what `Sizes` does."""
+def _names(first: PoolSizes) -> dict[str, str]:
+    """What users call the pools that there are, and what `PoolSizes` does."""
     names = {"prefill": "prefill", "decode": "decode"} if first.prefill else {"attention": "decode"}
     return {**names, "experts": "experts"} if first.experts else names
 
 
-def _typed(texts: tuple[str, ...], flag: str, names: dict[str, str], otherwise: Sizes) -> Sizes:
+def _typed(texts: tuple[str, ...], flag: str, names: dict[str, str], otherwise: PoolSizes) -> PoolSizes:
     found: dict[str, int] = {}
     for text in texts:
         pool, _, count = text.partition("=")
@@ -109,6 +109,6 @@ def _typed(texts: tuple[str, ...], flag: str, names: dict[str, str], otherwise: 
     return otherwise._replace(**found)
 
 
-def pool_names(sizes: Sizes) -> dict[str, int]:
+def pool_names(sizes: PoolSizes) -> dict[str, int]:
     """Nodes by what users call the pools that there are."""
     return {name: getattr(sizes, field) for name, field in _names(sizes).items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Sizes(NamedTuple):
+class PoolSizes(NamedTuple):
     """Nodes that read prompts, that decode, that hold experts. `prefill` is 0 where those that decode read as well."""
 
     prefill: int
@@ -23,30 +23,30 @@ class Sizes(NamedTuple):
     def __str__(self) -> str:
         return ":".join(map(str, self if self.prefill else self[1:]))
 
-    def covers(self, other: "Sizes") -> bool:
+    def covers(self, other: "PoolSizes") -> bool:
         """Whether no pool is smaller."""
         return all(own >= theirs for own, theirs in zip(self, other, strict=True))
 
-    def at_least(self, other: "Sizes") -> "Sizes":
-        return Sizes(*map(max, self, other))
+    def at_least(self, other: "PoolSizes") -> "PoolSizes":
+        return PoolSizes(*map(max, self, other))
 
-    def at_most(self, other: "Sizes") -> "Sizes":
-        return Sizes(*map(min, self, other))
+    def at_most(self, other: "PoolSizes") -> "PoolSizes":
+        return PoolSizes(*map(min, self, other))
 
 
 class Limits(NamedTuple):
     """Between which sizes a pilot may move; how many nodes there may be in all, and that read or decode."""
 
-    least: Sizes
-    most: Sizes
+    least: PoolSizes
+    most: PoolSizes
     budget: int
     attention: int = 1 << 30
 
-    def allow(self, sizes: Sizes) -> bool:
+    def allow(self, sizes: PoolSizes) -> bool:
         inside = sizes.covers(self.least) and self.most.covers(sizes)
         return inside and sizes.total <= self.budget and sizes.prefill + sizes.decode <= self.attention
 
-    def nearest(self, sizes: Sizes) -> Sizes:
+    def nearest(self, sizes: PoolSizes) -> PoolSizes:
         """Inside the limits. Where there are too many in all, the pool that is furthest above its least gives way."""
         found = sizes.at_least(self.least).at_most(self.most)
         while not self.allow(found) and found != self.least:
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
             if found.total <= self.budget:
                 above[2] = 0  # only attention nodes are too many
             pool = above.index(max(above))
-            found = Sizes(*(own - (place == pool) for place, own in enumerate(found)))
+            found = PoolSizes(*(own - (place == pool) for place, own in enumerate(found)))
         return found
 
 
@@ -84,7 +84,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TargetTimes:
     """Seconds to a first token and between tokens, at most; infinity asks for nothing. Of requests the share `late`
     may wait for its first token for longer. No pool is to be busy for more than `busy` of the time."""
 
@@ -93,9 +93,9 @@ class Wanted:
     late: float = 0.01
     busy: float = 0.85
 
-    def times(self, share: float) -> "Wanted":
+    def times(self, share: float) -> "TargetTimes":
         """As much harder to reach."""
-        return Wanted(self.ttft * share, self.tpot * share, self.late, self.busy * share)
+        return TargetTimes(self.ttft * share, self.tpot * share, self.late, self.busy * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Expected:
     busy: tuple[float, float, float]
     fits: bool = True
 
-    def meets(self, wanted: Wanted) -> bool:
+    def meets(self, wanted: TargetTimes) -> bool:
         return (
             self.fits
             and self.late <= wanted.late

@@ -57,6 +57,11 @@ class LayerDrafter:
         self._lengths = WantedLengths()
         self._chosen: set[int] = set()  # those of whom the next step, or the one that runs, verifies it
 
+    @property
+    def awake(self) -> bool:
+        """Whether anything may be drafted behind the next step."""
+        return self.trials is None or self.trials.awake
+
     def begin_runs(self, plan: StepPlan, runs: Mapping[int, Many[int]]) -> Iterator[tuple[int, int, int]]:
         """Of the chunks whose step gave tokens (`runs`) those that are drafted for: the index, how many tokens the
         sequence has then, which the draft follows, and the most tokens of that."""

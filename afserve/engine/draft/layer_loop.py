@@ -62,8 +62,7 @@ class LayerLoop(Generic[T]):
     @property
     def awake(self) -> bool:
         """Whether it has to `follow` the next step. A sequence that went on without is drafted for a little worse."""
-        trials = self._drafter.trials
-        return trials is None or trials.awake
+        return self._drafter.awake
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]

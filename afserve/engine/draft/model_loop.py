@@ -46,8 +46,7 @@ class ModelLoop:
     @property
     def awake(self) -> bool:
         """Whether it has to `follow` the next step. What it misses meanwhile it reads later."""
-        trials = self._drafter.trials
-        return trials is None or trials.awake
+        return self._drafter.awake
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]

@@ -13,7 +13,7 @@ from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
 from afserve.control.pilot.settings import OFF, PilotSettings
-from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import ConfigError
@@ -26,7 +26,7 @@ class PilotPlan:
 
     mode: str
     limits: Limits
-    wanted: Wanted
+    wanted: TargetTimes
     hold: float
 
 
@@ -42,7 +42,7 @@ def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpo
     least = -(-placement.experts // room) if first.experts else 0
     attention = deployment.most(Role.ATTENTION)
     experts = deployment.most(Role.EXPERT) if first.experts else 0
-    most = Sizes(attention - 1 if first.prefill else 0, attention, experts)
+    most = PoolSizes(attention - 1 if first.prefill else 0, attention, experts)
     return PilotPlan(
         mode, settings.limits(first, least, most), settings.wanted(ttft, tpot), settings.pilot_hold
     )
@@ -55,10 +55,10 @@ def _check_unused(settings: PilotSettings) -> None:
             raise ConfigError(f"{flag}: does nothing without --pilot advise or --pilot act", param=name)
 
 
-def _first_sizes(deployment: Deployment) -> Sizes:
+def _first_sizes(deployment: Deployment) -> PoolSizes:
     attention = range(deployment.count(Role.ATTENTION))
     reads = sum(deployment.phase(index) is AttentionPhase.PREFILL for index in attention)
-    return Sizes(reads, len(attention) - reads, deployment.count(Role.EXPERT))
+    return PoolSizes(reads, len(attention) - reads, deployment.count(Role.EXPERT))
 
 
 def pilot_loop(

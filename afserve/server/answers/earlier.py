@@ -28,7 +28,7 @@ class _Kept:
     ids: "array[int]"
 
 
-class EarlierAnswers:
+class AnswerTokens:
     """Of one model. Threads may keep answers while others look for them."""
 
     def __init__(self, tokenizer: Tokenizer, most_tokens: int) -> None:

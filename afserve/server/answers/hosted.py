@@ -9,7 +9,7 @@ from afserve.adviser import Adviser
 from afserve.clock import Clock
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
-from afserve.server.answers.earlier import EarlierAnswers
+from afserve.server.answers.earlier import AnswerTokens
 from afserve.server.bodies.prepared import Prepared
 from afserve.server.metrics.observe import ANY_TIME, ServerMetrics, Times
 from afserve.server.text.preparers import unserved
@@ -21,7 +21,7 @@ class Hosted:
     backend: Backend
     tokenizer: Tokenizer
     metrics: ServerMetrics
-    earlier: EarlierAnswers
+    earlier: AnswerTokens
     advice: Adviser
     keeper: ThreadPoolExecutor
 
@@ -36,7 +36,7 @@ class Hosted:
     ) -> "Hosted":
         """`times` are those that the server asks for, `answer_tokens` those of earlier answers that it keeps."""
         metrics = ServerMetrics(clock, times, backend.draw_counts)
-        earlier = EarlierAnswers(tokenizer, answer_tokens)
+        earlier = AnswerTokens(tokenizer, answer_tokens)
         advice, keeper = Adviser("keeping token ids of answers"), ThreadPoolExecutor(1, "earlier-answers")
         return cls(backend, tokenizer, metrics, earlier, advice, keeper)
 

@@ -20,7 +20,7 @@ _MOST_SPARES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SiteCosts:
     """pue: power of the building over that of the machines. host_watts: of each host beside its devices (processors,
     fans, network). usd_per_kwh: 0 where energy is in the price of a device. available: the chance that spares are
     enough; mtbf and repair in seconds, infinite mtbf where nothing fails. reserved: USD per device hour by kind."""
@@ -50,7 +50,7 @@ class KindBill:
     watts_at_peak: float
 
 
-def bill_of(chip: Hardware, hours: Array, site: Site) -> KindBill:
+def bill_of(chip: Hardware, hours: Array, site: SiteCosts) -> KindBill:
     """`hours`: devices of `chip` by hour. Spares stand by in every hour, reserved where that is to be had."""
     peak = int(hours.max())
     spares = spares_for(peak, site)
@@ -85,7 +85,7 @@ def worth_reserving(hours: Array, share: float) -> int:
     return int(order[used]) if used < len(order) else 0
 
 
-def spares_for(devices: int, site: Site) -> int:
+def spares_for(devices: int, site: SiteCosts) -> int:
     """The fewest spare devices that are enough at any moment with the chance of `site`: devices away are as many as a
     Poisson number whose mean is devices x repair / mtbf (each fails once in `mtbf` and is away for `repair`)."""
     mean = devices * site.repair / site.mtbf
@@ -102,6 +102,6 @@ def spares_for(devices: int, site: Site) -> int:
     return count
 
 
-def _watts(chip: Hardware, devices: Array, site: Site) -> Array:
+def _watts(chip: Hardware, devices: Array, site: SiteCosts) -> Array:
     hosts = np.ceil(devices / chip.devices)
     return np.asarray((devices * chip.watts + hosts * site.host_watts) * site.pue)

@@ -13,7 +13,7 @@ _MOST_MONTHS, _MOST_FACTOR = 120, 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class HourlyLoad:
     """rates: requests per second of each hour of a period that repeats itself."""
 
     rates: tuple[float, ...]
@@ -27,16 +27,16 @@ class Load:
         """Of the whole period."""
         return sum(self.rates) * 3600
 
-    def times(self, factor: float) -> "Load":
-        return Load(tuple(factor * rate for rate in self.rates))
+    def times(self, factor: float) -> "HourlyLoad":
+        return HourlyLoad(tuple(factor * rate for rate in self.rates))
 
 
-def constant(rate: float) -> Load:
+def constant(rate: float) -> HourlyLoad:
     """The same rate in each hour of a day."""
-    return Load((rate,) * 24)
+    return HourlyLoad((rate,) * 24)
 
 
-def read_load(source: str, lines: Sequence[str]) -> Load:
+def read_load(source: str, lines: Sequence[str]) -> HourlyLoad:
     """CSV with the columns hour and requests_per_s, one row for each hour from the first one on. Raises ConfigError
     naming `source`, the row and what is wrong."""
     rows = list(csv.reader(line for line in lines if line.strip()))
@@ -50,7 +50,7 @@ def read_load(source: str, lines: Sequence[str]) -> Load:
     found = tuple(_rate(source, place, row) for place, row in enumerate(rows[1:]))
     if max(found) <= 0:
         raise ConfigError(f"{source}: no request comes in any hour")
-    return Load(found)
+    return HourlyLoad(found)
 
 
 def _rate(source: str, place: int, row: Sequence[str]) -> float:
@@ -91,7 +91,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def months_of(load: Load, factors: Sequence[float]) -> Iterator[tuple[int, Load]]:
+def months_of(load: HourlyLoad, factors: Sequence[float]) -> Iterator[tuple[int, HourlyLoad]]:
     """(month from 1 on, its load)."""
     for month, factor in enumerate(factors, start=1):
         yield month, load.times(factor)

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.fleet.load import Load
+from afserve.placement.planner.fleet.load import HourlyLoad
 from afserve.placement.planner.plan import Plan
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Need:
+class InstanceNeed:
     """One load on instances of `plan`, each of which serves `capacity` requests per second; `instances` by hour."""
 
     name: str
     plan: Plan
-    load: Load
+    load: HourlyLoad
     capacity: float
     answer: float
     instances: Array
@@ -36,20 +36,22 @@ class Need:
         return {kind: count * self.instances for kind, count in self.plan.devices_used.items()}
 
 
-def need_of(name: str, plan: Plan, load: Load, answer: float, headroom: float) -> Need:
+def need_of(name: str, plan: Plan, load: HourlyLoad, answer: float, headroom: float) -> InstanceNeed:
     """`headroom`: so much more than the load is always ready, for what comes unevenly within the hour."""
     capacity = plan.tok_s / answer
     instances = np.ceil(np.array(load.rates) * (1 + headroom) / capacity * (1 - 1e-9))
-    return Need(name, plan, load, capacity, answer, instances)
+    return InstanceNeed(name, plan, load, capacity, answer, instances)
 
 
-def cheapest(name: str, plans: Sequence[Plan], load: Load, answer: float, headroom: float) -> Need:
+def cheapest(
+    name: str, plans: Sequence[Plan], load: HourlyLoad, answer: float, headroom: float
+) -> InstanceNeed:
     """Of the plans, that which costs least over the hours of the load: small instances follow it more closely."""
     needs = (need_of(name, plan, load, answer, headroom) for plan in plans)
     return min(needs, key=lambda need: float(need.instances.sum()) * need.plan.usd_per_hour)
 
 
-def together(needs: Sequence[Need]) -> dict[str, Array]:
+def together(needs: Sequence[InstanceNeed]) -> dict[str, Array]:
     """Devices by kind and hour that all of them take; shorter periods repeat themselves in the longest one."""
     hours = max(len(need.instances) for need in needs)
     total: dict[str, Array] = {}
@@ -59,7 +61,7 @@ def together(needs: Sequence[Need]) -> dict[str, Array]:
     return total
 
 
-def peaks(needs: Sequence[Need]) -> Mapping[str, int]:
+def peaks(needs: Sequence[InstanceNeed]) -> Mapping[str, int]:
     """Devices by kind if each load had its own."""
     found: dict[str, int] = {}
     for need in needs:

@@ -8,11 +8,11 @@ from afserve.clock import FakeClock
 from afserve.control.pilot.advice import Advice, Effect
 from afserve.control.pilot.loop import PilotLoop
 from afserve.control.pilot.measured import MeasuredModel
-from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy
 from afserve.control.pilot.settings import ACT, ADVISE
-from afserve.control.pilot.sizes import Sizes
+from afserve.control.pilot.sizes import PoolSizes
 from afserve.control.wire.change_values import Change, Changed, ScaleTo
 from afserve.control.wire.load_values import GatewayLoad, added
 from afserve.control.wire.view_values import ClusterView
@@ -22,7 +22,7 @@ from afserve.server.metrics.nodes import piloted
 from tests.control.pilot.world import LIMITS, WANTED, Told
 
 EFFECT = Effect(1.0, 0.02, (0.5, 2.0), (0.01, 0.04))
-ADVICE = Advice(1, 0.0, Sizes(1, 2, 2), Sizes(1, 3, 2), "more comes", EFFECT, EFFECT)
+ADVICE = Advice(1, 0.0, PoolSizes(1, 2, 2), PoolSizes(1, 3, 2), "more comes", EFFECT, EFFECT)
 
 
 class Scripted(Policy):
@@ -44,7 +44,7 @@ def done(change: Change) -> Changed:
 
 def loop(mode, policy, change=done, clock=None):
     return PilotLoop(
-        mode, policy, lambda: Observed(0.0, Sizes(1, 2, 2), Load()), change, clock or FakeClock()
+        mode, policy, lambda: Observed(0.0, PoolSizes(1, 2, 2), PoolLoad()), change, clock or FakeClock()
     )
 
 
@@ -61,7 +61,7 @@ def test_who_acts_asks_for_the_pools_that_change():
     asked: list[Change] = []
     loop(ACT, Scripted(ADVICE), asked.append).look()
     assert asked == [ScaleTo({"decode": "3"})]
-    plain = Advice(1, 0.0, Sizes(0, 2, 2), Sizes(0, 1, 3), "less", EFFECT, EFFECT)
+    plain = Advice(1, 0.0, PoolSizes(0, 2, 2), PoolSizes(0, 1, 3), "less", EFFECT, EFFECT)
     loop(ACT, Scripted(plain), asked.append).look()
     assert asked[-1] == ScaleTo({"attention": "1", "experts": "3"})
 
@@ -94,7 +94,7 @@ def test_a_fault_rests_the_pilot_and_goes_no_further(caplog):
 
 
 def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
-    told = Told(sizes=Sizes(1, 1, 1))
+    told = Told(sizes=PoolSizes(1, 1, 1))
     one = PilotLoop(ADVISE, told.policy, told.seen, done, FakeClock())
     told.play(30, 900)
     view = one.view()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from afserve.control.pilot.judge import Correction, Interval
 from afserve.control.pilot.predict import DAY, Forecast
-from afserve.control.pilot.queue import Wait
+from afserve.control.pilot.queue import QueueWait
 from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
-from afserve.control.pilot.sizes import Limits, Sizes, Wanted, counted_up
+from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes, counted_up
 from afserve.errors import ConfigError
 
 
@@ -54,13 +54,13 @@ def test_nothing_noted_is_nothing_expected():
 
 def test_one_server_waits_as_in_the_books():
     """M/M/1: service * share / (1 - share); M/D/1: half of that."""
-    assert Wait(2.0, 1, 0.5, 1.0).mean == pytest.approx(2.0)
-    assert Wait(2.0, 1, 0.5, 0.0).mean == pytest.approx(1.0)
+    assert QueueWait(2.0, 1, 0.5, 1.0).mean == pytest.approx(2.0)
+    assert QueueWait(2.0, 1, 0.5, 0.0).mean == pytest.approx(1.0)
 
 
 @given(st.integers(1, 200), st.floats(0.0, 1.5), st.floats(0.0, 30.0))
 def test_waits_grow_with_the_load_and_a_chance_is_one(servers, share, seconds):
-    one, busier = Wait(1.0, servers, share, 1.0), Wait(1.0, servers, share + 0.05, 1.0)
+    one, busier = QueueWait(1.0, servers, share, 1.0), QueueWait(1.0, servers, share + 0.05, 1.0)
     assert 0 <= one.longer(seconds) <= 1 and one.mean <= busier.mean
     assert one.longer(seconds) <= one.longer(seconds / 2)
 
@@ -93,8 +93,8 @@ def test_sizes_that_are_tried_are_all_small_ones_and_both_ends():
 
 @given(st.tuples(*[st.integers(0, 60)] * 3), st.integers(3, 60))
 def test_the_nearest_size_is_inside(sizes, budget):
-    limits = Limits(Sizes(1, 1, 1), Sizes(20, 20, 20), budget, 25)
-    found = limits.nearest(Sizes(*sizes))
+    limits = Limits(PoolSizes(1, 1, 1), PoolSizes(20, 20, 20), budget, 25)
+    found = limits.nearest(PoolSizes(*sizes))
     assert limits.allow(found)
     assert limits.nearest(found) == found
 
@@ -107,15 +107,15 @@ def test_a_mode_is_chosen_by_what_there_is():
 
 
 def test_limits_are_typed_by_the_names_of_pools():
-    first, most = Sizes(2, 2, 3), Sizes(7, 8, 32)
+    first, most = PoolSizes(2, 2, 3), PoolSizes(7, 8, 32)
     plain = PilotSettings().limits(first, 2, most)
-    assert plain == Limits(Sizes(1, 1, 2), most, 14, 8)
+    assert plain == Limits(PoolSizes(1, 1, 2), most, 14, 8)
     asked = PilotSettings(pilot_min=("decode=2",), pilot_max=("experts=5",), pilot_nodes=9)
-    assert asked.limits(first, 2, most) == Limits(Sizes(1, 2, 2), Sizes(7, 8, 5), 9, 8)
-    both = PilotSettings(pilot_max=("attention=3",)).limits(Sizes(0, 2, 2), 1, Sizes(0, 8, 32))
-    assert both.most == Sizes(0, 3, 32) and both.least == Sizes(0, 1, 1)
-    assert pool_names(Sizes(0, 3, 2)) == {"attention": 3, "experts": 2}
-    assert pool_names(Sizes(0, 3, 0)) == {"attention": 3}
+    assert asked.limits(first, 2, most) == Limits(PoolSizes(1, 2, 2), PoolSizes(7, 8, 5), 9, 8)
+    both = PilotSettings(pilot_max=("attention=3",)).limits(PoolSizes(0, 2, 2), 1, PoolSizes(0, 8, 32))
+    assert both.most == PoolSizes(0, 3, 32) and both.least == PoolSizes(0, 1, 1)
+    assert pool_names(PoolSizes(0, 3, 2)) == {"attention": 3, "experts": 2}
+    assert pool_names(PoolSizes(0, 3, 0)) == {"attention": 3}
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_limits_are_typed_by_the_names_of_pools():
 )
 def test_limits_that_cannot_be_are_refused(settings, why):
     with pytest.raises(ConfigError, match=why):
-        PilotSettings(**settings).limits(Sizes(2, 2, 3), 2, Sizes(7, 8, 32))
+        PilotSettings(**settings).limits(PoolSizes(2, 2, 3), 2, PoolSizes(7, 8, 32))
 
 
 def test_times_of_the_server_are_taken_where_the_pilot_has_none():
-    assert PilotSettings(pilot_ttft=2.0).wanted(9.0, 0.0) == Wanted(2.0, math.inf)
+    assert PilotSettings(pilot_ttft=2.0).wanted(9.0, 0.0) == TargetTimes(2.0, math.inf)

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.pilot.measured import MeasuredModel
-from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
-from afserve.control.pilot.sizes import Demand, Limits, Sizes, Wanted
+from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes
 from tests.control.pilot.world import LIMITS, RATES, WANTED, Told
 
 
-def enough(sizes: Sizes, rate: float) -> bool:
+def enough(sizes: PoolSizes, rate: float) -> bool:
     return MeasuredModel(RATES).expect(sizes, Demand(rate, 1000, 100, 1000), WANTED).meets(WANTED)
 
 
@@ -50,7 +50,7 @@ def test_a_steady_load_is_left_alone():
 
 
 def test_who_advises_only_says_it_again_no_sooner_than_it_may_and_is_judged_by_what_did_not_happen():
-    told = Told(sizes=Sizes(1, 1, 1), follows=False)
+    told = Told(sizes=PoolSizes(1, 1, 1), follows=False)
     advices = told.play(30, 1500)
     assert len(advices) > 1
     gaps = [later.at - sooner.at for sooner, later in itertools.pairwise(advices)]
@@ -62,7 +62,7 @@ def test_who_advises_only_says_it_again_no_sooner_than_it_may_and_is_judged_by_w
 
 
 def test_nothing_is_decided_while_nodes_come_or_go():
-    told = Told(sizes=Sizes(1, 1, 1))
+    told = Told(sizes=PoolSizes(1, 1, 1))
     told.play(5, 100)
     for _ in range(50):
         told.at += told.step
@@ -73,7 +73,7 @@ def test_nothing_is_decided_while_nodes_come_or_go():
 
 
 def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
-    told = Told(sizes=Sizes(1, 1, 1), limits=Limits(Sizes(1, 1, 1), Sizes(9, 9, 9), 12))
+    told = Told(sizes=PoolSizes(1, 1, 1), limits=Limits(PoolSizes(1, 1, 1), PoolSizes(9, 9, 9), 12))
     told.play(300, 900)
     assert 10 <= told.sizes.total <= 12 and told.limits.allow(told.sizes)
 
@@ -91,10 +91,12 @@ def test_sums_that_fall_as_a_node_goes_say_nothing():
 @given(st.integers(0, 10**6))
 def test_limits_hold_and_changes_are_apart_whatever_comes(seed):
     draw = random.Random(seed)
-    least = Sizes(draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 4))
-    most = least.at_least(Sizes(draw.randint(1, 12), draw.randint(1, 12), draw.randint(1, 12)))
+    least = PoolSizes(draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 4))
+    most = least.at_least(PoolSizes(draw.randint(1, 12), draw.randint(1, 12), draw.randint(1, 12)))
     limits = Limits(least, most, draw.randint(least.total, most.total))
-    told = Told(sizes=limits.nearest(Sizes(3, 3, 3)), limits=limits, rules=rules_for(draw.choice((60, 600))))
+    told = Told(
+        sizes=limits.nearest(PoolSizes(3, 3, 3)), limits=limits, rules=rules_for(draw.choice((60, 600)))
+    )
     for _ in range(4):
         told.prompt, told.answer = draw.choice((50, 900, 8000)), draw.choice((2, 100, 900))
         told.play(draw.choice((0.0, 0.3, 5, 40, 500)), draw.choice((60, 400, 1200)))
@@ -112,22 +114,22 @@ def test_limits_hold_and_changes_are_apart_whatever_comes(seed):
 def test_nonsense_leads_to_no_size_beyond_the_limits(rows):
     policy = Policy(Planner(MeasuredModel(), WANTED, LIMITS))
     for number, (came, tokens, first, rest, busy, size, settled) in enumerate(rows):
-        load = Load(
+        load = PoolLoad(
             came, tokens, 0.0, tokens / 2, came, first, 0.0, came, rest, rest, first, 0.0, busy, busy, busy
         )
-        sizes = LIMITS.nearest(Sizes(*[int(min(size, 1e6))] * 3))
+        sizes = LIMITS.nearest(PoolSizes(*[int(min(size, 1e6))] * 3))
         advice = policy.look(Observed(100.0 * number, sizes, load, settled))
         assert advice is None or LIMITS.allow(advice.new)
 
 
 def test_the_planner_finds_the_smallest_sizes():
     """Against all of them."""
-    limits = Limits(Sizes(1, 1, 1), Sizes(8, 8, 8), 24)
+    limits = Limits(PoolSizes(1, 1, 1), PoolSizes(8, 8, 8), 24)
     planner = Planner(MeasuredModel(RATES), WANTED, limits)
     for rate in (1, 5, 12, 20, 40):
         demand = Demand(rate, 1000, 100, 1000)
         found = planner.smallest(demand)
-        every = [Sizes(p, d, e) for p in range(1, 9) for d in range(1, 9) for e in range(1, 9)]
+        every = [PoolSizes(p, d, e) for p in range(1, 9) for d in range(1, 9) for e in range(1, 9)]
         best = min((one.total for one in every if enough(one, rate)), default=None)
         assert (found is None) == (best is None)
         if found is not None and best is not None:
@@ -135,16 +137,16 @@ def test_the_planner_finds_the_smallest_sizes():
 
 
 def test_a_pilot_without_targets_keeps_pools_from_being_full():
-    planner = Planner(MeasuredModel(RATES), Wanted(busy=0.8), LIMITS)
+    planner = Planner(MeasuredModel(RATES), TargetTimes(busy=0.8), LIMITS)
     found = planner.smallest(Demand(50, 1000, 100, 1000))
     assert found is not None
-    busy = MeasuredModel(RATES).expect(found, Demand(50, 1000, 100, 1000), Wanted()).busy
+    busy = MeasuredModel(RATES).expect(found, Demand(50, 1000, 100, 1000), TargetTimes()).busy
     assert 0.5 < max(busy) <= 0.8
 
 
-@pytest.mark.parametrize("pools", [Sizes(0, 3, 2), Sizes(0, 2, 0)])
+@pytest.mark.parametrize("pools", [PoolSizes(0, 3, 2), PoolSizes(0, 2, 0)])
 def test_nodes_that_do_both_are_one_pool(pools):
-    limits = Limits(pools.at_most(Sizes(0, 1, 1)), Sizes(0, 30, 30 if pools.experts else 0), 60)
+    limits = Limits(pools.at_most(PoolSizes(0, 1, 1)), PoolSizes(0, 30, 30 if pools.experts else 0), 60)
     told = Told(sizes=pools, limits=limits)
     told.play(5, 2000)
     small = told.sizes

@@ -12,16 +12,16 @@ from afserve.control.pilot.replay.days import MadeDay, made_day
 from afserve.control.pilot.replay.flow import FlowRun, Packet
 from afserve.control.pilot.replay.rivals import demand_of, fixed, oracle, replicas
 from afserve.control.pilot.replay.run import World, play
-from afserve.control.pilot.replay.tabled import Stages, TabledModel
-from afserve.control.pilot.sizes import Limits, Sizes, Wanted
+from afserve.control.pilot.replay.tabled import TabledModel, TabledStages
+from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.placement.planner.simulate.phase_stages import Apart, pieces_on_gpu
 from afserve.placement.planner.simulate.phases import PhaseLayout, PhasesRun, SimulatedRequest
 from bench.goodput import tables
 
 TABLES = tables("h200")
-STAGES = Stages(TABLES, pieces_on_gpu(TABLES.chip, 7168, "fp8", 1 / 4))
-WANTED = Wanted(2.0, 0.05)
-LIMITS = Limits(STAGES.least(), Sizes(40, 40, 40), 64)
+STAGES = TabledStages(TABLES, pieces_on_gpu(TABLES.chip, 7168, "fp8", 1 / 4))
+WANTED = TargetTimes(2.0, 0.05)
+LIMITS = Limits(STAGES.least(), PoolSizes(40, 40, 40), 64)
 PROMPTS, ANSWERS = [300, 1800, 700, 2400, 500], [40, 260, 120, 90, 400]
 
 
@@ -47,7 +47,7 @@ def played_by_events(sizes, packets):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes, rate", [(Sizes(4, 4, 10), 15), (Sizes(8, 4, 16), 40), (Sizes(14, 6, 20), 70)]
+    "sizes, rate", [(PoolSizes(4, 4, 10), 15), (PoolSizes(8, 4, 16), 40), (PoolSizes(14, 6, 20), 70)]
 )
 def test_the_flow_is_what_the_event_simulator_plays(sizes, rate):
     packets = steady(rate)
@@ -62,11 +62,11 @@ def test_the_flow_is_what_the_event_simulator_plays(sizes, rate):
 
 
 def test_every_request_is_counted_once_and_memory_comes_back():
-    run = FlowRun(STAGES, steady(30, 400), WANTED, Sizes(4, 2, 12))
+    run = FlowRun(STAGES, steady(30, 400), WANTED, PoolSizes(4, 2, 12))
     run.advance(5)
-    run.resize(Sizes(6, 3, 14))
+    run.resize(PoolSizes(6, 3, 14))
     run.advance(9)
-    run.resize(Sizes(5, 2, 14))
+    run.resize(PoolSizes(5, 2, 14))
     while not run.over:
         run.advance(run.now + 7)
     counts = run.counts
@@ -76,13 +76,13 @@ def test_every_request_is_counted_once_and_memory_comes_back():
 
 
 def test_devices_are_paid_for_from_when_they_are_asked_for():
-    world, asked = World(STAGES, WANTED, start=30.0), iter([Sizes(5, 2, 12)])
+    world, asked = World(STAGES, WANTED, start=30.0), iter([PoolSizes(5, 2, 12)])
 
     def once(seen):
         return next(asked, None)
 
-    found = play(world, steady(10, 1000), Sizes(4, 2, 12), once)
-    assert found.changes == ((0.0, Sizes(4, 2, 12)), (10.0, Sizes(5, 2, 12)))
+    found = play(world, steady(10, 1000), PoolSizes(4, 2, 12), once)
+    assert found.changes == ((0.0, PoolSizes(4, 2, 12)), (10.0, PoolSizes(5, 2, 12)))
     played = math.ceil((1000 - 1) / 10 / world.look) * world.look
     assert found.device_hours == pytest.approx((19 * played - 10) / 3600, rel=0.01)
 
@@ -126,7 +126,7 @@ def test_a_pilot_on_an_afternoon_serves_as_many_as_one_who_knows_it():
     assert piloted.change_count <= 1.5 * piloted.hours * 6
     still = fixed(world, packets, planner, 0.98 * knowing.met)
     assert piloted.device_hours < still.device_hours
-    whole_ones = replicas(world, packets, Sizes(3, 1, 8), 60, (2, 6), 240.0)
+    whole_ones = replicas(world, packets, PoolSizes(3, 1, 8), 60, (2, 6), 240.0)
     assert all(sizes.experts % 8 == 0 for _, sizes in whole_ones.changes)
 
 

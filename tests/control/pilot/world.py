@@ -3,24 +3,24 @@
 from dataclasses import dataclass, field, replace
 
 from afserve.control.pilot.advice import Advice
-from afserve.control.pilot.measured import MeasuredModel, Rates
-from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.measured import MeasuredModel, NodeSeconds
+from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
-from afserve.control.pilot.policy import Policy, Rules
-from afserve.control.pilot.sizes import Demand, Limits, Sizes, Wanted
+from afserve.control.pilot.policy import PilotRules, Policy
+from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes
 
-RATES = Rates(read=1e-4, decode=1e-3, experts=5e-4, calm_first=0.1, calm_rest=0.02)
-WANTED = Wanted(ttft=1.0, tpot=0.05)
-LIMITS = Limits(Sizes(1, 1, 1), Sizes(40, 40, 40), 100)
+RATES = NodeSeconds(read=1e-4, decode=1e-3, experts=5e-4, calm_first=0.1, calm_rest=0.02)
+WANTED = TargetTimes(ttft=1.0, tpot=0.05)
+LIMITS = Limits(PoolSizes(1, 1, 1), PoolSizes(40, 40, 40), 100)
 
 
 @dataclass
 class Told:
     """A world that says of each moment what its rates make of the load, and does at once what it is told."""
 
-    sizes: Sizes = field(default_factory=lambda: Sizes(2, 4, 3))
+    sizes: PoolSizes = field(default_factory=lambda: PoolSizes(2, 4, 3))
     limits: Limits = LIMITS
-    rules: Rules = field(default_factory=Rules)
+    rules: PilotRules = field(default_factory=PilotRules)
     prompt: float = 1000.0
     answer: float = 100.0
     step: float = 20.0
@@ -29,7 +29,7 @@ class Told:
     def __post_init__(self) -> None:
         self.model = MeasuredModel(RATES if self.sizes.experts else replace(RATES, experts=0.0))
         self.policy = Policy(Planner(MeasuredModel(), WANTED, self.limits), self.rules)
-        self.at, self.load = 0.0, Load()
+        self.at, self.load = 0.0, PoolLoad()
         self.advices: list[Advice] = []
 
     def play(self, rate: float, seconds: float) -> list[Advice]:
@@ -49,12 +49,12 @@ class Told:
     def seen(self, *, settled: bool = True) -> Observed:
         return Observed(self.at, self.sizes, self.load, settled)
 
-    def _later(self, rate: float) -> Load:
+    def _later(self, rate: float) -> PoolLoad:
         demand = Demand(rate, self.prompt, self.answer, self.prompt)
         found = self.model.expect(self.sizes, demand, WANTED)
         before, came = self.load, rate * self.step
         busy = [min(one, 1.0) * size * self.step for one, size in zip(found.busy, self.sizes, strict=True)]
-        return Load(
+        return PoolLoad(
             came=before.came + came,
             prompt_tokens=before.prompt_tokens + came * self.prompt,
             first=before.first + came,

@@ -6,12 +6,12 @@ from math import ceil
 
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
-from afserve.control.pilot.policy import Policy, Rules
+from afserve.control.pilot.policy import PilotRules, Policy
 from afserve.control.pilot.replay.flow import Packet
 from afserve.control.pilot.replay.rivals import best_oracle, demand_of, fixed, replicas
-from afserve.control.pilot.replay.run import Played, World, play
+from afserve.control.pilot.replay.run import PlayedDay, World, play
 from afserve.control.pilot.replay.tabled import TabledModel
-from afserve.control.pilot.sizes import Demand, Limits, Sizes
+from afserve.control.pilot.sizes import Demand, Limits, PoolSizes
 
 _OF_ORACLE = 0.99  # of its attainment, that fixed sizes have to reach
 _REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit; there may be twice as many
@@ -23,16 +23,16 @@ _BEGINNING = 600.0  # seconds whose arrivals the first sizes are for
 class Comparison:
     """`held`: how many of the pilot's `judged` intervals held what was measured, of both times."""
 
-    pilot: Played
-    oracle: Played
-    fixed: Played
-    replicas: Played
-    unit: Sizes
+    pilot: PlayedDay
+    oracle: PlayedDay
+    fixed: PlayedDay
+    replicas: PlayedDay
+    unit: PoolSizes
     judged: int
     held: int
 
     @property
-    def rows(self) -> tuple[tuple[str, Played], ...]:
+    def rows(self) -> tuple[tuple[str, PlayedDay], ...]:
         return (
             ("pilot", self.pilot),
             ("oracle", self.oracle),
@@ -42,7 +42,7 @@ class Comparison:
 
 
 def compare(
-    world: World, packets: Sequence[Packet], limits: Limits, rules: Rules, replica_start: float
+    world: World, packets: Sequence[Packet], limits: Limits, rules: PilotRules, replica_start: float
 ) -> Comparison:
     """Whoever is compared begins with sizes for the first ten minutes. Raises ValueError for no arrivals."""
     planner = Planner(TabledModel(world.stages), world.wanted, limits)
@@ -52,7 +52,7 @@ def compare(
     first = planner.best_effort(begun.times(1.2))
     policy = Policy(Planner(TabledModel(world.stages), world.wanted, limits), rules)
 
-    def look(seen: Observed) -> Sizes | None:
+    def look(seen: Observed) -> PoolSizes | None:
         advice = policy.look(seen)
         return None if advice is None else advice.new
 
@@ -67,7 +67,7 @@ def compare(
     return Comparison(piloted, knowing, still, scaled, unit, judged, held)
 
 
-def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[Sizes, float, float]:
+def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[PoolSizes, float, float]:
     """(one replica, requests in it at which it is kept, requests per second that it serves)."""
     whole = demand_of(packets, packets[-1].at)
     assert whole is not None, "somebody came"
@@ -76,7 +76,7 @@ def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[Sizes, float, fl
     return unit, _FILLED * _resident(planner, unit, part), part.rate
 
 
-def _resident(planner: Planner, sizes: Sizes, demand: Demand) -> float:
+def _resident(planner: Planner, sizes: PoolSizes, demand: Demand) -> float:
     """Requests that are there at once, read or decoded."""
     found = planner.expect(sizes, demand, planner.wanted)
     return max(1.0, demand.rate * (found.tpot * demand.answer + min(found.ttft, 60.0)))

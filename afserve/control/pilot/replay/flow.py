@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from afserve.control.pilot.replay.tabled import Pace, Stages
-from afserve.control.pilot.sizes import Sizes, Wanted
+from afserve.control.pilot.replay.tabled import StepPace, TabledStages
+from afserve.control.pilot.sizes import PoolSizes, TargetTimes
 
 _NEWEST = 0.02  # weight of a packet in the mean lengths
 _SHORT_STEP = 1e-4  # seconds of a step at least
@@ -29,7 +29,7 @@ class Packet:
 
 
 @dataclass(slots=True)
-class Counts:
+class PacketCounts:
     """Sums since the beginning, over requests: what gateways and nodes count too."""
 
     came: float = 0.0
@@ -58,14 +58,14 @@ class _Running:
 class FlowRun:
     """`advance` plays on to a moment; `resize` is for in between. `slower`: than the tables say."""
 
-    stages: Stages
+    stages: TabledStages
     packets: Sequence[Packet]
-    wanted: Wanted
-    sizes: Sizes
+    wanted: TargetTimes
+    sizes: PoolSizes
     slower: float = 1.0
     tick: float = 1.0
     now: float = 0.0
-    counts: Counts = field(default_factory=Counts)
+    counts: PacketCounts = field(default_factory=PacketCounts)
     running: float = 0.0
     queued: float = 0.0  # prompt tokens that are not read
 
@@ -81,14 +81,14 @@ class FlowRun:
         self._firsts: dict[int, float] = {}
         self.resize(self.sizes)
 
-    def resize(self, sizes: Sizes) -> None:
+    def resize(self, sizes: PoolSizes) -> None:
         """From now on. Requests on decode devices that go move, and wait until their KV is elsewhere."""
         gone = max(0, self.sizes.decode - sizes.decode)
         if gone and self.running:
             moved = self.stages.tables.hand_over(self._context / self.running)
             self._pause += gone / self.sizes.decode * moved
         self.sizes = sizes
-        self._pace = Pace(self.stages, sizes, self.slower)
+        self._pace = StepPace(self.stages, sizes, self.slower)
         self._room = self.stages.room(sizes)
 
     @property

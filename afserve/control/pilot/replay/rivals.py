@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from afserve.control.pilot.observed import Lengths, Load, Observed
+from afserve.control.pilot.observed import MeanLengths, Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.replay.flow import Packet
-from afserve.control.pilot.replay.run import Played, World, play
-from afserve.control.pilot.sizes import Demand, Sizes
+from afserve.control.pilot.replay.run import PlayedDay, World, play
+from afserve.control.pilot.sizes import Demand, PoolSizes
 
 _MINUTE, _PART = 60.0, 10.0  # seconds
 _STABLE = 300.0  # seconds in which fewer replicas must have been enough
@@ -27,7 +27,7 @@ MARGINS = (1.0, 1.1, 1.25, 1.5)
 
 def demand_of(packets: Iterable[Packet], seconds: float) -> Demand | None:
     """Of what comes within so long; None for nothing."""
-    lengths, count = Lengths(memory=0.0), 0.0
+    lengths, count = MeanLengths(memory=0.0), 0.0
     sums = [0.0] * 3
     for one in packets:
         count += one.weight
@@ -37,25 +37,25 @@ def demand_of(packets: Iterable[Packet], seconds: float) -> Demand | None:
     if not count:
         return None
     lengths.note_load(
-        Load(count, prompt_tokens=sums[0], prompt_squares=sums[1], ended=count, answer_tokens=sums[2])
+        PoolLoad(count, prompt_tokens=sums[0], prompt_squares=sums[1], ended=count, answer_tokens=sums[2])
     )
     return lengths.demand(count / seconds)
 
 
-def oracle(world: World, packets: Sequence[Packet], planner: Planner, margin: float = 1.0) -> Played:
+def oracle(world: World, packets: Sequence[Packet], planner: Planner, margin: float = 1.0) -> PlayedDay:
     """`margin`: of what comes, that it has room for."""
     plans = _plans(packets, planner, margin)
 
-    def sizer(seen: Observed) -> Sizes:
+    def sizer(seen: Observed) -> PoolSizes:
         return plans[min(int((seen.at + 1e-6) // _MINUTE), len(plans) - 1)]
 
     return play(replace(world, start=0.0), packets, plans[0], sizer)
 
 
-def _plans(packets: Sequence[Packet], planner: Planner, margin: float) -> list[Sizes]:
+def _plans(packets: Sequence[Packet], planner: Planner, margin: float) -> list[PoolSizes]:
     """By minute: for the lengths of ten minutes and the busiest ten seconds."""
     times = [one.at for one in packets]
-    plans: list[Sizes] = []
+    plans: list[PoolSizes] = []
     for minute in range(int(packets[-1].at // _MINUTE) + 1):
         begin = minute * _MINUTE
         near = packets[bisect_left(times, begin - 4 * _MINUTE) : bisect_left(times, begin + 6 * _MINUTE)]
@@ -69,7 +69,7 @@ def _plans(packets: Sequence[Packet], planner: Planner, margin: float) -> list[S
     return plans
 
 
-def best_oracle(world: World, packets: Sequence[Packet], planner: Planner) -> Played:
+def best_oracle(world: World, packets: Sequence[Packet], planner: Planner) -> PlayedDay:
     """With the smallest margin that serves nearly as many as the largest one does."""
     most = oracle(world, packets, planner, MARGINS[-1])
     for margin in MARGINS[:-1]:
@@ -79,7 +79,7 @@ def best_oracle(world: World, packets: Sequence[Packet], planner: Planner) -> Pl
     return most
 
 
-def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float) -> Played:
+def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float) -> PlayedDay:
     """The fewest devices that never change and serve at least `met` in time, of those that are planned for some rate;
     what is most where none does."""
     whole = demand_of(packets, packets[-1].at)
@@ -87,7 +87,7 @@ def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float)
     low, high = 0, 15
     rates = [whole.rate * 1.1**power for power in range(high + 1)]
 
-    def tried(number: int) -> Played:
+    def tried(number: int) -> PlayedDay:
         sizes = planner.best_effort(replace(whole, rate=rates[number]))
         return play(world, packets, sizes, lambda seen: None)
 
@@ -105,18 +105,18 @@ def fixed(world: World, packets: Sequence[Packet], planner: Planner, met: float)
 def replicas(
     world: World,
     packets: Sequence[Packet],
-    unit: Sizes,
+    unit: PoolSizes,
     per_replica: float,
     counts: tuple[int, int],
     start: float,
-) -> Played:
+) -> PlayedDay:
     """`unit` is one replica, which takes `start` seconds; `per_replica` requests in it are the target. `counts` of
     replicas: at first, and at most."""
     recent: deque[tuple[float, int]] = deque()
-    lengths = Lengths()
+    lengths = MeanLengths()
     before: list[Observed] = []
 
-    def sizer(seen: Observed) -> Sizes | None:
+    def sizer(seen: Observed) -> PoolSizes | None:
         if before:
             lengths.note_load(seen.since(before[0]).load)
         before[:] = [seen]
@@ -128,7 +128,7 @@ def replicas(
         while recent[0][0] < seen.at - _STABLE:
             recent.popleft()
         count = max(one for _, one in recent)
-        return Sizes(*(count * each for each in unit)) if count != have else None
+        return PoolSizes(*(count * each for each in unit)) if count != have else None
 
-    first = Sizes(*(counts[0] * each for each in unit))
+    first = PoolSizes(*(counts[0] * each for each in unit))
     return play(replace(world, start=start), packets, first, sizer)

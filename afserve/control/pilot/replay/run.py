@@ -7,12 +7,12 @@ for until then too. Whoever sizes is asked every few seconds and sees only what 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from afserve.control.pilot.observed import Load, Observed
+from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.replay.flow import FlowRun, Packet
-from afserve.control.pilot.replay.tabled import Stages
-from afserve.control.pilot.sizes import Sizes, Wanted
+from afserve.control.pilot.replay.tabled import TabledStages
+from afserve.control.pilot.sizes import PoolSizes, TargetTimes
 
-Sizer = Callable[[Observed], Sizes | None]
+Sizer = Callable[[Observed], PoolSizes | None]
 """Says which sizes there shall be from now on; None for the present ones."""
 _DRAIN = 3600.0  # seconds after the last arrival at most
 
@@ -22,8 +22,8 @@ class World:
     """What is played on. `slower`: all steps are by so much longer than the tables say, which a pilot does not know.
     `start`: seconds from asking for devices until they serve, and from letting them go until they are gone."""
 
-    stages: Stages
-    wanted: Wanted
+    stages: TabledStages
+    wanted: TargetTimes
     start: float = 20.0
     slower: float = 1.0
     tick: float = 1.0
@@ -31,7 +31,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedDay:
     """`met`: the share of requests in time in both. `changes` have the second and the sizes since then."""
 
     met: float
@@ -39,7 +39,7 @@ class Played:
     rest_late: float
     device_hours: float
     hours: float
-    changes: tuple[tuple[float, Sizes], ...]
+    changes: tuple[tuple[float, PoolSizes], ...]
 
     @property
     def most(self) -> int:
@@ -51,7 +51,7 @@ class Played:
         return len(self.changes) - 1
 
 
-def play(world: World, packets: Sequence[Packet], first: Sizes, sizer: Sizer) -> Played:
+def play(world: World, packets: Sequence[Packet], first: PoolSizes, sizer: Sizer) -> PlayedDay:
     run = FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick)
     changes, coming = [(0.0, first)], None
     paid, until = 0.0, packets[-1].at
@@ -72,7 +72,7 @@ def play(world: World, packets: Sequence[Packet], first: Sizes, sizer: Sizer) ->
                 coming = None
     counts = run.counts
     came = max(counts.came, 1e-9)
-    return Played(
+    return PlayedDay(
         counts.met / came,
         (counts.read_late + counts.came - counts.read) / came,
         (counts.decode_late + counts.came - counts.ended) / came,
@@ -84,7 +84,7 @@ def play(world: World, packets: Sequence[Packet], first: Sizes, sizer: Sizer) ->
 
 def _observed(run: FlowRun, settled: bool) -> Observed:
     counts = run.counts
-    load = Load(
+    load = PoolLoad(
         came=counts.came,
         prompt_tokens=counts.prompt_tokens,
         prompt_squares=counts.prompt_squares,

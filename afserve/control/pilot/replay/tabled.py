@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, field
 
 from afserve.config import MAX_MICRO_BATCHES
-from afserve.control.pilot.observed import Seen
-from afserve.control.pilot.queue import Wait
-from afserve.control.pilot.sizes import Demand, Expected, Sizes, Wanted
+from afserve.control.pilot.observed import SeenWindow
+from afserve.control.pilot.queue import QueueWait
+from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 from afserve.placement.planner.simulate.phase_stages import IDLE, Apart, Pieces
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work
 
@@ -21,10 +21,10 @@ _TAIL = 7.5  # tokens of a prompt that fill no block of 16, on average
 _LOST = Expected(math.inf, math.inf, 1.0, (math.inf, math.inf, math.inf), fits=False)
 
 
-class Pace:
+class StepPace:
     """Seconds of both kinds of step at some moment. `slower`: how much longer all of it takes than the tables say."""
 
-    def __init__(self, stages: "Stages", sizes: Sizes, slower: float = 1.0) -> None:
+    def __init__(self, stages: "TabledStages", sizes: PoolSizes, slower: float = 1.0) -> None:
         self._reads, self._decodes = stages.pools(sizes)
         self._stages, self._sizes, self._slower = stages, sizes, slower
         self._read = IDLE
@@ -54,7 +54,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Stages:
+class TabledStages:
     """The planner's stage times of one kind of device, and how its prompts are cut."""
 
     tables: StageTables
@@ -62,7 +62,7 @@ class Stages:
     chunk: int = 2048
     _pools: dict[tuple[int, int, bool, int], Apart] = field(default_factory=dict)
 
-    def pools(self, sizes: Sizes) -> tuple[Apart, Apart]:
+    def pools(self, sizes: PoolSizes) -> tuple[Apart, Apart]:
         """Those that read, and those that decode; the same objects for the same sizes, which keep what they know."""
         near = sizes.total <= self.tables.chip.fast_domain
         return (
@@ -81,33 +81,33 @@ class Stages:
         """Tokens of a request in a step."""
         return self.tables.setting.tokens_per_step
 
-    def room(self, sizes: Sizes) -> float:
+    def room(self, sizes: PoolSizes) -> float:
         """Tokens of caches that fit where it is decoded; 0 where the experts do not fit."""
         return self.pools(sizes)[1].kv_tokens
 
-    def least(self) -> Sizes:
+    def least(self) -> PoolSizes:
         """One device of each kind, and as many as hold the experts. Raises ValueError where 4,096 do not."""
         for experts in range(1, 4097):
             if self.tables.hold_experts(experts):
-                return Sizes(1, 1, experts)
+                return PoolSizes(1, 1, experts)
         raise ValueError("the experts do not fit on 4,096 devices")
 
 
 class TabledModel:
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: TabledStages) -> None:
         self.stages = stages
         self.ready = True
         self._guess = 0.02  # seconds of a token: what was found last is near what is asked next
 
-    def learn_rates(self, window: Seen) -> bool:
+    def learn_rates(self, window: SeenWindow) -> bool:
         """Tables stay as they are; a policy corrects them."""
         return False
 
-    def expect(self, sizes: Sizes, demand: Demand, wanted: Wanted) -> Expected:
+    def expect(self, sizes: PoolSizes, demand: Demand, wanted: TargetTimes) -> Expected:
         stages = self.stages
         if min(sizes) < 1:
             return _LOST
-        room, pace = stages.room(sizes), Pace(stages, sizes)
+        room, pace = stages.room(sizes), StepPace(stages, sizes)
         tpot, reading = self._guess, 0.0
         for _ in range(_ROUNDS):
             running = demand.rate * demand.answer * tpot
@@ -122,7 +122,7 @@ class TabledModel:
         return self._expected(sizes, demand, wanted, pace, step)
 
     def _expected(
-        self, sizes: Sizes, demand: Demand, wanted: Wanted, pace: Pace, step: StepTimes
+        self, sizes: PoolSizes, demand: Demand, wanted: TargetTimes, pace: StepPace, step: StepTimes
     ) -> Expected:
         stages, room = self.stages, self.stages.room(sizes)
         tpot, share = (
@@ -130,7 +130,7 @@ class TabledModel:
             demand.rate * demand.computed / pace.read_rate / sizes.prefill,
         )
         service = demand.computed / pace.read_rate
-        wait = Wait(service, sizes.prefill, share, demand.variation)
+        wait = QueueWait(service, sizes.prefill, share, demand.variation)
         after = stages.tables.hand_over(demand.prompt) + 1.5 * pace.step
         spare = wanted.ttft - after - demand.longest / pace.read_rate
         kept = demand.rate * demand.answer * tpot * (demand.prompt + demand.answer)
