@@ -24,11 +24,11 @@ _KEPT = 20  # advices and outcomes that are remembered
 
 @dataclass(frozen=True, slots=True)
 class PilotRules:
-    """Seconds, but `gain`: of all nodes, at least so many must be saved; and `margin`: of what is wanted, which
-    a new size has to reach. `hold`: for so long a smaller size must have
-    been enough, and a larger one is to last. `again`: between two changes for more, at least. `measured`: from when a
-    change is done until its effect is judged. `cost`: device-seconds that a device costs which comes or goes, once
-    more for each second that the last change took."""
+    """Seconds, but for two shares. `gain`: so large a share of all nodes has to be saved at least. `margin`: the share
+    of wanted times that a new size has to reach. `hold`: for so long a smaller size must have been enough, and larger
+    ones are to last. `again`: between two changes for more, at least. `measured`: from when a change is done until its
+    effect is judged. `cost`: device-seconds that each device costs which comes or goes, once more for each second that
+    the last change took."""
 
     windows: Windows = field(default_factory=Windows)
     hold: float = _HOLD
