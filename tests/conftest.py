@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.by_day import leave_the_rest_to_the_night
+
 # A busy machine may take the cores for seconds: no drawn example has a deadline, and drawing one takes what it takes.
 settings.register_profile("afserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("afserve"), max_examples=5)
@@ -164,7 +166,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in known])
         items[:] = kept
-    elif not config.getoption("--whole"):
+        return
+    leave_the_rest_to_the_night(items)
+    if not config.getoption("--whole"):
         for item in {getattr(item, "obj", None): item for item in items}.values():
             _draw_some(item, lambda own: max(10, int(DAY_SHARE * own)))
     for item in items:

@@ -6,7 +6,8 @@ seconds of a clock that all processes of a machine share (CLOCK_MONOTONIC). Form
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,8 @@ Event = dict[str, object]
 # COUNTS has no length: numbers by name, which a viewer draws as curves.
 EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "counts"
 KV_BLOCKS = "KV blocks"
+# Seconds by which points of one message may lie apart, as clocks of two hosts do; no node returns from its end so soon.
+ONE_EXCHANGE = 1.0
 _MOST_EVENTS = 1_000_000
 NO_ARGS: Args = {}
 
@@ -99,13 +102,31 @@ def merge(parts: Sequence[Path], out: Path) -> int:
     is not drawn: its sender was lost, or lost another peer while it sent."""
     events: list[Event] = []
     read = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(parts)]
-    begun = {identity for part in read for identity, kind, _, _ in part["arrows"] if kind == "s"}
+    begun = _beginnings(point for part in read for point in part["arrows"])
     for pid, part in enumerate(read, start=1):
-        arrows = [point for point in part["arrows"] if point[0] in begun]
+        arrows = [own for point in part["arrows"] if (own := _of_one_life(point, begun)) is not None]
         events += _events(pid, part["process"], part["slices"], arrows)
         events += [_instant(pid, name, at) for name, at in part["instants"]]
     out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return sum(part["dropped"] for part in read)
+
+
+def _beginnings(arrows: Iterable[Point]) -> dict[str, list[float]]:
+    """By identity, when its arrows begin, in order: numbers of messages begin anew with a node's next life."""
+    begun: dict[str, list[float]] = {}
+    for identity, kind, _, at in arrows:
+        if kind == "s":
+            begun.setdefault(identity, []).append(at)
+    return {identity: sorted(times) for identity, times in begun.items()}
+
+
+def _of_one_life(point: Point, begun: Mapping[str, list[float]]) -> Point | None:
+    """Under a name that no other life uses; None where its beginning was not recorded."""
+    identity, kind, track, at = point
+    number = bisect_right(begun.get(identity, ()), at + ONE_EXCHANGE)
+    if number == 0:
+        return None
+    return (identity if number == 1 else f"{identity} again {number}", kind, track, at)
 
 
 def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Point]) -> list[Event]:

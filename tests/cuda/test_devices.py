@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("pretended_gpus")
 
 TOKEN, MARKS = "aten._local_scalar_dense at sampler.py", "aten._local_scalar_dense at spoiled.py"
 DEVICE = "cuda:0"
+LONG = pytest.mark.long
 
 
 def cluster_of(source, attention=1, experts=2, placement=None, **fields):
@@ -62,24 +63,33 @@ def finish(cluster):
     raise AssertionError("still busy")
 
 
-@pytest.mark.parametrize("warm", [0, 2], ids=["prefill", "decode"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_layer_waits_for_the_device(name, warm, tiny_checkpoint):
+def test_no_layer_waits_for_the_device(name, tiny_checkpoint):
     """The host waits at the end of a step, however many layers came before: for the tokens, and for whether a row was
-    spoiled. Both are there at once."""
+    spoiled. Both are there at once. The first step reads prompts, the third decodes."""
     with pretended() as watch:
         cluster = cluster_of(ModelSource(str(tiny_checkpoint(name)), name))
         submit(cluster)
-        run_steps(cluster, warm)
-        watch.waits.clear()
-        run_steps(cluster, warm + 1)
-        assert watch.waits == {TOKEN: 2, MARKS: 1}
-        assert watch.launches > 100
+        for before in (0, 2):
+            run_steps(cluster, before)
+            watch.waits.clear()
+            launched = watch.launches
+            run_steps(cluster, before + 1)
+            assert watch.waits == {TOKEN: 2, MARKS: 1}
+            assert watch.launches > launched + 100
 
 
-@pytest.mark.parametrize(("name", "topology"), [("v3", (1, 1)), *((name, (2, 3)) for name in FAMILIES)])
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("v3", (2, 3)), *((name, (1, 1)) for name in FAMILIES if name != "v3"), pytest.param("v3", (1, 1), marks=LONG),
+        *(pytest.param(name, (2, 3), marks=LONG) for name in FAMILIES if name != "v3"),
+    ],
+)  # fmt: skip
 def test_whole_requests(name, topology, tiny_checkpoint):
-    """Chunked prefill, several micro-batches, prefix hits and preemption: all tensors are where they should be."""
+    """Chunked prefill, several micro-batches, prefix hits and preemption: all tensors are where they should be.
+
+    By day one family over several nodes, and every other one over one of each kind."""
     with pretended() as watch:
         attention, experts = topology
         source = ModelSource(str(tiny_checkpoint(name)), name)
@@ -94,6 +104,7 @@ def test_whole_requests(name, topology, tiny_checkpoint):
         assert set(watch.waits) == {TOKEN, MARKS}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("attention", "experts"), [(DEVICE, "cpu"), ("cpu", DEVICE)], ids=["experts on CPUs", "attention on CPUs"]
 )

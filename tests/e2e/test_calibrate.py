@@ -3,20 +3,22 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen, wholes
+from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, deployments, rows, stolen, wholes
 from afserve.cli.bench.case import Case
+from afserve.cli.bench.ours import Shape, Turn
 from afserve.cli.bench.stages import AttentionSide
 from afserve.cli.main import run
 from afserve.comm.m2n.link import ExpertLink
 from afserve.config import ModelSource
 from afserve.kernels.ops import open_ops
 from afserve.launch.measure.others import CoreTime
-from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import find_model
 from afserve.placement.planner.perf.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
@@ -28,10 +30,17 @@ WHOLE = "whole"
 BESIDE = {"attention beside", "experts beside"}
 
 
+def cores_of(patch: pytest.MonkeyPatch, cores: int) -> None:
+    patch.setattr("afserve.cli.bench.calibrate.this_machine", lambda: SimpleNamespace(cores=cores))
+
+
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As on a machine of one core: the nodes of no crowd are started. `test_real_rounds_...` starts them by night."""
     path = tmp_path_factory.mktemp("calibration") / "nano.jsonl"
-    path.write_text("".join(json.dumps({"threads": 1, **row}) + "\n" for row in rows("nano", 1, TINY)))
+    with pytest.MonkeyPatch.context() as patch:
+        cores_of(patch, 1)
+        path.write_text("".join(json.dumps({"threads": 1, **row}) + "\n" for row in rows("nano", 1, TINY)))
     return path
 
 
@@ -74,13 +83,26 @@ def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
 
 
 @pytest.mark.process
-def test_every_crowd_is_served(calibration: Path) -> None:
+def test_the_smallest_deployments_are_served(calibration: Path) -> None:
     found = [row for row in map(json.loads, calibration.read_text().splitlines()) if row["part"] == "run"]
-    cores = this_machine().cores
-    crowds = {(1, cores), (cores, 1)} if 1 < cores <= _CROWDED else set()
-    assert {(row["attention"], row["experts"]) for row in found} == {(1, 0), (1, 1), *crowds}
+    assert {(row["attention"], row["experts"]) for row in found} == {(1, 0), (1, 1)}
     assert {row["micro_batches"] for row in found if row["attention"] == row["experts"] == 1} == {1, 2}
     assert all(row["seconds"] > 0 for row in found)
+
+
+@pytest.mark.parametrize("cores", [1, 2, _CROWDED, _CROWDED + 1])
+def test_every_crowd_is_asked_for(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
+        assert case.batches == TINY.apart and not shape.colocated and shape.share_cores is False
+        return iter([Turn(requests, 0.01 * requests, 0.001) for requests in case.batches])
+
+    cores_of(monkeypatch, cores)
+    monkeypatch.setattr("afserve.cli.bench.ours.in_turns", in_turns)
+    found = list(deployments("nano", TINY))
+    crowds = {(1, cores, 2), (cores, 1, 2)} if 1 < cores <= _CROWDED else set()
+    asked = {(row["attention"], row["experts"], row["micro_batches"]) for row in found}
+    assert asked == {(1, 1, 1), (1, 1, 2), *crowds} and len(found) == len(asked) * len(TINY.apart)
+    assert all(row["seconds"] == pytest.approx(0.01 * int(str(row["requests"]))) for row in found)
 
 
 @pytest.mark.process

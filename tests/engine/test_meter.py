@@ -71,3 +71,25 @@ def test_an_arrow_that_runs_backwards_is_found(tmp_path):
     merge(list(tmp_path.glob("*.trace")), tmp_path / "out.json")
     wrong = backwards(tmp_path / "out.json")
     assert sorted(text.partition(":")[0] for text in wrong) == ["late", "nowhere"]
+
+
+def test_a_number_that_a_node_s_next_life_uses_again_is_another_arrow(tmp_path):
+    """What the second life computed was not sent before its end: the first one's computation is not taken for it."""
+    attention, first, second = Trace("attention-0"), Trace("expert-1.0"), Trace("expert-1.1")
+    for trace in (attention, first, second):
+        trace.slice("t", "work", 0.0, 20.0)
+    for start in (1.0, 9.0):
+        attention.arrow("0.1.0.1", "s", "t", start)
+        attention.arrow("0.1.0.1", "f", "t", start + 0.2)
+    first.arrow("0.1.0.1", "t", "t", 1.1)
+    second.arrow("0.1.0.2", "t", "t", 9.5)  # of a sender that was lost
+    for trace in (attention, first, second):
+        trace.write(tmp_path / f"{trace.process}.trace")
+    merge(list(tmp_path.glob("*.trace")), tmp_path / "out.json")
+    assert backwards(tmp_path / "out.json") == []
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    arrows: dict[str, str] = {}
+    for event in events:
+        if event["ph"] in "stf":
+            arrows[event["id"]] = arrows.get(event["id"], "") + event["ph"]
+    assert sorted("".join(sorted(points)) for points in arrows.values()) == ["fs", "fst"]

@@ -8,6 +8,8 @@ from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops
 from tests.kernels.test_native_experts import tolerance
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 KEPT = [
     (True, None),

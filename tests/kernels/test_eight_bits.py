@@ -9,6 +9,8 @@ from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
 from afserve.spec_parts import AttentionSpec
 
+pytestmark = pytest.mark.by_day(2)
+
 BLOCK, BLOCKS = 16, 6
 SHAPES = [(2, 64), (1, 32), (3, 24), (2, 80), (4, 128)]  # heads and their size
 CUTS = [

@@ -12,6 +12,8 @@ from afserve.kernels.packed import ExpertShape, Gating
 from afserve.models.blocks import unblocked
 from tests.kernels.test_native_experts import exact, routing, tolerance
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 SCALES_AT = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # of a block's bytes, float16
 PRECISION = {

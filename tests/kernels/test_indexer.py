@@ -10,6 +10,8 @@ from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
 from tests.kernels.conftest import SETS, native, on_their_own
 
+pytestmark = pytest.mark.by_day(2)
+
 SIZE, HEADS, DIM = 8, 5, 12
 
 

@@ -8,6 +8,8 @@ from afserve.kernels.grouped import Grouped, Groups, groups_of, int4_rounded, qu
 from afserve.kernels.ops import Ops
 from tests.kernels.test_native_experts import exact, routing, tolerance, weights
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(3, 100, 40), (2, 288, 160), (2, 33, 17)]
 GROUPS = [Groups(32), Groups(64, wide=True), Groups(128), Groups(1024)]

@@ -8,6 +8,8 @@ from afserve.kernels import tiled
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 # (new tokens, context) of each sequence: decodes, prefills, chunks in the middle, over the 512-key split.
 BATCHES = [

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+pytestmark = pytest.mark.by_day(2)
+
 _native = pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
 WHOLE, INT8, COMPACT, FLOAT = 1, 2, 3, 0
 ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2")

@@ -10,6 +10,8 @@ from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.packed import SWIGLU, Gating
 from tests.kernels.packing import pack_experts
 
+pytestmark = pytest.mark.by_day(2)
+
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]

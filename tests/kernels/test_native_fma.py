@@ -9,6 +9,8 @@ from afserve.kernels.paged import PagedBatch
 from tests.kernels.conftest import native
 from tests.kernels.test_native_attention import filled, in_tiles, paged
 
+pytestmark = pytest.mark.by_day(2)
+
 ROWS = (1, 2, 4, 5, 6, 7, 12, 25, 33, 64, 130)
 
 

@@ -14,6 +14,8 @@ from afserve.kernels.paged import PagedBatch
 from tests.kernels.test_indexer import batch_of
 from tests.kernels.test_native_latent import HIDDEN, OWN, RANK, ROPE, layer
 
+pytestmark = pytest.mark.by_day(2)
+
 SIZE, HEADS, DIM, TOP = 8, 5, 24, 11
 SEQUENCES, BLOCKS = [(7, 30), (1, 21), (3, 3)], [[4, 0, 7, 1], [2, 9, 5], [3]]
 

@@ -11,6 +11,8 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.routing import RouterRule, Scoring
 from tests.kernels.test_native_layer import decode_batch
 
+pytestmark = pytest.mark.by_day(2)
+
 HEADS, NOPE, ROPE, VALUE, RANK, OWN, HIDDEN, EXPERTS = 4, 24, 16, 20, 48, 40, 96, 8
 KEPT = [(False, None), (True, None), (False, Groups(32))]
 DTYPES = [torch.float32, torch.bfloat16]

@@ -10,6 +10,8 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
 
+pytestmark = pytest.mark.by_day(2)
+
 HEADS, GROUPS, SIZE, HIDDEN, EXPERTS = 4, 2, 32, 96, 8
 
 

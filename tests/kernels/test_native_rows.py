@@ -7,6 +7,8 @@ from torch import Tensor
 from afserve.kernels.ops import Ops
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 RULES = [
     RouterRule(4, Scoring.SOFTMAX, renormalise=True),

@@ -15,6 +15,8 @@ from tests.kernels.conftest import SETS, native, on_their_own
 from tests.kernels.packing import pack_experts
 from tests.kernels.reference_fp8 import BlockReference
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 with_values = pytest.mark.parametrize("value", nonfinite.VALUES)
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ from afserve.control.membership.events import Happening
 from afserve.member import Role
 from tests.simulation.world import World
 
-IN_CI, BLOCKS, ALL, ROUNDS = 96, 2, 10_000, 150
+BY_DAY, BLOCKS, ALL, ROUNDS = 48, 2, 10_000, 150
 KEPT = (
     706,  # a row without an answer spoiled rows before it in the same chunk, and the error named a damaged checkpoint
     794,  # a process ended between joining and being admitted
@@ -29,7 +29,7 @@ def play(seed: int, model, *, roles: bool = False) -> World:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nobody_notices(block, model):
-    each = IN_CI // BLOCKS
+    each = BY_DAY // BLOCKS
     worlds = [play(seed, model, roles=block % 2 == 1) for seed in range(block * each, (block + 1) * each)]
     done = [client for world in worlds for client in world.done]
     assert len(done) > 8 * each and sum(not client.failure for client in done) > 0.9 * len(done)
@@ -56,5 +56,5 @@ def test_what_went_wrong_once(seed, model):
 @pytest.mark.long
 @pytest.mark.timeout(36_000)
 def test_ten_thousand_schedules(model):
-    for seed in range(IN_CI, ALL):
+    for seed in range(BY_DAY, ALL):
         play(seed, model, roles=seed % 2 == 1)

@@ -13,12 +13,8 @@ from afserve.control.traces import SUFFIX, read_life
 from afserve.member import Life
 from afserve.server.live.timeline import Call, Trip, calls, shifts, trips
 from afserve.tracing.recording import Recording
-from afserve.tracing.trace import Trace
+from afserve.tracing.trace import ONE_EXCHANGE, Trace
 from afserve.tracing.trace_part import TracePart, own_clock
-
-_AT_ONCE = (
-    1.0  # seconds by which rows may lie apart that are one exchange: names begin anew with a node's next life
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ def _exchanges(sent: Iterable[Trip], computed: Iterable[Call]) -> tuple[list[Tri
             name
             for message in call.messages
             for trip, name in named[message]
-            if trip.start - _AT_ONCE <= call.start <= trip.end + _AT_ONCE
+            if trip.start - ONE_EXCHANGE <= call.start <= trip.end + ONE_EXCHANGE
         ]
         calls_.append(replace(call, messages=tuple(own)))
     return trips_, calls_

@@ -9,6 +9,8 @@ from afserve.kernels.triton.config import AttentionTile
 from afserve.kernels.triton.mla import attend_mla
 from afserve.kernels.triton.split import parts_for
 
+pytestmark = pytest.mark.by_day(2)
+
 TILE = AttentionTile(16, 16, 16, 4, 1)
 SHAPES = {  # (queries, context) of each sequence
     "decode": [(1, 1), (1, 17), (1, 70), (1, 32)],

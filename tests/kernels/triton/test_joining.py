@@ -11,6 +11,8 @@ from afserve.kernels.triton.experts_bits import exponents
 from tests.kernels.test_int4 import drawn_floats
 from tests.kernels.test_native_experts import exact, routing, weights
 
+pytestmark = pytest.mark.by_day(2)
+
 CLAMPED = Gating(1.0, 1.702)
 ROUNDED = {"whole": torch.Tensor.float, "int8": int8_rounded, "int4": int4_rounded}
 

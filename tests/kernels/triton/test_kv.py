@@ -5,6 +5,8 @@ import torch
 
 from afserve.kernels.triton.kv import rope, rope_write_kv, write_kv, write_latent
 
+pytestmark = pytest.mark.by_day(2)
+
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
