@@ -21,6 +21,8 @@ log = logging.getLogger("afserve.server")
 # After the drain: time for the last bytes to leave before connections are dropped.
 CLOSING_SECONDS = 1
 LOOK_SECONDS = 0.05  # between two looks at who is still connected
+# Clients use a connection again that has been quiet for less: httpx, under the Python SDKs, up to 5 s, undici up to 4 s.
+QUIET_SECONDS = 6.0
 _TURNS_TO_CLOSE = 3  # of the loop, until asyncio has closed a socket that was dropped, TLS included
 
 
@@ -96,8 +98,8 @@ async def serve(
 async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:
     """Accepts no more, and answers on each connection once more, saying that this is the last time.
 
-    A connection that has been quiet for `drain_seconds` is closed: its client is hardly about to use it. Ends when none
-    is left, after `restart_seconds`, or when `stop` is set.
+    A connection that has been quiet for QUIET_SECONDS is closed: its client is not about to use it. Ends when none is
+    left, after `restart_seconds`, or when `stop` is set.
     """
     loop, settings = asyncio.get_running_loop(), service.settings
     loop.remove_reader(
@@ -107,7 +109,7 @@ async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> 
     until = loop.time() + settings.restart_seconds
     await asyncio.sleep(LOOK_SECONDS)
     while len(service.connections) and loop.time() < until and not stop.is_set():
-        service.connections.close_quiet(settings.drain_seconds)
+        service.connections.close_quiet(QUIET_SECONDS)
         await asyncio.sleep(LOOK_SECONDS)
     service.resumables.leave_all()
 

@@ -105,7 +105,7 @@ def test_a_rolling_restart_of_gateways_fails_no_request(up, tmp_path, gateways):
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
     keys.chmod(0o600)
-    flags = ("--gateways", str(gateways), "--admin-key-file", str(keys), "--drain-seconds", "1")
+    flags = ("--gateways", str(gateways), "--admin-key-file", str(keys))
     server = up("--experts", "2", *flags)
     admin = httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
 
