@@ -114,7 +114,7 @@ class EngineSettings:
     )
     draft: str = setting(
         "",
-        f"Guess tokens: auto, ngram:4, suffix, mtp, eagle3:DIR, model:DIR; same answers. [{DEFAULT_DRAFT}]",
+        "Guess tokens: auto, ngram:4, mtp, eagle3:DIR, model:DIR, off. [CPUs: suffix]",
         metavar="METHOD[:N]",
         topic="model",
         common=True,

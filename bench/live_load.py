@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from afserve.cli.load.asks import COMPLETIONS, Ask, Form
+from afserve.cli.load.asks import COMPLETIONS, Ask, RequestForm
 from afserve.cli.load.connection import ConnectionPool, Server
 from afserve.cli.load.heard import COMPLETED, Heard
 from afserve.cli.load.loops import LoadPlan, run
@@ -84,7 +84,7 @@ async def steady(
     connections = ConnectionPool(Server.from_url(url, None))
     async with httpx.AsyncClient(timeout=120) as client:
         listed = (await client.get(f"{url}/v1/models")).raise_for_status().json()
-    form = Form(COMPLETIONS, listed["data"][0]["id"])
+    form = RequestForm(COMPLETIONS, listed["data"][0]["id"])
     asks = (Ask({"prompt": prompt}, tokens) for prompt in itertools.cycle(prompts))
     plan = LoadPlan(form, asks, streams, seconds=seconds, timeout=120, hears=Read)
     try:

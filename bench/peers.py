@@ -160,7 +160,12 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
     ]
     longest = str(max([0, *(int(size) for size in options.prefill.split(",") if size)]))
     kept, dense = options.expert_dtype, options.dense_dtype
-    names, suffix = ((*OURS, "transformers"), "") if kept == "auto" else (OURS, f" {kept}")
+    as_stored = (
+        kept == "auto" and not options.gguf_type
+    )  # of an unfolded GGUF file transformers would compute in floats
+    names, suffix = (
+        ((*OURS, "transformers"), "") if as_stored else (OURS, "" if kept == "auto" else f" {kept}")
+    )
     suffix += "" if dense == "auto" else f" dense {dense}"
     engines: list[Engine] = [
         Worker(

@@ -272,7 +272,7 @@ class Answered(NamedTuple):
     last_seconds: float
 
 
-class Answering(Protocol):
+class AnsweringLoop(Protocol):
     """What a transport may offer an expert node beside the contract: wait, take, compute and post again and again in
     one call, without Python between two messages."""
 
@@ -343,7 +343,7 @@ class Offers:
     sender: Sender | None = None
     limiting: Limiting | None = None
     queueing: Queueing | None = None
-    answering: Answering | None = None
+    answering: AnsweringLoop | None = None
     exchanging: Exchanging | None = None
     sharing_cores: SharingCores | None = None
     regions: SharingRegions | None = None

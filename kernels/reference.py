@@ -307,9 +307,9 @@ class Reference:
     def expert_layers(
         self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
     ) -> LayeredExperts | None:
-        """The experts of all MoE layers for `comm.transport.Answering`: `expert_ffn` of rows and sums of these dtypes,
-        which is called there. It computes with this backend's threads, so not while anything else here does. None
-        where the backend has no such thing."""
+        """The experts of all MoE layers for `comm.transport.AnsweringLoop`: `expert_ffn` of rows and sums of these
+        dtypes, which is called there. It computes with this backend's threads, so not while anything else here does.
+        None where the backend has no such thing."""
         return None
 
     def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Union
 
 from afserve.errors import CheckpointError, shown
-from afserve.gguf.kinds import KINDS, Kind
+from afserve.gguf.kinds import KINDS, GgmlType
 
 MAGIC = b"GGUF"
 MOST_HEADER = 256 << 20  # bytes: a vocabulary of a million tokens with its merges has 50 MB
@@ -33,19 +33,19 @@ class TensorRow:
     """`shape` as torch has it, the outermost dimension first; `begin` and `end` count from the file's first byte."""
 
     name: str
-    kind: Kind
+    kind: GgmlType
     shape: tuple[int, ...]
     begin: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     metadata: Mapping[str, Value]
     tensors: Sequence[TensorRow]
 
 
-def read_header(read: Read, size: int, where: str) -> Header:
+def read_header(read: Read, size: int, where: str) -> GgufHeader:
     """Of a file of `size` bytes. Raises CheckpointError that begins with `where`."""
     cursor = _Cursor(read, size, where)
     if cursor.bytes(4) != MAGIC:
@@ -62,13 +62,13 @@ def read_header(read: Read, size: int, where: str) -> Header:
             cursor.broken(f"the key {shown(key)} is there twice")
         metadata[key] = cursor.value(key)
     rows = [cursor.declared() for _ in range(tensors)]
-    return Header(metadata, _placed(cursor, metadata, rows))
+    return GgufHeader(metadata, _placed(cursor, metadata, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
     name: str
-    kind: Kind
+    kind: GgmlType
     shape: tuple[int, ...]
     offset: int
     size: int

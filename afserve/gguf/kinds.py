@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GgmlType:
     """`numbers` that lie side by side in a row take `size` bytes together."""
 
     name: str
@@ -45,8 +45,8 @@ _ROWS = (
     (30, "BF16", 1, 2),
     (39, "MXFP4", 32, 17),
 )
-KINDS: dict[int, Kind] = {number: Kind(name, numbers, size) for number, name, numbers, size in _ROWS}
+KINDS: dict[int, GgmlType] = {number: GgmlType(name, numbers, size) for number, name, numbers, size in _ROWS}
 """The number that a file has for it -> kind."""
 
-PACKED: dict[str, Kind] = {kind.name: kind for kind in KINDS.values() if not kind.plain}
+PACKED: dict[str, GgmlType] = {kind.name: kind for kind in KINDS.values() if not kind.plain}
 """Those of several numbers to a block, by name."""

@@ -30,7 +30,7 @@ _DELTA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A stored tensor, or `expert`'s part of it. `beside`: what goes up from the latent to values, where it lies in
     another tensor than what goes up to keys. `change` is what llama.cpp has otherwise: `halves` of each head's rows are
     interleaved, a `norm` has one more. Of a gated delta net, value heads lie by their place within a key head's: in
@@ -44,7 +44,7 @@ class Piece:
 
 def pieces_of(
     stored: Collection[str], naming: Naming, known: Architecture, experts: int, where: str
-) -> dict[str, Piece]:
+) -> dict[str, TensorPiece]:
     """By our names. Raises CheckpointError for a tensor that is none of the architecture's: a model is not what it was
     trained to be without it."""
     ends = {
@@ -52,11 +52,13 @@ def pieces_of(
         "output_norm.weight": naming.final_norm,
         "output.weight": naming.head,
     }
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     for name in stored:
         match = _IN_LAYER.fullmatch(name)
         if match is None and name in ends:
-            found[ends[name]] = Piece(name, change="norm" if known.norms_more and "norm" in name else "")
+            found[ends[name]] = TensorPiece(
+                name, change="norm" if known.norms_more and "norm" in name else ""
+            )
         elif match is None or not (placed := _in_layer(int(match[1]), match[2], naming, known, experts)):
             if match is None or match[2] not in _UNUSED:
                 raise CheckpointError(
@@ -75,7 +77,7 @@ def join_of_predictor(layer: int) -> str:
 
 def _in_layer(
     layer: int, rest: str, naming: Naming, known: Architecture, experts: int
-) -> Mapping[str, Piece]:
+) -> Mapping[str, TensorPiece]:
     """All of our names for one stored tensor; none where it is not known."""
     stored = f"blk.{layer}.{rest}"
     stem, _, end = rest.rpartition(".")
@@ -83,17 +85,17 @@ def _in_layer(
         part = _PARTS.index(stem[4:-5])
         named = [naming.expert(layer, expert)[part] for expert in range(experts)]
         ours = named if end == "weight" else [bias_of(name) for name in named]
-        return {name: Piece(stored, expert) for expert, name in enumerate(ours)}
+        return {name: TensorPiece(stored, expert) for expert, name in enumerate(ours)}
     if rest in _DELTA and known.norms_more:
         of_net, change = _DELTA[rest]
-        return {naming.layer(layer, f"{naming.linear}.{of_net}"): Piece(stored, change=change)}
+        return {naming.layer(layer, f"{naming.linear}.{of_net}"): TensorPiece(stored, change=change)}
     if rest == "exp_probs_b.bias":
-        return {naming.router_bias(layer): Piece(stored)}
+        return {naming.router_bias(layer): TensorPiece(stored)}
     if rest == "attn_k_b.weight":
         joined = naming.layer(layer, f"{naming.attention}.kv_b_proj.weight")
-        return {joined: Piece(stored, beside=f"blk.{layer}.attn_v_b.weight")}
+        return {joined: TensorPiece(stored, beside=f"blk.{layer}.attn_v_b.weight")}
     if rest == "attn_v_b.weight":
-        return {stored: Piece(stored)}
+        return {stored: TensorPiece(stored)}
     name = _plain(layer, naming, known).get(stem)
     if name is None or end not in ("weight", "bias"):
         return {}
@@ -102,7 +104,7 @@ def _in_layer(
         change = "halves"
     elif known.norms_more and stem.endswith("norm"):
         change = "norm"
-    return {(name if end == "weight" else bias_of(name)): Piece(stored, change=change)}
+    return {(name if end == "weight" else bias_of(name)): TensorPiece(stored, change=change)}
 
 
 def _plain(layer: int, naming: Naming, known: Architecture) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError, shown
-from afserve.gguf.header import MAGIC, Header, TensorRow, read_header
+from afserve.gguf.header import MAGIC, GgufHeader, TensorRow, read_header
 from afserve.json_file import LIST_BYTES, parse, read_object
 
 INDEX = "model.safetensors.index.json"
@@ -128,7 +128,7 @@ class ShardFile:
         with self._told():
             return File(Path(f"/proc/self/fd/{self._descriptor}"), direct=True, writes=False)
 
-    def gguf_header(self) -> Header:
+    def gguf_header(self) -> GgufHeader:
         header = read_header(self.read, self.found.st_size, str(self.path))
         self._check_apart(header.tensors)
         return header

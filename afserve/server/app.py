@@ -37,7 +37,7 @@ from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
 from afserve.server.metrics.observe import HttpMetrics, Times
 from afserve.server.metrics.spans import Spans
-from afserve.server.openapi.document import BYTES, EVENTS, FORM, HTML, LINES, PLAIN, RouteTable
+from afserve.server.openapi.document import BYTES, EVENTS, FORM, HTML, LINES, PLAIN, DocumentedRoutes
 from afserve.server.replies.ignored import HEADER
 from afserve.server.replies.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.state.database import Database
@@ -142,15 +142,15 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
     ]
 
 
-def _routes(service: Service) -> RouteTable:
-    table = RouteTable()
+def _routes(service: Service) -> DocumentedRoutes:
+    table = DocumentedRoutes()
     _add_page_and_openai(table, service)
     _add_other_apis(table, service)
     _add_gateway(table, service)
     return table
 
 
-def _add_page_and_openai(table: RouteTable, service: Service) -> None:
+def _add_page_and_openai(table: DocumentedRoutes, service: Service) -> None:
     page, feeds, files = Page(), Feeds(service), Files(service)
     completions, chat = Generate(service, BodyKind.COMPLETION), Generate(service, BodyKind.CHAT)
     responses, embeddings = Responses(service), EmbeddingsEndpoint(service)
@@ -194,7 +194,7 @@ def _add_page_and_openai(table: RouteTable, service: Service) -> None:
     post("/v1/batches/{batch_id}/cancel", batches.cancel_batch, "End a batch.", gives="Batch")
 
 
-def _add_other_apis(table: RouteTable, service: Service) -> None:
+def _add_other_apis(table: DocumentedRoutes, service: Service) -> None:
     """Anthropic's and Ollama's."""
     info, ollama = Info(service), OllamaModels(service)
     messages = Spoken(service, BodyKind.MESSAGE, message)
@@ -217,7 +217,7 @@ def _add_other_apis(table: RouteTable, service: Service) -> None:
     post("/api/generate", generate, "Ollama's completion.", "OllamaRequest", streams=LINES)
 
 
-def _add_gateway(table: RouteTable, service: Service) -> None:
+def _add_gateway(table: DocumentedRoutes, service: Service) -> None:
     """What this gateway is asked about itself, and what it is told to do."""
     info, admin, requests = Info(service), Admin(service), RequestEndpoints(service)
     events, answer = (Again(service, stream=stream) for stream in (True, False))

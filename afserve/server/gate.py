@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from afserve.errors import AfserveError, TooLargeError, UserError, shown
 from afserve.server.access.accounts import STATE, Accounts
 from afserve.server.access.key_file import Key
-from afserve.server.access.keyring import Door, ForbiddenError
+from afserve.server.access.keyring import AccessRules, ForbiddenError
 from afserve.server.access.ledger import RateLimitedError
 from afserve.server.answers.answering import WATCHED
 from afserve.server.http.access_log import REQUEST_ID, Seen, is_kept, named, request_id_of
@@ -82,7 +82,7 @@ class Gate:
         self._connections = connections
         self._accounts = accounts
         self._spans = spans
-        self._door = Door(accounts.ring, open_metrics=settings.open_metrics)
+        self._door = AccessRules(accounts.ring, open_metrics=settings.open_metrics)
         self._log_prompts = settings.log_prompts
         self._max_header_bytes = settings.max_header_bytes
         self._hosts = settings.hosts

@@ -21,7 +21,7 @@ log = logging.getLogger("afserve.server")
 # After the drain: time for the last bytes to leave before connections are dropped.
 CLOSING_SECONDS = 1
 LOOK_SECONDS = 0.05  # between two looks at who is still connected
-# Clients use a connection again that has been quiet for less: httpx, under the Python SDKs, up to 5 s, undici up to 4 s.
+# Clients use a connection again that has been quiet for less: httpx, under the Python SDKs, up to 5 s, undici to 4 s.
 QUIET_SECONDS = 6.0
 _TURNS_TO_CLOSE = 3  # of the loop, until asyncio has closed a socket that was dropped, TLS included
 

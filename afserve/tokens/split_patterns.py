@@ -27,7 +27,7 @@ _GROUP = re.compile(r"\((?:\?(?:[imx]*(?:-[imx]+)?:|[:=!>]|<[=!]))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BranchPart:
     """Of a branch: how often it is there, and what varies within."""
 
     least: int
@@ -60,8 +60,8 @@ class _Reader:
         branches = self._branches()
         return self._at == len(self._text) and all(_ends_quickly(branch) for branch in branches)
 
-    def _branches(self) -> list[list[Part]]:
-        branches: list[list[Part]] = [[]]
+    def _branches(self) -> list[list[BranchPart]]:
+        branches: list[list[BranchPart]] = [[]]
         while self._at < len(self._text) and self._text[self._at] != ")":
             if self._text[self._at] == "|":
                 self._at += 1
@@ -70,12 +70,12 @@ class _Reader:
                 branches[-1].append(self._part())
         return branches
 
-    def _part(self) -> Part:
+    def _part(self) -> BranchPart:
         if self._text[self._at] == "(":
             inside = self._group()
         else:
             self._skip_atom()
-            inside = Part(1, 1)
+            inside = BranchPart(1, 1)
         found = _REPEAT.match(self._text, self._at)
         if found is None:
             return inside
@@ -83,9 +83,9 @@ class _Reader:
         least, most = _bounds(found)
         if most > 1 and (inside.varies or inside.forks):
             raise _UnknownForm
-        return Part(least, most, inside.varies, inside.long, inside.forks)
+        return BranchPart(least, most, inside.varies, inside.long, inside.forks)
 
-    def _group(self) -> Part:
+    def _group(self) -> BranchPart:
         found = _GROUP.match(self._text, self._at)
         self._depth += 1
         if found is None or self._depth > _MOST_DEPTH or self._text.startswith("(*", self._at):
@@ -97,7 +97,9 @@ class _Reader:
         self._at += 1
         self._depth -= 1
         varies = max(sum(map(_varying, branch)) for branch in branches)
-        return Part(1, 1, varies, max(sum(map(_long, branch)) for branch in branches), len(branches) > 1)
+        return BranchPart(
+            1, 1, varies, max(sum(map(_long, branch)) for branch in branches), len(branches) > 1
+        )
 
     def _skip_atom(self) -> None:
         if self._text[self._at] == "[":
@@ -148,15 +150,15 @@ def _bounds(found: "re.Match[str]") -> tuple[int, float]:
     return low, high
 
 
-def _varying(part: Part) -> int:
+def _varying(part: BranchPart) -> int:
     return part.varies + (not part.fixed)
 
 
-def _long(part: Part) -> int:
+def _long(part: BranchPart) -> int:
     return part.long + (not part.fixed and part.most > _LONG)
 
 
-def _ends_quickly(branch: list[Part]) -> bool:
+def _ends_quickly(branch: list[BranchPart]) -> bool:
     """What is repeated at the end is there at once or never, so it is not counted, nor what may be left out there."""
     parts = list(branch)
     while parts and parts[-1].least == 0 and not parts[-1].varies:

@@ -17,7 +17,7 @@ COMES, ROOM = select.EPOLLIN, select.EPOLLOUT  # bytes of the other end, and the
 Ready = list[tuple[PeerStream, int]]
 
 
-class Watch:
+class ConnectionWatch:
     """Connections that one thread looks after at a time. Any thread adds them, and takes them out."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Duty:
     """`near` and `far` connections, and the places where the two threads sleep."""
 
     def __init__(self) -> None:
-        self.near, self.far = Watch(), Watch()
+        self.near, self.far = ConnectionWatch(), ConnectionWatch()
         self._near_mine = self._far_mine = False  # the node's thread has them
         self._called = False  # the wires' thread has said that something is near
         self._asleep, self._beside = select.epoll(), select.epoll()  # of the node's thread, of the wires'
@@ -123,7 +123,7 @@ class Duty:
         self._stopper.send(b"!")
 
     def look(self, stream: PeerStream) -> None:
-        """Watch a connection, or once more after something was read or written there."""
+        """ConnectionWatch a connection, or once more after something was read or written there."""
         room = ROOM if stream.out else 0
         if stream.near:
             self.near.look(stream, COMES)

@@ -15,9 +15,9 @@ from afserve.comm.kv.messages import Among, Message, Name, Payload, Prefill, nam
 from afserve.comm.kv.split import LEAD, Split, SplitMember
 from afserve.comm.kv.split_messages import (
     Go,
+    GroupJoined,
     Helped,
     Here,
-    Joined,
     Leave,
     Propose,
     Slice,
@@ -245,7 +245,7 @@ class Sharing:
                 self._helped[peer, transfer] = members
             case Propose():
                 self._proposed(peer, message, now)
-            case Joined(number, part):
+            case GroupJoined(number, part):
                 self._joined(number, part, now)
             case Go(number):
                 self._begin(number, now)
@@ -283,7 +283,7 @@ class Sharing:
             self._post(peer, wrap(Leave(message.group, why)))
             return
         group = self._open(message.group, message.split, message.members, message.prefill, now)
-        self._say(group, LEAD, Joined(message.group, message.split.mine))
+        self._say(group, LEAD, GroupJoined(message.group, message.split.mine))
 
     def _open(
         self, number: int, split: Split, members: tuple[SplitMember, ...], prefill: Prefill, now: float

@@ -1,9 +1,9 @@
 """What nodes say that compute one prompt together, as values and as the bytes of an `Among`.
 
 A decode node says Helped to the lead before it asks for the prompt. The lead says Propose to the others, who answer
-Joined or Leave; Go begins it. Slices are one layer of some blocks, from whoever computes them to whoever needs them;
-all say Here meanwhile. Leave ends it for everybody. A group's number is the lead's choice. Every field that came is
-checked here.
+GroupJoined or Leave; Go begins it. Slices are one layer of some blocks, from whoever computes them to whoever needs
+them; all say Here meanwhile. Leave ends it for everybody. A group's number is the lead's choice. Every field that came
+is checked here.
 """
 
 import struct
@@ -38,7 +38,7 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class GroupJoined:
     group: int
     part: int
 
@@ -79,8 +79,8 @@ class Leave:
     why: str
 
 
-SplitMessage = Helped | Propose | Joined | Go | Slice | Leave | Here
-_KINDS: tuple[type[SplitMessage], ...] = (Helped, Propose, Joined, Go, Slice, Leave, Here)
+SplitMessage = Helped | Propose | GroupJoined | Go | Slice | Leave | Here
+_KINDS: tuple[type[SplitMessage], ...] = (Helped, Propose, GroupJoined, Go, Slice, Leave, Here)
 
 
 def slice_checksum(prompt: Name, layer: int, first: int, count: int, payload: Payload) -> int:
@@ -99,7 +99,7 @@ def wrap(message: SplitMessage) -> Among:
             texts = _texts(members)
             packed = _SPLIT.pack(split.tokens, split.start, split.chunk, split.parts, split.mine, len(texts))
             return Among(group, what, body=b"".join((packed, texts, head, body)))
-        case Joined(group, part) | Here(group, part):
+        case GroupJoined(group, part) | Here(group, part):
             return Among(group, what, first=part)
         case Go(group):
             return Among(group, what)
@@ -126,8 +126,8 @@ def unwrap(among: Among, block_bytes: int) -> SplitMessage:
         return Slice(among.transfer, among.chunk, *place, among.checksum, among.body)
     if kind is Leave:
         return Leave(among.transfer, bytes(among.body[:_MOST_WHY]).decode(errors="replace"))
-    if kind is Joined:
-        return Joined(among.transfer, among.first)
+    if kind is GroupJoined:
+        return GroupJoined(among.transfer, among.first)
     return Here(among.transfer, among.first) if kind is Here else Go(among.transfer)
 
 

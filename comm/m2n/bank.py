@@ -40,8 +40,8 @@ class Bank(Protocol):
         return None
 
     def answering(self, rows: torch.dtype, sums: torch.dtype) -> LayeredExperts | None:
-        """What does as `forward` for rows and sums of these dtypes without Python (`comm.transport.Answering`); None
-        where nothing does."""
+        """What does as `forward` for rows and sums of these dtypes without Python (`comm.transport.AnsweringLoop`);
+        None where nothing does."""
         return None
 
     def stats(self) -> ExpertMemoryStats:

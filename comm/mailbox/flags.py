@@ -120,8 +120,8 @@ class MessageBoard(Board, Protocol):
     def answer(
         self, experts: LayeredExperts, epochs: list[int], most_rows: list[int], wait: float, serve: float
     ) -> tuple[int, int, int, float, int, int, int, int, float] | None:
-        """As `transport.Answering`, with a limit of rows for each lane: (lane, messages, rows, seconds) and of the last
-        one (sequence number, epoch, layer, rows, seconds)."""
+        """As `transport.AnsweringLoop`, with a limit of rows for each lane: (lane, messages, rows, seconds) and of the
+        last one (sequence number, epoch, layer, rows, seconds)."""
 
 
 class PlainBoard:

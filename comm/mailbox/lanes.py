@@ -244,7 +244,7 @@ class Lanes:
         wait: float,
         serve: float,
     ) -> Answered | None:
-        """As `transport.Answering`. A message that needs more memory than its box has kept is not answered here."""
+        """As `transport.AnsweringLoop`. A message that needs more memory than its box has kept is not answered here."""
         if self._carrier is None or self.kept > KEPT_BYTES:
             return None
         for lane in self._by_index:

@@ -20,7 +20,7 @@ from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Offers, Queue, SharedRegion
 from afserve.comm.transports.entrance import Newcomer
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK
-from afserve.comm.transports.handshake import Places, ask
+from afserve.comm.transports.handshake import Seats, ask
 from afserve.comm.transports.pair_stream import Carriage, PairStream, follows
 from afserve.comm.transports.tcp import TcpTransport, join_all
 from afserve.comm.transports.venue import Introduction
@@ -137,7 +137,7 @@ def listen(at: ListenSpec, carriage: Carriage | None = None) -> tuple[DistTransp
         boxes = _boxes(segment, attention, Kind.DISPATCH), _boxes(segment, attention, Kind.COMBINE)
         return PairStream(newcomer.plain, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
 
-    end.open_entrance(there.listener, None, Places(segment.map, at.credentials.token), greet)
+    end.open_entrance(there.listener, None, Seats(segment.map, at.credentials.token), greet)
     return end, f"{way.kind}:{there.where}"
 
 

@@ -1,6 +1,6 @@
 """How an attention node joins an expert node, once each has proved itself: terms, who it is, and its turn.
 
-The turn is how many nodes have had that index, this one included: numbers of messages begin there. `Places` decides,
+The turn is how many nodes have had that index, this one included: numbers of messages begin there. `Seats` decides,
 at the expert node, whether a newcomer takes the place of whoever has it.
 """
 
@@ -27,7 +27,7 @@ _MOST_TURNS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class ExpertConnection:
     """A connection to an expert node that has taken this node in. `name` is of this connection alone, and random."""
 
     connection: Connection
@@ -35,14 +35,14 @@ class Joined:
     name: str
 
 
-class Held(Protocol):
+class SeatHolder(Protocol):
     """Whoever has a place: `lost` says why it has it no more."""
 
     @property
     def lost(self) -> str | None: ...
 
 
-class Ending(Held, Protocol):
+class Ending(SeatHolder, Protocol):
     """What can be let in, or ended."""
 
     def end(self, why: str) -> None: ...
@@ -58,7 +58,7 @@ class _Coming:
     lost: str | None = None
 
 
-def ask(dial: Callable[[float], Connection], expert: int, to: Connecting) -> Joined:
+def ask(dial: Callable[[float], Connection], expert: int, to: Connecting) -> ExpertConnection:
     """By a connection that `dial` makes, given the seconds that are left. Raises AuthError or RendezvousError naming
     the expert node and what is wrong."""
     peer, attention, credentials = str(member.expert_node(expert)), to.attention, to.credentials
@@ -77,17 +77,17 @@ def ask(dial: Callable[[float], Connection], expert: int, to: Connecting) -> Joi
     except BaseException:
         connection.close()
         raise
-    return Joined(connection, turn, said.get(_NAME, ""))
+    return ExpertConnection(connection, turn, said.get(_NAME, ""))
 
 
-class Places:
+class Seats:
     """Of all attention nodes that may ever come to one expert node; `where` says how many."""
 
     def __init__(self, where: SegmentMap, token: str) -> None:
         self._where, self._token = where, token
         self._terms = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
         self._turns = [0] * where.attention_nodes
-        self._holders: dict[int, tuple[Held, int]] = {}  # with its generation
+        self._holders: dict[int, tuple[SeatHolder, int]] = {}  # with its generation
         self._deciding = threading.Lock()
 
     def admit(

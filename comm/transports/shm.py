@@ -110,7 +110,7 @@ class ShmTransport(MemoryEnd):
         wait: float,
         serve: float,
     ) -> Answered | None:
-        """As `transport.Answering`."""
+        """As `transport.AnsweringLoop`."""
         return self._lanes.answer(experts, epochs, most_rows, wait, serve)
 
     def exchange(

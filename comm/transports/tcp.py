@@ -21,7 +21,7 @@ from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequen
 from afserve.comm.transport import Box, Connecting, Dialled, Kind, Layout, ListenSpec, Offers, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
 from afserve.comm.transports.entrance import Entrance, Newcomer, address_of, dial, listen_on
-from afserve.comm.transports.handshake import Places, ask
+from afserve.comm.transports.handshake import Seats, ask
 from afserve.comm.transports.lane_end import LaneEnd
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
@@ -138,7 +138,7 @@ class TcpTransport(LaneEnd):
         self._poll.close()
 
     def open_entrance(
-        self, listener: socket.socket, certificates: Certificates | None, places: Places, greet: Greeted
+        self, listener: socket.socket, certificates: Certificates | None, places: Seats, greet: Greeted
     ) -> None:
         """On an expert node: whoever proves itself at `listener` and gets a place comes in by the stream that `greet`
         makes."""
@@ -285,7 +285,7 @@ def listen(at: ListenSpec) -> tuple[TcpTransport, str]:
     check_layout(at.layout)
     listener, where = listen_on(at.host), SegmentMap(at.layout, at.expert, at.attention_nodes)
     end, certificates = TcpTransport([Segment.private(where)], at.layout, None), at.credentials.certificates
-    places = Places(where, at.credentials.token)
+    places = Seats(where, at.credentials.token)
     end.open_entrance(
         listener, certificates, places, lambda new, attention, name: MessageStream(new.connection)
     )

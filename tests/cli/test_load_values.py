@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from afserve.cli.load.arrivals import BURSTS, CONSTANT, POISSON, arrivals, read_trace, scaled
-from afserve.cli.load.asks import CHAT, COMPLETIONS, Form, from_file, generated
+from afserve.cli.load.asks import CHAT, COMPLETIONS, RequestForm, from_file, generated
 from afserve.cli.load.connection import HttpConnection, Server
 from afserve.cli.load.figures import figures, percentile, read_slo, spread
 from afserve.cli.load.heard import Heard
@@ -69,16 +69,16 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path, line):
 
 
 def test_prompts_are_of_their_length_and_all_different():
-    draw = generated(Form(COMPLETIONS, "m", vocabulary=40), 12, 3, 0)
+    draw = generated(RequestForm(COMPLETIONS, "m", vocabulary=40), 12, 3, 0)
     prompts = [next(draw).prompt["prompt"] for _ in range(20)]
     assert all(len(prompt) == 12 and 16 <= min(prompt) <= max(prompt) < 40 for prompt in prompts)
     assert len(set(map(tuple, prompts))) == 20
-    form = Form(CHAT, "m", extra={"temperature": 1})
+    form = RequestForm(CHAT, "m", extra={"temperature": 1})
     body = json.loads(form.request_body(form.made(5, 9, random.Random(0))))
     assert len(body["messages"][0]["content"].split()) == 5
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["model"]) == (9, 1, True, "m")
     assert "ignore_eos" not in json.loads(
-        Form(CHAT, "m", ignore_eos=False).request_body(form.made(5, 9, random.Random(0)))
+        RequestForm(CHAT, "m", ignore_eos=False).request_body(form.made(5, 9, random.Random(0)))
     )
 
 

@@ -10,7 +10,7 @@ from afserve.config import ISAS
 from afserve.errors import DoesNotFitError
 from afserve.kernels.isa import isas_here
 from afserve.launch.measure.choice import choice_here
-from afserve.launch.measure.others import CoreTime, Others, others_before
+from afserve.launch.measure.others import CoreTime, OtherLoad, others_before
 from afserve.launch.measure.tuning import KINDS, ROWS, measure_machine, thread_counts
 from afserve.launch.plan.footprint import GIB
 from afserve.launch.plan.machine import Machine, this_machine
@@ -116,7 +116,7 @@ def test_who_else_is_at_work_is_read_from_the_system(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    assert Others(4, load=1.5, pressure=0.03, others=0.05, stolen=0.01).said() == []
-    assert Others(4, load=3.0, pressure=0.0).said() == ["busy before: load 3.0 on 4 cores, pressure 0%"]
-    said = Others(4, load=0.0, pressure=0.5, others=0.3, stolen=0.1).said()
+    assert OtherLoad(4, load=1.5, pressure=0.03, others=0.05, stolen=0.01).said() == []
+    assert OtherLoad(4, load=3.0, pressure=0.0).said() == ["busy before: load 3.0 on 4 cores, pressure 0%"]
+    said = OtherLoad(4, load=0.0, pressure=0.5, others=0.3, stolen=0.1).said()
     assert len(said) == 3 and "30%" in said[1] and "10%" in said[2]

@@ -24,9 +24,9 @@ from afserve.comm.kv.sharing import (
 from afserve.comm.kv.split import LEAD, Split, SplitMember, split_over
 from afserve.comm.kv.split_messages import (
     Go,
+    GroupJoined,
     Helped,
     Here,
-    Joined,
     Leave,
     Propose,
     Slice,
@@ -112,7 +112,7 @@ def proposal(part: int = 1, group: int = 7, generation: int = 0) -> Propose:
     [
         Helped(5, MEMBERS),
         proposal(),
-        Joined(7, 2),
+        GroupJoined(7, 2),
         Go(7),
         Slice(7, 1 << 20, 61, 4, 2, 1 << 63, b"x" * 64),
         Leave(7, "why not"),

@@ -43,7 +43,7 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
-from afserve.control.node.account import Account
+from afserve.control.node.account import NodeAccount
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire, Unfilled
 from afserve.control.wire.values import (
@@ -110,7 +110,7 @@ class Process:
         self.routing = None
         self.peers = None
         self.met = False
-        self.account = Account()
+        self.account = NodeAccount()
         self.away = False  # from its controller's end until the next one has let it in
         self.unheard = None  # what it has said on its new stream before that
 

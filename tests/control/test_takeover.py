@@ -8,7 +8,7 @@ from afserve.control.membership.membership import Membership
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.roster import State
 from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
-from afserve.control.node.account import Account
+from afserve.control.node.account import NodeAccount
 from afserve.control.wire.placement_values import Adopt, Adopted, Filled, FillSlots, Retire
 from afserve.control.wire.values import (
     Assigned,
@@ -129,7 +129,7 @@ def test_whoever_drains_is_asked_to_once_more_and_whoever_has_drained_goes(role,
 
 
 def account(role):
-    kept = Account()
+    kept = NodeAccount()
     kept.said(Register(role, None, 1, "h", "1"))
     assert not kept.grace  # nobody knows it yet
     kept.told(Assigned(Life(NodeId(role, 2), 5), RUN))

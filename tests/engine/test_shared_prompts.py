@@ -14,7 +14,7 @@ from afserve.engine.build import colocated
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.scheduling.shared_prompts import Awaits, Left
+from afserve.engine.scheduling.shared_prompts import Awaits, PromptLeft
 from afserve.engine.step.shared_layers import Abandoned, SharedLayers, tell_others
 from tests.engine.driving import config
 
@@ -109,7 +109,7 @@ def test_a_plan_says_nothing_to_others_but_what_there_is_to_say():
     scheduler.prompt_tokens = 8
     assert scheduler.plan(0) is None
     (left,) = scheduler.shared_news
-    assert isinstance(left, Left) and not shared.over and not said
+    assert isinstance(left, PromptLeft) and not shared.over and not said
     tell_others(scheduler.shared_news)
     assert [type(message) for _, message in said] == [Leave] and shared.over == left.why
     plan = scheduler.plan(0)

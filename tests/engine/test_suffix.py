@@ -10,7 +10,7 @@ from afserve.engine.draft.drafter import NO_DRAFT
 from afserve.engine.draft.earlier_answers import EarlierAnswers
 from afserve.engine.draft.ngram import NgramDrafter
 from afserve.engine.draft.own_text import PIECE, OwnTexts
-from afserve.engine.draft.places import DEPTH, WALK, Places
+from afserve.engine.draft.places import DEPTH, WALK, GramPlaces
 from afserve.engine.draft.suffix import SuffixDrafter
 from afserve.engine.scheduling.request import NO_TENANT, GenerationRequest, Purpose, SamplingParams, Tenant
 from afserve.engine.scheduling.sequence import Sequence
@@ -43,7 +43,7 @@ def test_the_longest_end_is_found_where_it_stood(size):
     draw, met = random.Random(size), 0
     for letters in (3, 9, 40):
         tokens: list[int] = []
-        places = Places(tokens, size)
+        places = GramPlaces(tokens, size)
         for _ in range(300):
             tokens.append(draw.randrange(letters))
             places.read(3)
@@ -64,7 +64,7 @@ def test_the_longest_end_is_found_where_it_stood(size):
 
 def test_a_list_of_its_own_is_cut_and_places_stay_where_they_are():
     tokens: list[int] = []
-    places, draw = Places(tokens, 64), random.Random(1)
+    places, draw = GramPlaces(tokens, 64), random.Random(1)
     whole: list[int] = []
     for _ in range(2000):
         new = [draw.randrange(6) for _ in range(draw.randint(1, 9))]

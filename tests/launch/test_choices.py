@@ -66,7 +66,8 @@ def test_any_machine_gets_something_that_fits_or_a_reason(cores, memory, attenti
 
 
 def test_what_the_user_fixed_is_not_explained():
-    wishes = Wishes(1, 2, "3", kv_tokens=1600, max_model_len=200, threads=1, spare_slots=2)
+    fixed = {"kv_tokens": 1600, "max_model_len": 200, "threads": 1, "spare_slots": 2}
+    wishes = Wishes(1, 2, "3", engine=EngineSettings(draft="off"), **fixed)
     chosen = choose(NANO, SOURCE, machine(), wishes)
     assert chosen.picked == {}
     assert (
@@ -532,6 +533,8 @@ def test_phases_that_cannot_serve_are_refused(fields, said):
         ({"draft": "auto:2"}, "mtp:2", "mtp, 2 tokens a step, since"),
         ({"draft": "ngram:4"}, "ngram:4", "ngram, 4 tokens a step"),
         ({"draft": "off"}, "off", None),
+        ({}, "suffix", "suffix, as many tokens a step as pay"),
+        ({"device": "cuda"}, "", None),
         ({"speculative_config": '{"method": "suffix", "enforce_eager": true}'}, "", "suffix, as many"),
     ],
 )

@@ -22,7 +22,7 @@ from afserve.server.access.key_file import (
     read_key_file,
     revoke_key,
 )
-from afserve.server.access.keyring import LOOK_SECONDS, PAGE_PREFIX, Door, ForbiddenError, Keyring
+from afserve.server.access.keyring import LOOK_SECONDS, PAGE_PREFIX, AccessRules, ForbiddenError, Keyring
 from afserve.server.access.ledger import Bucket
 from afserve.server.http.settings import Listening, ServerSettings
 
@@ -201,7 +201,7 @@ def test_a_revoked_key_opens_nothing_to_others(file):
     add_key(file, "s", KeyRole.SCRAPE, KeyLimits())
     for name in ("a", "s"):
         revoke_key(file, name)
-    door = Door(Keyring(path=str(file)), open_metrics=False)
+    door = AccessRules(Keyring(path=str(file)), open_metrics=False)
     assert door.pass_by("/v1/models", Headers(user)).name == "u"
     for path in ("/status", "/live", "/metrics"):
         with pytest.raises(ForbiddenError, match="this key is one for user"):
@@ -210,7 +210,7 @@ def test_a_revoked_key_opens_nothing_to_others(file):
 
 def test_a_key_that_opens_both_is_asked_for_everywhere():
     """As a container without arguments has it: one file for --api-key-file and --admin-key-file."""
-    door = Door(Keyring(["k"], ["k"]), open_metrics=False)
+    door = AccessRules(Keyring(["k"], ["k"]), open_metrics=False)
     for path in ("/v1/completions", "/v1/models", "/status", "/admin/scale", "/metrics"):
         with pytest.raises(AuthError, match="an API key is needed"):
             door.pass_by(path, Headers())

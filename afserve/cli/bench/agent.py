@@ -13,7 +13,7 @@ import click
 
 from afserve.cli.bench.report import measured_here
 from afserve.cli.connection import first_model, key_of, server_options
-from afserve.cli.load.asks import CHAT, PATHS, Ask, Form
+from afserve.cli.load.asks import CHAT, PATHS, Ask, RequestForm
 from afserve.cli.load.connection import ConnectionPool, Server
 from afserve.cli.load.figures import figures, percentile, spread
 from afserve.cli.load.heard import COMPLETED, Heard
@@ -117,7 +117,7 @@ def agent(asked: AgentOptions, url: str, api_key_file: str | None) -> None:
     """
     server = Server.from_url(url, key_of(api_key_file))
     extra = {"retain": asked.retain} if asked.retain else None
-    form = Form(CHAT, asked.model or first_model(url, api_key_file), extra=extra)
+    form = RequestForm(CHAT, asked.model or first_model(url, api_key_file), extra=extra)
     ran = asyncio.run(_replayed(asked, form, server))
     heard = [one for one in ran.heard if isinstance(one, AgentHeard)]
     row = {"bench": "agent", "url": url, "model": form.model, **told(heard), **figures(ran).row()}
@@ -138,7 +138,7 @@ def agent(asked: AgentOptions, url: str, api_key_file: str | None) -> None:
         )
 
 
-async def _replayed(asked: AgentOptions, form: Form, server: Server) -> Ran:
+async def _replayed(asked: AgentOptions, form: RequestForm, server: Server) -> Ran:
     ran, began, cpu = Ran(), perf_counter(), time.process_time()
     waiting, pool = asked.drawn(), ConnectionPool(server)
 
@@ -156,7 +156,9 @@ async def _replayed(asked: AgentOptions, form: Form, server: Server) -> Ran:
     return ran
 
 
-async def _session(session: Session, form: Form, pool: ConnectionPool, ran: Ran, timeout: float) -> None:
+async def _session(
+    session: Session, form: RequestForm, pool: ConnectionPool, ran: Ran, timeout: float
+) -> None:
     """To its end, or to the first turn that has no answer."""
     chat: list[Message] = []
     tools = {"tools": session.tools} if session.tools else {}

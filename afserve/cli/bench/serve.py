@@ -17,7 +17,7 @@ from afserve.cli.bench.report import measured_here
 from afserve.cli.bench.serve_options import LoadOptions, Loop, ReportOptions
 from afserve.cli.connection import first_model, key_of, server_options
 from afserve.cli.load.arrivals import arrivals, read_trace, scaled
-from afserve.cli.load.asks import Form, from_file, generated
+from afserve.cli.load.asks import RequestForm, from_file, generated
 from afserve.cli.load.connection import ConnectionPool, Server
 from afserve.cli.load.figures import LoadFigures, figures, read_slo
 from afserve.cli.load.loops import LoadPlan, Ran, Watch, run
@@ -26,7 +26,9 @@ from afserve.cli.options import group_options
 from afserve.errors import PeerLost
 
 
-def record(url: str, form: Form, turn: Loop, load: LoadOptions, found: LoadFigures) -> dict[str, object]:
+def record(
+    url: str, form: RequestForm, turn: Loop, load: LoadOptions, found: LoadFigures
+) -> dict[str, object]:
     """The row as it goes into a results file."""
     return {
         "bench": "serve",
@@ -137,7 +139,7 @@ def serve(loop: Loop, load: LoadOptions, report: ReportOptions, url: str, api_ke
         raise PeerLost(url, f"not one request was answered: {said}")
 
 
-def _plan(turn: Loop, load: LoadOptions, form: Form, number: int) -> LoadPlan:
+def _plan(turn: Loop, load: LoadOptions, form: RequestForm, number: int) -> LoadPlan:
     """Each turn asks other prompts, so that none finds the last one's in a cache."""
     seed = load.seed + 1000 * number
     if load.prompts is not None:

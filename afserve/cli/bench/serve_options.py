@@ -10,7 +10,7 @@ import click
 
 from afserve.cli.bench.decode import numbers
 from afserve.cli.load.arrivals import ARRIVALS, POISSON, TracedRequest
-from afserve.cli.load.asks import CHAT, COMPLETIONS, Ask, Form
+from afserve.cli.load.asks import CHAT, COMPLETIONS, Ask, RequestForm
 from afserve.cli.options import Within, existing_file, option, output_file
 from afserve.errors import ConfigError
 
@@ -147,13 +147,13 @@ class LoadOptions:
         type=Within(0.01, 86_400), default=600.0, show_default=True, help="Seconds that one request may take."
     )
 
-    def form(self, model: str) -> Form:
+    def form(self, model: str) -> RequestForm:
         """Raises ConfigError."""
         if self.vocabulary and (self.endpoint != COMPLETIONS or self.prompts):
             raise ConfigError("--vocabulary: token ids are for --endpoint completions, without --prompts")
-        return Form(self.endpoint, model, self.vocabulary or 0, not self.ends_early, self.extra)
+        return RequestForm(self.endpoint, model, self.vocabulary or 0, not self.ends_early, self.extra)
 
-    def traced(self, form: Form, trace: Sequence[TracedRequest], seed: int) -> Iterator[Ask]:
+    def traced(self, form: RequestForm, trace: Sequence[TracedRequest], seed: int) -> Iterator[Ask]:
         draw = random.Random(seed)
         for one in trace:
             yield form.made(min(one.input, self.input_len), min(one.output, self.output_len), draw)

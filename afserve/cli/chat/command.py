@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from afserve.cli.chat.conversation import Conversation
+from afserve.cli.chat.conversation import ChatHistory
 from afserve.cli.chat.markdown import MarkdownText, PlainText
 from afserve.cli.connection import SamplingFlags, connect, model_option, server_options
 from afserve.cli.options import group_options
@@ -96,7 +96,7 @@ def chat(
     with connect(url, api_key_file, model) as client:
         params = sampling.params(max_tokens or 1)
         show = PlainText if plain or not sys.stdout.isatty() else MarkdownText
-        talk = Conversation(client, system, params, unlimited=max_tokens is None, show=show)
+        talk = ChatHistory(client, system, params, unlimited=max_tokens is None, show=show)
         if message is None and not sys.stdin.isatty():
             message = sys.stdin.read()
         if message is not None:
@@ -111,7 +111,7 @@ def chat(
             _converse(client, talk, model or client.models()[0])
 
 
-def _converse(client: Client, talk: Conversation, model: str) -> None:
+def _converse(client: Client, talk: ChatHistory, model: str) -> None:
     click.secho(f"{model} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
     while (line := _read()) is not None:
         if line.startswith("/"):
@@ -121,7 +121,7 @@ def _converse(client: Client, talk: Conversation, model: str) -> None:
             _answer(talk, line)
 
 
-def _command(talk: Conversation, line: str) -> bool:
+def _command(talk: ChatHistory, line: str) -> bool:
     """Whether the conversation goes on."""
     name, _, rest = line.partition(" ")
     if name in ("/exit", "/quit", "/q"):
@@ -143,7 +143,7 @@ def _command(talk: Conversation, line: str) -> bool:
     return True
 
 
-def _params(talk: Conversation, text: str) -> None:
+def _params(talk: ChatHistory, text: str) -> None:
     try:
         talk.set_params(text)
     except AfserveError as error:
@@ -151,7 +151,7 @@ def _params(talk: Conversation, text: str) -> None:
     click.secho(talk.params, dim=True)
 
 
-def _answer(talk: Conversation, text: str) -> None:
+def _answer(talk: ChatHistory, text: str) -> None:
     try:
         said = talk.ask_and_print(text)
     except AfserveError as error:

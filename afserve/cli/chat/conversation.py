@@ -78,7 +78,7 @@ class ReceivedAnswer:
         self.seconds = since
 
 
-class Conversation:
+class ChatHistory:
     """Messages so far. A failed answer leaves no trace, a stopped one stays as far as it got."""
 
     def __init__(

@@ -31,7 +31,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestForm:
     """What all requests of a run have in common. `vocabulary` > 0: prompts are random token ids below it."""
 
     endpoint: str
@@ -67,7 +67,7 @@ def words(draw: random.Random, count: int) -> str:
     return " ".join(draw.choices(_TEXT.split(), k=count))
 
 
-def generated(form: Form, length: int, output: int, seed: int) -> Iterator[Ask]:
+def generated(form: RequestForm, length: int, output: int, seed: int) -> Iterator[Ask]:
     draw = random.Random(seed)
     while True:
         yield form.made(length, output, draw)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 
-from afserve.cli.load.asks import PATHS, Ask, Form
+from afserve.cli.load.asks import PATHS, Ask, RequestForm
 from afserve.cli.load.connection import ConnectionPool
 from afserve.cli.load.heard import Heard
 
@@ -25,7 +25,7 @@ class LoadPlan:
     answer what the caller wants of it.
     """
 
-    form: Form
+    form: RequestForm
     asks: Iterator[Ask]
     streams: int = 1
     times: Iterable[float] | None = None

@@ -35,7 +35,7 @@ _SEEN = 1e-3  # of the planned rate: a shorter bar is no bar
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PlotFrame:
     """Where numbers from `least_x` and 0 to the most are drawn: pixels of a figure."""
 
     left: float
@@ -62,7 +62,7 @@ def chart_html(question: Question, curves: Mapping[str, Sequence[Plan]]) -> str:
     height = optimised(question.objective)
     right = max((1 / plan.tpot for plan in plans), default=1.0) * 1.05
     top = max((height.of(plan) * (1 + plan.error) for plan in plans), default=1.0) * 1.05
-    frame = Frame(64, 728, 32, 396, right, top)
+    frame = PlotFrame(64, 728, 32, 396, right, top)
     given = {"question": question, "curves": curves, "height": height, "frame": frame}
     return _PAGES.get_template("chart.html.jinja").render(given, colours=COLOURS, names=NAMES)
 
@@ -94,17 +94,17 @@ def stages(plan: Plan) -> tuple[tuple[str, float, str], ...]:
     )
 
 
-def _frame_of(report: PlanReport, measured: Measure) -> Frame:
+def _frame_of(report: PlanReport, measured: Measure) -> PlotFrame:
     plans = [report.best, *(plan for found in report.front.values() for plan in found)]
     most_x, most_y = max(1 / plan.tpot for plan in plans), max(map(measured.of, plans))
-    return Frame(70, 730, 40, 370, 1.06 * most_x, 1.06 * most_y)
+    return PlotFrame(70, 730, 40, 370, 1.06 * most_x, 1.06 * most_y)
 
 
-def _bar_frame_of(report: PlanReport) -> Frame:
+def _bar_frame_of(report: PlanReport) -> PlotFrame:
     planned = report.best.tok_s_per_device
     ends = [planned, *(end or 0.0 for swing in report.swings for end in (swing.at_low, swing.at_high))]
     least, most = min(ends), max(ends)
-    return Frame(290, 670, 0, 0, max(most, least + 1e-9 * max(most, 1.0)), least_x=least)
+    return PlotFrame(290, 670, 0, 0, max(most, least + 1e-9 * max(most, 1.0)), least_x=least)
 
 
 def _ticks(most: float) -> Iterator[float]:

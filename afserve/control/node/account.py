@@ -11,7 +11,7 @@ from afserve.member import MODEL_ROLES, Role
 from afserve.placement.placement import Placement
 
 
-class Account:
+class NodeAccount:
     """Not locked: its stream feeds and asks it under one lock."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from afserve.control.membership.silence import SilenceRules, stretch
-from afserve.control.node.account import Account
+from afserve.control.node.account import NodeAccount
 from afserve.control.pressure import cpu_pressure
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
@@ -150,7 +150,7 @@ class ControlStream:
         self.on_break: Callable[[], None] = lambda: (
             None
         )  # by another thread, when the node begins to dial again
-        self._account = Account()
+        self._account = NodeAccount()
         self._inbox: deque[Any] = deque()
         self._changed = threading.Condition()
         self._sleeps: Sleeps | None = None

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from afserve.engine.draft.places import DEPTH, Found, Places
+from afserve.engine.draft.places import DEPTH, Found, GramPlaces
 from afserve.engine.scheduling.request import ANSWER
 from afserve.engine.scheduling.sequence import Sequence
 
@@ -19,7 +19,7 @@ class EarlierAnswers:
 
     def __init__(self, cached: int = CACHED) -> None:
         self._tokens: list[int] = []
-        self._places = Places(self._tokens, cached)
+        self._places = GramPlaces(self._tokens, cached)
         self._numbers: OrderedDict[tuple[str, str], int] = (
             OrderedDict()
         )  # by owner; the one seen last at the end
@@ -41,7 +41,7 @@ class EarlierAnswers:
         self._tokens.append(END)
         self._places.trim()
 
-    def find(self, sequence: Sequence) -> tuple[Places, Found]:
+    def find(self, sequence: Sequence) -> tuple[GramPlaces, Found]:
         request = sequence.request
         number = self._numbers.get((request.tenant.name, request.cache_salt))
         self._places.read(_PIECE)

@@ -14,7 +14,7 @@ Found = tuple[int, list[int]]
 """How many of the last tokens stood here before, and behind which places, the newest first; 0 and none if not two."""
 
 
-class Places:
+class GramPlaces:
     """Of `tokens`, which grow at their end and are read by whoever owns them; the last `size` of those that were read
     are found. A place is the number of tokens before it, counted from the first that there ever was."""
 

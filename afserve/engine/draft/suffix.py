@@ -12,7 +12,7 @@ from afserve.drafts import SuffixOptions
 from afserve.engine.draft.drafter import NO_DRAFT, Draft, expected_right
 from afserve.engine.draft.earlier_answers import CACHED, END, EarlierAnswers, token_of
 from afserve.engine.draft.own_text import OwnTexts
-from afserve.engine.draft.places import Found, Places
+from afserve.engine.draft.places import Found, GramPlaces
 from afserve.engine.scheduling.sequence import Sequence
 
 _DEFAULT = SuffixOptions()
@@ -41,7 +41,7 @@ class SuffixDrafter:
             key=lambda draft: expected_right(draft.confidence),
         )
 
-    def _followed(self, places: Places, found: Found, most: int) -> Draft:
+    def _followed(self, places: GramPlaces, found: Found, most: int) -> Draft:
         length, at = found
         most = min(most, int(length * self._options.factor))
         texts = _counted([places.behind(place, most) for place in at])

@@ -14,7 +14,7 @@ from afserve.engine.scheduling.step_plan import PROMPT, Chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class PromptLeft:
     """This node goes on alone with a prompt, or not at all."""
 
     prompt: SharedPrompt
@@ -29,7 +29,7 @@ class Awaits:
     arrived: Arrived
 
 
-SharedNews = Left | Awaits
+SharedNews = PromptLeft | Awaits
 
 
 def shared_of(sequence: Running) -> SharedPrompt | None:
@@ -41,7 +41,7 @@ def shared_of(sequence: Running) -> SharedPrompt | None:
 
 def leave(sequence: Running, why: str, news: list[SharedNews]) -> None:
     if sequence.shared is not None:
-        news.append(Left(sequence.shared, why))
+        news.append(PromptLeft(sequence.shared, why))
         sequence.shared = None
 
 

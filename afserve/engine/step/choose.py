@@ -10,7 +10,7 @@ from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import PredictorRunner, T
-from afserve.engine.step.stack_runner import ExchangeRunner, Part, StackRunner
+from afserve.engine.step.stack_runner import ExchangeRunner, LayerRange, StackRunner
 from afserve.kernels.packed import PackedExperts
 from afserve.models.decoder import AttentionModel
 
@@ -40,7 +40,9 @@ def choose_runners(
     return [StackRunner[T](parts, predictor, one) for one in layers]
 
 
-def _parts(model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] | None) -> Sequence[Part]:
+def _parts(
+    model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] | None
+) -> Sequence[LayerRange]:
     """All layers, apart where a head reads rows between them; none where the kernels do not run them so."""
     behind = () if model.head is None else model.head.spec.behind
     cuts = sorted({0, len(model.layers), *behind})
@@ -50,5 +52,5 @@ def _parts(model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] |
         stack = model.stack(model.layers[first:end], kv.halves[first:end], groups, packed)
         if stack is None:
             return ()
-        made.append(Part(stack, first, end, 1 + max(groups)))
+        made.append(LayerRange(stack, first, end, 1 + max(groups)))
     return made

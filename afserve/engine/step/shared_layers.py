@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from afserve.comm.kv.messages import PIECE_BYTES
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.scheduling.shared_prompts import Awaits, Left, SharedNews
+from afserve.engine.scheduling.shared_prompts import Awaits, PromptLeft, SharedNews
 from afserve.engine.scheduling.step_plan import Chunk
 from afserve.errors import AfserveError
 
@@ -20,7 +20,7 @@ def tell_others(news: list[SharedNews]) -> None:
     """What a plan decided about shared prompts; the list is empty afterwards."""
     for one in news:
         match one:
-            case Left(prompt, why):
+            case PromptLeft(prompt, why):
                 prompt.leave(why)
             case Awaits(prompt, arrived):
                 prompt.wait_for(arrived)

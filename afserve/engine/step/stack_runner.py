@@ -19,7 +19,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain, Exchange, Stack, Stacked, Stopped
 
 
-class Part(NamedTuple):
+class LayerRange(NamedTuple):
     """The layers from `first` up to `end`, which read the first `groups` block tables."""
 
     stack: Stack
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 class StackRunner(Generic[T]):
     """Over the experts of this process."""
 
-    def __init__(self, parts: Sequence[Part], predictor: Stack | None, layers: LayerRunner[T]) -> None:
+    def __init__(self, parts: Sequence[LayerRange], predictor: Stack | None, layers: LayerRunner[T]) -> None:
         """`parts` are all layers, one call each. `predictor`: the layer of multi-token prediction, if there is one that
         fits a call."""
         self._parts, self._predictor, self._layers = parts, predictor, layers

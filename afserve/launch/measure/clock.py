@@ -12,22 +12,22 @@ from afserve.kernels.native import Native
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class RunTimes:
     """Seconds of one run."""
 
     best: float
     median: float
     p90: float
 
-    def less(self, seconds: float) -> "Times":
-        return Times(*(max(0.0, each - seconds) for each in (self.best, self.median, self.p90)))
+    def less(self, seconds: float) -> "RunTimes":
+        return RunTimes(*(max(0.0, each - seconds) for each in (self.best, self.median, self.p90)))
 
 
-def best_of(run: Callable[[], object], repeats: int) -> Times:
+def best_of(run: Callable[[], object], repeats: int) -> RunTimes:
     run()
     found = [seconds_of(run) for _ in range(repeats)]
     found.sort()
-    return Times(found[0], found[len(found) // 2], found[len(found) * 9 // 10])
+    return RunTimes(found[0], found[len(found) // 2], found[len(found) * 9 // 10])
 
 
 def seconds_of(run: Callable[[], object]) -> float:

@@ -48,7 +48,7 @@ def _share(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class OtherLoad:
     """`load` and `pressure` are of before: runnable processes in the mean of a minute, and the share of ten seconds in
     which something waited for a core. `others` and `stolen` are shares of the cores' time meanwhile."""
 
@@ -72,6 +72,6 @@ class Others:
         return found
 
 
-def others_before(cores: int, proc: Path = PROC) -> Others:
+def others_before(cores: int, proc: Path = PROC) -> OtherLoad:
     pressure = cpu_pressure(proc / "pressure" / "cpu")
-    return Others(cores, os.getloadavg()[0], pressure or 0.0)
+    return OtherLoad(cores, os.getloadavg()[0], pressure or 0.0)

@@ -24,7 +24,7 @@ from afserve.launch.measure.experts import (
     drawn_expert,
     fill,
 )
-from afserve.launch.measure.others import CoreTime, Others, others_before
+from afserve.launch.measure.others import CoreTime, OtherLoad, others_before
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine
 
@@ -64,7 +64,7 @@ class Tuning:
     reads: tuple[ReadFigure, ...]
     kernels: tuple[KernelFigure, ...]
     read_again: float
-    others: Others
+    others: OtherLoad
 
     def warnings(self) -> list[str]:
         first = self.reads[-1].gb_s

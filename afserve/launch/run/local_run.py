@@ -46,7 +46,7 @@ from afserve.launch.processes.gateway_options import GatewayOptions
 from afserve.launch.processes.supervisor import Term, Wanted
 from afserve.launch.run.chaos import Chaos
 from afserve.launch.run.piloted import PilotPlan, pilot_loop
-from afserve.launch.run.room import Room
+from afserve.launch.run.room import HostRoom
 from afserve.launch.sites.site import Site
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -136,7 +136,7 @@ class LocalRun:
             self.controller.report_exit,
             self._host_failed,
         )
-        room = Room(topology, elsewhere=assignment.managed or assignment.awaited)
+        room = HostRoom(topology, elsewhere=assignment.managed or assignment.awaited)
         changing = Changing(
             self.controller, room.check_more, self._can_start, self._break, room.check_change, owner.end_run
         )

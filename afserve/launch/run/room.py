@@ -7,7 +7,7 @@ from afserve.launch.plan.topology import Topology
 from afserve.member import Role
 
 
-class Room:
+class HostRoom:
     """`elsewhere`: nodes are on other hosts, or a cluster's engine starts them, and says itself what it has no room
     for."""
 

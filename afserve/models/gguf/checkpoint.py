@@ -14,7 +14,7 @@ from afserve.errors import CheckpointError
 from afserve.families.naming import Naming
 from afserve.gguf.architectures import architecture_named
 from afserve.gguf.kinds import PACKED
-from afserve.gguf.names import Piece, pieces_of
+from afserve.gguf.names import TensorPiece, pieces_of
 from afserve.json_file import LIST_BYTES, read_object
 from afserve.kernels.formats.ggml import TYPES, GgmlRows
 from afserve.kernels.formats.scaled import BlockScaled
@@ -99,17 +99,17 @@ class GgufCheckpoint(StoredTensors):
     def int4_of(self, name: str, shape: tuple[int, int, int], expert: int, size: int) -> Grouped:
         raise self._missing(name)  # by the family's names every expert has tensors of its own
 
-    def _joined(self, name: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _joined(self, name: str, piece: TensorPiece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Of each head, rows up to its keys, then rows up to its values; keys are stored the other way round."""
         a = self._spec.kinds[0].attention
         k_ACN = self._values(piece, (a.heads, a.kv_lora_rank, a.nope_dim), dtype)
-        v_AVC = self._values(Piece(piece.beside), (a.heads, a.value_dim, a.kv_lora_rank), dtype)
+        v_AVC = self._values(TensorPiece(piece.beside), (a.heads, a.value_dim, a.kv_lora_rank), dtype)
         joined: Tensor = torch.cat((k_ACN.transpose(1, 2), v_AVC), 1).flatten(0, 1)
         if tuple(joined.shape) != shape:
             raise CheckpointError(f"{self._where(piece)}: {name} would have shape {tuple(joined.shape)}")
         return joined.to(self._device)
 
-    def _values(self, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _values(self, piece: TensorPiece, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raw, kind = self._raw(piece, shape), self._kind(piece)
         if kind not in PACKED:
             if raw.dtype not in FLOATS:
@@ -120,7 +120,7 @@ class GgufCheckpoint(StoredTensors):
         rows_RB = raw.flatten(0, -2) if raw.dim() > 1 else raw[None]
         return dequantised(GgmlRows(kind, rows_RB, shape[-1]), dtype).view(shape)
 
-    def _raw(self, piece: Piece, shape: tuple[int, ...]) -> Tensor:
+    def _raw(self, piece: TensorPiece, shape: tuple[int, ...]) -> Tensor:
         """As it is stored: numbers, or the bytes of blocks, row by row."""
         file = self._file(piece)
         found = self._files.shape(file, piece.stored)
@@ -133,16 +133,16 @@ class GgufCheckpoint(StoredTensors):
         self._check_shape(piece, found, shape)
         return raw
 
-    def _check_shape(self, piece: Piece, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def _check_shape(self, piece: TensorPiece, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != shape:
             raise CheckpointError(
                 f"{self._where(piece)}: {piece.stored} has shape {found}, the metadata asks for {shape}"
             )
 
-    def _kind(self, piece: Piece) -> str:
+    def _kind(self, piece: TensorPiece) -> str:
         return self._files.kind(self._file(piece), piece.stored)
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, name: str) -> TensorPiece:
         piece = self._pieces.get(name)
         if piece is None:
             raise self._missing(name)
@@ -152,13 +152,13 @@ class GgufCheckpoint(StoredTensors):
     def _missing(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self._whole()}: there is no tensor for {name}")
 
-    def _file(self, piece: Piece) -> str:
+    def _file(self, piece: TensorPiece) -> str:
         file = self._file_of.get(piece.stored)
         if file is None:
             raise CheckpointError(f"{self._whole()}: tensor {piece.stored} is missing")
         return file
 
-    def _where(self, piece: Piece) -> str:
+    def _where(self, piece: TensorPiece) -> str:
         return str((self.folder / self._file(piece)).resolve())
 
     def _whole(self) -> str:
@@ -198,6 +198,6 @@ _CHANGES: dict[str, Callable[[Tensor, AttentionSpec], Tensor]] = {
     "columns": lambda x, a: _by_key_head(x.T, a).T.contiguous(),
     "rates": lambda x, a: _by_key_head(x, a).neg().log(),
 }
-"""By `Piece.change`."""
+"""By `TensorPiece.change`."""
 _OF_ROWS = ("", "halves", "rows", "keys")
 """Those that only order rows, whatever is in them."""

@@ -107,7 +107,7 @@ class ForbiddenError(UserError):
     kind = "permission_error"
 
 
-class Door:
+class AccessRules:
     """Which key a path needs. Health, readiness and the page hold no data: they need none. With no keys everything is
     open, as on a loopback address."""
 

@@ -23,7 +23,7 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import Computed, Prepared
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 from afserve.server.endpoints.service import Service
-from afserve.server.http.body import Body
+from afserve.server.http.body import CountedBody
 from afserve.server.metrics.spans import origin_of, span_of
 from afserve.server.replies.refusal import json_response
 from afserve.server.replies.surface import Surface
@@ -154,7 +154,7 @@ class Spoken:
             keep = self._keeping(asked, surface, account.owner)
             await service.answer_now(model, task, surface, keep)(scope, receive, send)
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
+    async def _prepare(self, body: CountedBody, owner: str) -> Prepared | Computed:
         return await self._service.text.prepare(self._kind, body.data)
 
     def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
@@ -192,7 +192,7 @@ class Responses(Spoken):
         )
         super().__init__(service, BodyKind.RESPONSE, response)
 
-    async def _prepare(self, body: Body, owner: str) -> Prepared | Computed:
+    async def _prepare(self, body: CountedBody, owner: str) -> Prepared | Computed:
         """A body that follows a response is prepared together with what was said up to that one."""
         text = self._service.text
         asked = await text.prepare(BodyKind.RESPONSE, body.data)

@@ -37,7 +37,7 @@ class SlowReader(ClientGone):
     reason, aborts = "slow_reader", True
 
 
-class Body:
+class CountedBody:
     """A body, whole or on its way. It counts until `with` ends or it is released."""
 
     def __init__(self, bodies: "Bodies") -> None:
@@ -52,7 +52,7 @@ class Body:
         self._bodies.forget_body(self)
         self.parts, self.data = [], b""
 
-    def __enter__(self) -> "Body":
+    def __enter__(self) -> "CountedBody":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,16 +68,16 @@ class Bodies:
     def __init__(self, limit: int, deadline: float) -> None:
         self._limit = limit
         self._deadline = deadline
-        self._large: dict[Body, int] = {}  # oldest first
+        self._large: dict[CountedBody, int] = {}  # oldest first
         self._held = 0
 
     @property
     def held_bytes(self) -> int:
         return self._held
 
-    async def read_body(self, request: Request) -> Body:
+    async def read_body(self, request: Request) -> CountedBody:
         """The whole body; release it, or use it in a `with`."""
-        body = Body(self)
+        body = CountedBody(self)
         try:
             await self._read_all(request, body)
         except BaseException:
@@ -86,10 +86,10 @@ class Bodies:
         body.data, body.parts = b"".join(body.parts), []
         return body
 
-    def forget_body(self, body: Body) -> None:
+    def forget_body(self, body: CountedBody) -> None:
         self._held -= self._large.pop(body, 0)
 
-    async def _read_all(self, request: Request, body: Body) -> None:
+    async def _read_all(self, request: Request, body: CountedBody) -> None:
         try:
             async with asyncio.timeout(self._deadline) as body.timeout:
                 await self._read(request, body)
@@ -105,7 +105,7 @@ class Bodies:
         finally:
             body.timeout = None
 
-    async def _read(self, request: Request, body: Body) -> None:
+    async def _read(self, request: Request, body: CountedBody) -> None:
         announced = request.headers.get("content-length", "0")  # h11 reads 20 digits
         await self._check(request, body, int(announced) if announced.isdigit() else 0)
         async for part in request.stream():
@@ -115,7 +115,7 @@ class Bodies:
             if body.size > SMALL_BYTES:
                 self._count(body)
 
-    async def _check(self, request: Request, body: Body, size: int) -> None:
+    async def _check(self, request: Request, body: CountedBody, size: int) -> None:
         if size > self._limit:
             if body.size or "expect" not in request.headers:  # else it is not invited to send
                 await _drop(request)
@@ -123,7 +123,7 @@ class Bodies:
                 f"the request body has {size} bytes or more, at most {self._limit} are accepted"
             )
 
-    def _count(self, body: Body) -> None:
+    def _count(self, body: CountedBody) -> None:
         if body.put_off:
             return
         self._held += body.size - self._large.get(body, 0)

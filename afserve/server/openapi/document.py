@@ -161,7 +161,7 @@ _PAGE_HEADERS = {
 }
 
 
-class RouteTable:
+class DocumentedRoutes:
     """The routes of the application, each with what the document says of it."""
 
     def __init__(self) -> None:

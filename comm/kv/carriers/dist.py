@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import torch
 
 from afserve.comm.kv.carriers.carrier import Ended, Memory
-from afserve.comm.kv.carriers.dist_pair import MEET_SECONDS, OWNER, READER, Asked, Pair
+from afserve.comm.kv.carriers.dist_pair import MEET_SECONDS, OWNER, READER, Pair, PairTransfer
 from afserve.comm.kv.lender import LEASE_SECONDS
 from afserve.comm.kv.puller import STALL_SECONDS
 from afserve.comm.transports.groups import gloo_device
@@ -51,7 +51,7 @@ class Dist:
 
     def lend(self, peer: int, at: int, length: int) -> bytes:
         """It is sent from now on. The name of the group through which it comes."""
-        asked = Asked(0, self._memory_B[at : at + length], at // _PAGE)
+        asked = PairTransfer(0, self._memory_B[at : at + length], at // _PAGE)
         pair = self._lent.get(peer)
         if pair is None or pair.ask(asked):
             pair = self._lent[peer] = self._open(peer, secrets.token_bytes(_NAME_BYTES), OWNER)
@@ -60,7 +60,7 @@ class Dist:
 
     def read(self, peer: int, where: bytes, at: int, into: int, length: int) -> int:
         number = next(self._numbers)
-        asked = Asked(number, self._memory_B[into : into + length], at // _PAGE)
+        asked = PairTransfer(number, self._memory_B[into : into + length], at // _PAGE)
         if why := self._pair_of_owner(peer, where).ask(asked):
             self._ended.put(Ended(number, why))
         return number

@@ -15,7 +15,7 @@ _MOST_KEYS = 16  # gloo sets one at each end
 _LENGTH = struct.Struct("<Q")  # before the host's name, and before the address behind it
 
 
-class Meeting(Store):
+class PairStore(Store):
     """For one group. gloo's constructor calls it, in its thread; `heard` and `end` come from another one."""
 
     def __init__(self, say: Callable[[str, bytes], None], seconds: float) -> None:

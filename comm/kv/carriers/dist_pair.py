@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afserve.comm.kv.carriers.dist_meeting import Meeting
+from afserve.comm.kv.carriers.dist_meeting import PairStore
 from afserve.comm.transports.groups import open_gloo
 
 OWNER, READER = 0, 1  # ranks
@@ -29,7 +29,7 @@ _MOMENT = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PairTransfer:
     """To send or to receive these bytes; `number` is whoever's who is told of its end."""
 
     number: int
@@ -56,18 +56,18 @@ class Pair(threading.Thread):
         super().__init__(name="kv-dist", daemon=True)
         self.group_name = name
         self._say = partial(say, name, rank)
-        self.meeting = Meeting(self._say, MEET_SECONDS)
+        self.meeting = PairStore(self._say, MEET_SECONDS)
         self._rank, self._device, self._limit, self._done = rank, device, timedelta(seconds=limit), done
         self._lock = threading.Lock()
         self._group: Any = None
         self._over = ""  # why it has ended
-        self._early: list[Asked] = []  # before there is a group
-        self._waited: Asked | None = None
-        self._under_way: SimpleQueue[tuple[Asked, Any] | None] = SimpleQueue()
+        self._early: list[PairTransfer] = []  # before there is a group
+        self._waited: PairTransfer | None = None
+        self._under_way: SimpleQueue[tuple[PairTransfer, Any] | None] = SimpleQueue()
 
     # ---- by the carrier's thread
 
-    def ask(self, asked: Asked) -> str:
+    def ask(self, asked: PairTransfer) -> str:
         """Why it cannot be done any more, or nothing; then `done` hears of it."""
         with self._lock:
             if not self._over and self._group is None:
@@ -128,7 +128,7 @@ class Pair(threading.Thread):
         for asked in left:
             self._done(asked.number, self._over)
 
-    def _post(self, asked: Asked) -> bool:
+    def _post(self, asked: PairTransfer) -> bool:
         """Under the lock. What could not be begun has ended the group, or that had ended."""
         if self._over:
             return False
