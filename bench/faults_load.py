@@ -30,6 +30,7 @@ PROMPTS = tuple(
     )
 )
 RESUME_S = 30.0
+_SLICE_S = 0.05
 WINDOW_S = 2.0  # a gap belongs to a moment if it begins before this much later
 
 
@@ -54,12 +55,15 @@ class Answer:
 class Load:
     """`async with` begins and ends it; on the way out everything that has begun is read to its end.
 
-    `resumes`: by afserve's own client, which goes on with a request whose connection broke; else by plain HTTP.
+    `per_second`: requests that begin, from the next one on. `resumes`: by afserve's own client, which goes on with a
+    request whose connection broke; else by plain HTTP.
     """
 
-    def __init__(self, url: str, rate: float, tokens: int, *, resumes: bool = False) -> None:
+    def __init__(
+        self, url: str, rate: float, tokens: int, prompts: Sequence[str] = PROMPTS, *, resumes: bool = False
+    ) -> None:
         self.answers: list[Answer] = []
-        self._rate, self._tokens = rate, tokens
+        self.per_second, self._tokens, self._prompts = rate, tokens, prompts
         self._own = AsyncClient(url, resume=RESUME_S) if resumes else None
         self._client = httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None))
         self._reading: set[asyncio.Task[None]] = set()
@@ -83,7 +87,7 @@ class Load:
     async def reference(self) -> dict[str, str]:
         """What each prompt is answered while nothing happens."""
         found = {}
-        for prompt in PROMPTS:
+        for prompt in self._prompts:
             answer = Answer(prompt, time.monotonic())
             await self.read(answer)
             if answer.error:
@@ -105,10 +109,20 @@ class Load:
         return sum(since <= t < until for answer in self.answers for t in answer.times) / (until - since)
 
     async def _ask(self) -> None:
-        began = time.monotonic()
-        for number, prompt in enumerate(itertools.cycle(PROMPTS)):
-            await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
+        last = time.monotonic() - (1 / self.per_second if self.per_second else 0.0)
+        for prompt in itertools.cycle(self._prompts):
+            last = await self._due(last)
             self._begin(prompt)
+
+    async def _due(self, last: float) -> float:
+        """Waits for the next one, by the rate of then; when it was due."""
+        while True:
+            now = time.monotonic()
+            if not self.per_second:
+                last, due = now, now + _SLICE_S
+            elif (due := last + 1 / self.per_second) <= now:
+                return due
+            await asyncio.sleep(min(due - now, _SLICE_S))
 
     def _begin(self, prompt: str) -> "asyncio.Task[None]":
         answer = Answer(prompt, time.monotonic())

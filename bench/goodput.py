@@ -26,7 +26,7 @@ from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.trace_reader import read_trace
 from afserve.placement.planner.simulate.phase_stages import pieces_on_gpu
 from afserve.placement.planner.simulate.phase_tables import StageTables
-from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
+from afserve.placement.planner.simulate.phases import GoodputTargets
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     MIXED,
@@ -37,6 +37,7 @@ from afserve.placement.planner.simulate.search_phases import (
     described,
     search,
 )
+from afserve.placement.planner.simulate.station import SimulatedRequest
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "goodput.jsonl"

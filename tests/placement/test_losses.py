@@ -237,6 +237,17 @@ def test_rare_losses_add_up_as_by_hand() -> None:
     assert found.losses["experts"] == pytest.approx(864, rel=0.15)
 
 
+def test_of_several_instances_one_loses_and_the_others_go_on() -> None:
+    """Hardly any two at once: each instance adds its losses, and a loss costs its share of them."""
+    three = replace(EXPERTS, instances=3)
+    one, several = (endured((role,), mtbf=4e6, days=10_000, again=0.0, seed=1) for role in (EXPERTS, three))
+    assert several.losses["experts"] == pytest.approx(3 * one.losses["experts"], rel=0.1)
+    each = (2.0 + 8.0 * 0.2) / 3
+    lost = several.losses["experts"] * each / (10_000 * 86400)
+    assert several.kept == pytest.approx(1 - lost, rel=1e-6)
+    assert several.still < 0.01 * one.still
+
+
 def test_the_defaults_are_those_that_were_measured() -> None:
     rows = [json.loads(line) for line in (ROOT / "bench/results/faults.jsonl").read_text().splitlines()]
     found = {row["case"]: row for row in rows}
@@ -273,6 +284,17 @@ def test_losses_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "losses" not in calm and calm["ttft_ms"] == values["undisturbed"]["ttft_ms"]
     code, out, _ = call(capsys, "--kind colocated --lose devices@1s --on-loss end --mtbf 2h")
     assert code == 0 and "devices lost at 1.0 s: all wait" in out and "tokens a day are lost" in out
+
+
+@pytest.mark.slow
+def test_several_instances_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = START.replace("--input 800 --output 100", "--input 128 --output 680").replace("s 60", "s 300")
+    line += " --ttft 3s --kind colocated --prompts apart --lose devices@1s --json"
+    code = run(line.split())
+    values = json.loads(capsys.readouterr().out)
+    assert code == 0 and "3 times" in values["plan"] and values["losses"][0]["of_instances"] == 3
+    assert 0 < values["moved"]["requests"] < 150
+    assert values["ttft_ms"]["p50"] < 1.5 * values["undisturbed"]["ttft_ms"]["p50"], "the others go on"
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,28 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--load" in err
 
 
+PILOTED = "simulate --model qwen3-30b-a3b --pool h20=12 --ttft 2s --tpot 40ms --input 800 --output 60"
+
+
+@pytest.mark.slow
+def test_simulate_with_a_pilot(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{PILOTED} --kind afd --prompts apart --load 0.2 --pilot --pilot-hold 10 --pilot-start 2 --requests 2000"
+    code, out, err = call(capsys, f"{line} --json")
+    values = json.loads(out)
+    assert code == 0 and values["requests"] == 2000, err
+    alone, pilot = values["left_alone"], values["pilot"]
+    assert not alone["changes"] and pilot["changes"], "a fifth of the load needs fewer devices"
+    assert pilot["device_hours"] < alone["device_hours"] and pilot["inside_targets"] > 0.9
+    assert "inside both targets" in call(capsys, line)[1]
+    for flags, why in (
+        ("--kind afd --prompts apart --pilot --lose experts@3s", "--lose is not played with it"),
+        ("--kind colocated --pilot", "--pilot: sizes prefill, attention and experts"),
+        ("--kind afd --pilot-hold 5", "--pilot-hold: does nothing without --pilot"),
+    ):
+        code, _, err = call(capsys, f"{PILOTED} {flags}")
+        assert code == 2 and why in err
+
+
 @pytest.mark.slow
 def test_planning_imports_no_torch() -> None:
     code = f"""

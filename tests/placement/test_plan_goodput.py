@@ -7,8 +7,9 @@ import pytest
 
 from afserve.cli.plan.goodput import PlannedGoodput, how_to_start, which_pays
 from afserve.launch.plan.cluster import read_cluster
-from afserve.placement.planner.simulate.phases import GoodputTargets, PhaseLayout, SimulatedRequest
+from afserve.placement.planner.simulate.phases import GoodputTargets, PhaseLayout
 from afserve.placement.planner.simulate.search_phases import KINDS, BestLayout, split_of
+from afserve.placement.planner.simulate.station import SimulatedRequest
 from tests.placement.test_plan_cli import call
 
 ASKED = "plan --model qwen3-30b-a3b --pool h200=4 --ttft 1s --tpot 50ms --goodput"

@@ -22,12 +22,7 @@ from afserve.placement.planner.simulate.phase_stages import (
     together,
 )
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
-from afserve.placement.planner.simulate.phases import (
-    GoodputTargets,
-    PhaseLayout,
-    PhasesRun,
-    SimulatedRequest,
-)
+from afserve.placement.planner.simulate.phases import GoodputTargets, PhaseLayout, PhasesRun
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     KINDS,
@@ -39,6 +34,7 @@ from afserve.placement.planner.simulate.search_phases import (
     replay,
     search,
 )
+from afserve.placement.planner.simulate.station import SimulatedRequest
 from bench.goodput import tables
 
 STAGES = tables("h200")
@@ -84,6 +80,36 @@ def test_a_pool_gives_its_memory_back(name):
     for station in run._stations:
         assert station.free == pytest.approx(station.pool.kv_tokens) and station.running == 0
         assert not station.waiting and not station.queued
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(8, 10)), max_size=5))
+def test_pools_that_change_size_serve_every_request_once(sizes):
+    run, ended = PhasesRun(LAYOUTS["shared"], REQUESTS), []
+    for number, (reads, decodes, experts) in enumerate(sizes):
+        ended += run.play(1.1 * (number + 1))
+        run.resize(Apart(STAGES, reads, experts), Apart(STAGES, decodes, experts))
+    ended += run.play()
+    assert sorted(ended) == list(range(len(REQUESTS))) and run.over and run.came == len(REQUESTS)
+    assert all(one.at < times.first <= times.ended for one, times in zip(REQUESTS, run.times, strict=True))
+    decodes = run._decodes[0]
+    assert decodes.free == pytest.approx(decodes.pool.kv_tokens) and not run.queued and not run.decoding
+
+
+def test_more_readers_are_of_use_at_once_and_fewer_are_missed():
+    """For what comes later: a prompt stays where it was sent, unless its reader goes."""
+    crowd = [SimulatedRequest(0.1 * number, 3000, 4) for number in range(40)]
+    last = []
+    for readers in (2, 4, 1):
+        run = PhasesRun(
+            PhaseLayout(1024, reads=(Apart(STAGES, 2, 32),), decodes=(Apart(STAGES, 4, 32),), pieces=ON_GPU),
+            crowd,
+        )
+        list(run.play(0.5))
+        run.resize(Apart(STAGES, readers, 32), Apart(STAGES, 4, 32))
+        list(run.play())
+        last.append(max(times.first for times in run.times))
+    assert last[1] < last[0] < last[2]
 
 
 def test_a_request_that_never_fits_misses_its_targets():

@@ -11,11 +11,12 @@ import click
 from afserve.cli.options import Within, existing_file, group_options, option
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
 from afserve.cli.plan.options import PRECISIONS, seconds
+from afserve.cli.plan.piloted import FLOOR
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import rules_for
 from afserve.control.pilot.replay.compare import Comparison, compare, most_served
+from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.days import MadeDay, made_day, traced
-from afserve.control.pilot.replay.flow import Packet
 from afserve.control.pilot.replay.rivals import demand_of
 from afserve.control.pilot.replay.run import PlayedDay, World
 from afserve.control.pilot.replay.tabled import TabledModel, TabledStages
@@ -29,7 +30,6 @@ from afserve.placement.planner.perf.workload import Workload
 from afserve.placement.planner.simulate.phase_stages import pieces_on_gpu
 from afserve.placement.planner.simulate.phase_tables import StageTables
 
-_FLOOR = 0.25  # of the experts' time goes to prompts that wait, at least
 _SKEW = 0.4
 _PEAK = 0.7  # of what all devices serve, at the highest point of a made day: noise and bursts come on top
 
@@ -132,9 +132,7 @@ def _stages(asked: ReplayFlags, name: str, work: Workload) -> TabledStages:
     setting = Setting(
         shape, load_curves("h200", shape, chip, widths), work, precision=widths, routing=Routing(_SKEW)
     )
-    return TabledStages(
-        StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, _FLOOR)
-    )
+    return TabledStages(StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, FLOOR))
 
 
 def _limits(stages: TabledStages, devices: int) -> Limits:

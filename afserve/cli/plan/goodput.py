@@ -17,7 +17,7 @@ from afserve.placement.planner.cluster_file import Phases, on_cpu
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.simulate.phase_stages import Pieces, pieces_on_gpu
-from afserve.placement.planner.simulate.phases import GoodputTargets, SimulatedRequest
+from afserve.placement.planner.simulate.phases import GoodputTargets
 from afserve.placement.planner.simulate.search_phases import (
     HOSTED,
     KINDS,
@@ -31,6 +31,7 @@ from afserve.placement.planner.simulate.search_phases import (
     search,
     split_of,
 )
+from afserve.placement.planner.simulate.station import SimulatedRequest
 
 REQUESTS = 1000  # of the trace that are played, the first ones
 _MOST_RUNNING = 1 << 16  # requests that a node decodes at once

@@ -156,7 +156,7 @@ def long_run(
     context = question.setting.workload.context_mean
     rank = plan.batch * plan.micro_batches * computed_again(context, recovery)
     others = 1 if recovery.all_end else max(plan.ranks - 1, 1)
-    again = rank * again_second(question, plan) / others
+    again = rank * again_second(question, plan) / others / plan.decoders
     found = endured(roles, mtbf, days, again, seed)
     return {
         "mtbf_s": mtbf,
@@ -176,6 +176,7 @@ def said_of(outages: Sequence[Outage]) -> list[dict[str, Any]]:
             "role": one.role.name,
             "at_s": round(one.at, 3),
             "devices": one.role.size,
+            "of_instances": one.role.instances,
             "all_wait_s": round(one.stalled - one.at, 3),
             "speed": round(one.role.speed[1], 4),
             "back_s": round(one.back - one.at, 3),
@@ -219,7 +220,8 @@ def _long(value: float) -> str:
 
 def _loss_line(one: dict[str, Any]) -> str:
     many = f" ({one['devices']} devices)" if one["devices"] > 1 else ""
-    waits = f"all wait {one['all_wait_s']:,.2f} s" if one["all_wait_s"] else "nobody else waits"
+    who = f"those of its instance of {one['of_instances']}" if one["of_instances"] > 1 else "all"
+    waits = f"{who} wait {one['all_wait_s']:,.2f} s" if one["all_wait_s"] else "nobody else waits"
     what = "prompts are read" if one["role"] == "prefill" else "steps are"
     slower = f", then {what} {1 / one['speed'] - 1:.1%} slower" if 0 < one["speed"] < 1 else ""
     return f"{one['role']}{many} lost at {one['at_s']:,.1f} s: {waits}{slower}; it is back after {one['back_s']:,.1f} s"

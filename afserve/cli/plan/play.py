@@ -109,17 +109,30 @@ class PlayedRequests:
             )
 
     def play_requests(self, struck: Struck) -> tuple[ServedRequests, Losing]:
-        """(all ranks together, the ranks)."""
+        """(all ranks together, the ranks that lose). Of several instances that decode one loses all that is lost; the
+        others go on as without losses, but for what only reads prompts."""
         sent, plan = self._sent, self._plan
         if self._pool is not None:
             workers = max(round(self._pool.workers * len(sent) / plan.all_ranks), 1)
             pace = reading_pace(struck.outages, plan.kind, all_end=struck.recovery.all_end)
             sent = read_first(replace(self._pool, workers=workers), sent, pace)
-        losing = Losing(self._rank, plan.all_ranks, sent, struck, self._seed)
-        for number, share in losing.play():
-            _show(f"requests, rank {number + 1} of {len(sent)}", share)
+        parts = [Losing(self._rank, plan.all_ranks, sent, struck, self._seed)]
+        if struck.outages and plan.decoders > 1:
+            calm, others = replace(struck, outages=()), plan.all_ranks - plan.ranks
+            parts = [
+                Losing(self._rank, plan.ranks, sent[: plan.ranks], struck, self._seed),
+                Losing(self._rank, others, sent[plan.ranks :] or sent, calm, self._seed),
+            ]
+        for losing in parts:
+            for number, share in losing.play():
+                _show(f"requests, rank {number + 1} of {len(losing.served)}", share)
         _show("requests", 1.0)
-        served = together(losing.served, _WARM, losing.weights)
+        served = together(
+            [one for losing in parts for one in losing.served],
+            _WARM,
+            [weight for losing in parts for weight in losing.weights],
+        )
+        losing = parts[0]
         self.ends = served.seconds
         return served, losing
 

@@ -18,6 +18,7 @@ from afserve.cli.plan.losses import (
     typed_losses,
 )
 from afserve.cli.plan.options import asked_question, question_flags
+from afserve.cli.plan.piloted import PilotFlags, check_pilot, pilot_text, with_pilot
 from afserve.cli.plan.play import MOST_REQUESTS, PlayedRequests, play_layers
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.placement.planner.infeasible import describe, explain
@@ -64,13 +65,14 @@ class PlayFlags:
 
 @click.command("simulate", short_help="Play a plan event by event.")
 @question_flags
-@group_options(PlayFlags, LossFlags)
+@group_options(PlayFlags, LossFlags, PilotFlags)
 @click.option("--seed", default=0, type=_SEED, help="Random seed.")
 @click.option("--timeline", type=output_file, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     asked: PlayFlags,
     losses: LossFlags,
+    piloting: PilotFlags,
     seed: int,
     timeline: Path | None,
     as_json: bool,
@@ -81,18 +83,18 @@ def simulate(
     \b
     afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
     """
+    check_pilot(piloting)
     recovery = recovery_of(losses)
     question = asked_question(flags)
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
+    if piloting.pilot:
+        values = with_pilot(question, best, piloting, asked.load, asked.requests, seed)
+        click.echo(json.dumps(values, indent=2) if as_json else pilot_text(values))
+        return
     _check_size(best)
     _check_timeline(timeline, best)
-    if losses.asked and best.decoders > 1:
-        raise ConfigError(
-            f"--lose and --mtbf: the best plan is {describe(best)}, and losses are played of one instance that "
-            "decodes; add --prompts here, or --kind afd"
-        )
     roles = roles_of(question, best, recovery) if losses.asked else ()
     happened = outages(roles, typed_losses(losses, roles))
     endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None

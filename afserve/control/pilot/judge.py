@@ -1,15 +1,19 @@
 """Says how sure a pilot may be, from how often it was right: intervals that hold as often as they promise.
 
-After each comparison the interval of a quantity grows where it missed and shrinks where it held, so that in the long
-run it holds as often as it says, whatever is compared (adaptive conformal inference: Gibbs and Candes, 2021).
+An interval is as wide as most of the newest errors were (split conformal prediction); which share of them follows
+from how often it held, so that in the long run it holds as often as it says, whatever is compared (adaptive conformal
+inference: Gibbs and Candes, 2021).
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 HOLDS = 0.8  # as often as an interval is to hold
-_FIRST = math.log(1.5)  # width of the first interval: a factor to either side
-_STEP = 0.25  # by which one miss widens it, as a share of itself
+_FIRST = math.log(1.5)  # width of the first intervals: a factor to either side
+_NEWEST_ERRORS = 60
+_FEW = 5  # errors
+_STEP = 0.02  # by which a miss raises the share of them
 _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(
     2.0
@@ -21,9 +25,21 @@ _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 class Interval:
     """Around a prediction, as a factor to either side."""
 
-    width: float = _FIRST
     compared: int = 0
     held: int = 0
+    _errors: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST_ERRORS))
+    _share: float = HOLDS
+
+    @property
+    def width(self) -> float:
+        """Of the logarithm."""
+        known = sorted(self._errors)
+        place = math.ceil(self._share * (len(known) + 1))
+        if place <= len(known):
+            found = known[max(place - 1, 0)]
+        else:  # too few are known, or it held too seldom
+            found = max([_FIRST, *known] if len(known) < _FEW else known)
+        return min(max(found, _NARROWEST), _WIDEST)
 
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
@@ -34,8 +50,8 @@ class Interval:
         within = error <= self.width
         self.compared += 1
         self.held += within
-        step = _STEP * ((1 - HOLDS) if within else -HOLDS)
-        self.width = min(max(self.width * math.exp(-step), _NARROWEST), _WIDEST)
+        self._share += _STEP * (-(1 - HOLDS) if within else HOLDS)
+        self._errors.append(error)
         return within
 
 

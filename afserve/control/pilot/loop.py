@@ -24,7 +24,7 @@ _SHOWN = 5  # advices, and outcomes
 
 
 class PilotLoop:
-    """`observe` says what there is, `change` asks for other numbers of nodes as people do."""
+    """`observe` says what there is, `change` asks for other numbers of nodes as people do, `may_act`: now."""
 
     def __init__(
         self,
@@ -34,9 +34,11 @@ class PilotLoop:
         change: Callable[[Change], Changed],
         clock: Clock,
         look_seconds: float = LOOK_SECONDS,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self.policy = policy
         self._mode, self._observe, self._change, self._clock = mode, observe, change, clock
+        self._may_act = may_act
         self._seconds = look_seconds
         self._advice = Adviser("the pilot, which sizes pools")
         self._counts: Counter[str] = Counter()
@@ -62,8 +64,9 @@ class PilotLoop:
     def _follow(self, advice: Advice) -> None:
         self._last = advice
         self._counts["advised"] += 1
-        log.warning("%s: %s", "changes pools" if self._mode == ACT else "advises", advice)
-        if self._mode == ACT:
+        acts = self._mode == ACT and self._may_act()
+        log.warning("%s: %s", "changes pools" if acts else "advises", advice)
+        if acts:
             self._act(advice)
 
     def _act(self, advice: Advice) -> None:

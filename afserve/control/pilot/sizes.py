@@ -35,23 +35,33 @@ class PoolSizes(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Between which sizes a pilot may move; how many nodes there may be in all, and that read or decode."""
+    """Between which sizes a pilot may move; how many nodes there may be in all, and that read or decode. `prices` are
+    dollars an hour of a node of each pool, of which there may be `usd` in all."""
 
     least: PoolSizes
     most: PoolSizes
     budget: int
     attention: int = 1 << 30
+    prices: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    usd: float = float("inf")
+
+    def cost(self, sizes: PoolSizes) -> float:
+        """Dollars an hour."""
+        return sum(price * count for price, count in zip(self.prices, sizes, strict=True))
+
+    def affords(self, sizes: PoolSizes) -> bool:
+        return sizes.total <= self.budget and self.cost(sizes) <= self.usd
 
     def allow(self, sizes: PoolSizes) -> bool:
         inside = sizes.covers(self.least) and self.most.covers(sizes)
-        return inside and sizes.total <= self.budget and sizes.prefill + sizes.decode <= self.attention
+        return inside and self.affords(sizes) and sizes.prefill + sizes.decode <= self.attention
 
     def nearest(self, sizes: PoolSizes) -> PoolSizes:
         """Inside the limits. Where there are too many in all, the pool that is furthest above its least gives way."""
         found = sizes.at_least(self.least).at_most(self.most)
         while not self.allow(found) and found != self.least:
             above = [own - least for own, least in zip(found, self.least, strict=True)]
-            if found.total <= self.budget:
+            if self.affords(found):
                 above[2] = 0  # only attention nodes are too many
             pool = above.index(max(above))
             found = PoolSizes(*(own - (place == pool) for place, own in enumerate(found)))

@@ -1,11 +1,13 @@
 """A pilot for a run: between which sizes it may move, and where it gets what it sees."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from afserve.clock import Clock
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
+from afserve.control.pilot.hours import Hours
 from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import LOOK_SECONDS, PilotLoop
 from afserve.control.pilot.measured import MeasuredModel
@@ -28,6 +30,7 @@ class PilotPlan:
     limits: Limits
     wanted: TargetTimes
     hold: float
+    hours: Hours
 
 
 def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpot: float) -> PilotPlan | None:
@@ -44,12 +47,22 @@ def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpo
     experts = deployment.most(Role.EXPERT) if first.experts else 0
     most = PoolSizes(attention - 1 if first.prefill else 0, attention, experts)
     return PilotPlan(
-        mode, settings.limits(first, least, most), settings.wanted(ttft, tpot), settings.pilot_hold
+        mode,
+        settings.limits(first, least, most),
+        settings.wanted(ttft, tpot),
+        settings.pilot_hold,
+        settings.hours,
     )
 
 
+_UNUSED = (
+    *("pilot_min", "pilot_max", "pilot_nodes", "pilot_usd", "pilot_price", "pilot_hours"),
+    *("pilot_ttft", "pilot_tpot"),
+)
+
+
 def _check_unused(settings: PilotSettings) -> None:
-    for name in ("pilot_min", "pilot_max", "pilot_nodes", "pilot_ttft", "pilot_tpot"):
+    for name in _UNUSED:
         if getattr(settings, name):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag}: does nothing without --pilot advise or --pilot act", param=name)
@@ -77,7 +90,10 @@ def pilot_loop(
         loads = [own_load(), *controller.chronicle.loads.values()]
         return view.observe(clock.now(), controller.members, loads)
 
+    def may_act() -> bool:
+        local = time.localtime()
+        return plan.hours.hold(local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
+
     policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules)
-    return PilotLoop(
-        plan.mode, policy, observe, changing.change, clock, min(LOOK_SECONDS, rules.windows.short / 4)
-    )
+    look = min(LOOK_SECONDS, rules.windows.short / 4)
+    return PilotLoop(plan.mode, policy, observe, changing.change, clock, look, may_act)

@@ -31,7 +31,7 @@ class Endured:
 
 def expected(roles: Sequence[PlanRole], mtbf: float, days: float) -> float:
     """Losses, where a device is lost every `mtbf` seconds on average."""
-    return sum(role.units * role.size for role in roles) * days * DAY / mtbf
+    return sum(role.devices for role in roles) * days * DAY / mtbf
 
 
 def endured(roles: Sequence[PlanRole], mtbf: float, days: float, again: float, seed: int) -> Endured:
@@ -39,33 +39,33 @@ def endured(roles: Sequence[PlanRole], mtbf: float, days: float, again: float, s
     independently of each other, and of how long they have served; more than `MOST` losses are not drawn."""
     assert expected(roles, mtbf, days) <= MOST
     random, whole = np.random.default_rng(seed), days * DAY
+    places = [(role, instance) for role in roles for instance in range(role.instances)]
     lost = [
         np.sort(random.uniform(0.0, whole, random.poisson(role.units * role.size * whole / mtbf)))
-        for role in roles
+        for role, _ in places
     ]
-    marks = np.unique(
-        np.concatenate([[0.0, whole], *(_marks(role, at) for role, at in zip(roles, lost, strict=True))])
-    )
+    drawn = list(zip(places, lost, strict=True))
+    marks = np.unique(np.concatenate([[0.0, whole], *(_marks(role, at) for (role, _), at in drawn)]))
     marks = marks[marks <= whole]
     begins, lasts = marks[:-1], np.diff(marks)
-    speed, empty = np.ones_like(begins), np.zeros(len(begins), dtype=np.bool_)
-    readers = np.ones_like(begins)
-    for role, at in zip(roles, lost, strict=True):
+    speeds = np.ones((max(role.instances for role in roles), len(begins)))
+    readers, empty = np.ones_like(begins), np.zeros(len(begins), dtype=np.bool_)
+    for (role, instance), at in drawn:
         gone = np.minimum(_open(begins, at, role.down), len(role.speed) - 1)
         empty |= gone > 0
-        speed = np.where(_open(begins, at, role.stall) > 0, 0.0, speed)
         left = np.array(role.speed)[gone]
+        stands = _open(begins, at, role.stall) > 0
         if role.name == READERS:
-            readers = np.minimum(left / BUSY, 1.0)
-        elif role.moves:
-            speed = speed * left * np.maximum(role.units - gone, 0) / role.units
-        else:
-            speed = speed * left
-    speed = np.minimum(speed, readers)
-    moved = sum(len(at) for role, at in zip(roles, lost, strict=True) if role.moves)
+            readers = np.where(stands, 0.0, np.minimum(left / BUSY, 1.0))
+            continue
+        if role.moves:
+            left = left * np.maximum(role.units - gone, 0) / role.units
+        speeds[instance] = np.where(stands, 0.0, speeds[instance] * left)
+    speed = np.minimum(speeds.mean(axis=0), readers)
+    moved = sum(len(at) for (role, _), at in drawn if role.moves)
     done = float((speed * lasts).sum()) - again * moved
     return Endured(
-        losses={role.name: len(at) for role, at in zip(roles, lost, strict=True)},
+        losses={role.name: sum(len(at) for (one, _), at in drawn if one is role) for role in roles},
         kept=max(done / whole, 0.0),
         still=float(lasts[speed <= 0].sum()) / days,
         fewer=float(lasts[empty & (speed > 0)].sum()) / days,

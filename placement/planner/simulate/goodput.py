@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 
-from afserve.placement.planner.simulate.phases import (
-    GoodputTargets,
-    PhaseLayout,
-    PhasesRun,
-    SimulatedRequest,
-)
+from afserve.placement.planner.simulate.phases import GoodputTargets, PhaseLayout, PhasesRun
+from afserve.placement.planner.simulate.station import SimulatedRequest
 
 _LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none and from any number
 

@@ -65,7 +65,7 @@ class PlanRole:
     """One kind of place in a plan. units: how many, each of `size` devices that are lost together. stall: seconds that
     every rank waits after a loss. down: seconds until the place is filled again. speed[n]: of steps (of reading, where
     it only reads prompts) with n places empty, once what remains goes on; 0 where it cannot. moves: its requests go on
-    elsewhere."""
+    elsewhere. instances: that decode by themselves, and have so many units each."""
 
     name: str
     units: int
@@ -74,6 +74,11 @@ class PlanRole:
     down: float
     speed: tuple[float, ...]
     moves: bool = False
+    instances: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.units * self.size * self.instances
 
 
 def roles_of(question: Question, plan: Plan, recovery: RecoveryTimes) -> tuple[PlanRole, ...]:
@@ -118,7 +123,7 @@ def _decoding(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRo
     down = recovery.notice + recovery.restart + (held + experts) / recovery.reload
     left, speed = (plan.ranks - 1) * degree, _speeds(question, plan)
     stall = _stall(question, recovery, experts * degree, left, down) if speed[1] else down
-    return PlanRole("devices", plan.ranks, degree, stall, down, speed, moves=True)
+    return PlanRole("devices", plan.ranks, degree, stall, down, speed, moves=True, instances=plan.decoders)
 
 
 def _experts(question: Question, plan: Plan, recovery: RecoveryTimes) -> PlanRole:

@@ -6,28 +6,16 @@ is `phase_stages`' to say. A request is let in where it decodes once there is ro
 It draws nothing at random and reads nothing.
 """
 
-from collections import deque
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import ceil
 
-from afserve.placement.planner.simulate.phase_stages import IDLE, Apart, Beside, Pieces, Together, together
-from afserve.placement.planner.simulate.phase_tables import StepTimes, Work
+from afserve.placement.planner.simulate.phase_stages import IDLE, Pieces, together
+from afserve.placement.planner.simulate.station import NEVER, Pool, SimulatedRequest, Station
 
-Pool = Together | Apart | Beside
-_NEVER = float("inf")
+_LAST = sys.float_info.max  # seconds: everything that ever happens
 _BLOCK = 16  # tokens of a KV block
-_DOUBLE = 16384  # tokens before it with which a token takes about twice as long
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedRequest:
-    """Seconds of arrival, tokens of prompt and answer."""
-
-    at: float
-    prompt: int
-    answer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +39,8 @@ class PhaseLayout:
 class RequestTimes:
     """Of one request, seconds: its first token and its last, since nothing."""
 
-    first: float = _NEVER
-    ended: float = _NEVER
+    first: float = NEVER
+    ended: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,119 +53,6 @@ class GoodputTargets:
     def met(self, asked: SimulatedRequest, times: RequestTimes) -> bool:
         further = max(asked.answer - 1, 1)
         return times.first - asked.at <= self.ttft and times.ended - times.first <= self.tpot * further
-
-
-@dataclass(slots=True)
-class _Prompt:
-    number: int
-    tokens: int
-    done: int = 0
-
-
-@dataclass
-class _Station:
-    """`ranks` of a pool that step together, with what waits there and what they run."""
-
-    number: int
-    pool: Pool
-    chunk: int
-    asked: Sequence[SimulatedRequest]
-    ranks: int
-    free: float = 0.0  # tokens of KV
-    queues: list[deque[_Prompt]] = field(default_factory=list)  # by rank
-    unread: list[int] = field(default_factory=list)  # tokens in each queue
-    waiting: deque[int] = field(default_factory=deque)  # for room
-    ends: list[tuple[int, int]] = field(default_factory=list)  # (step of its last token, request)
-    running: int = 0
-    context: float = 0.0
-    steps: int = 0
-    until: float = _NEVER
-    step: StepTimes = IDLE
-    queued: int = 0  # tokens of prompts that are not computed
-    reading: int = 0  # of those, in this step
-    read: list[int] = field(default_factory=list)  # prompts that this step completes
-    tails: int = 0  # tokens at the ends of prompts that the next step computes
-    yielded: float = 1.0  # tokens of a request in a step
-
-    def __post_init__(self) -> None:
-        self.queues = [deque() for _ in range(self.ranks)]
-        self.unread = [0] * self.ranks
-        self.free = self.pool.kv_tokens
-        self.yielded = self.pool.tables.setting.tokens_per_step
-
-    def read_prompt(self, number: int) -> None:
-        """On the rank that has the fewest tokens to read."""
-        tokens = self.asked[number].prompt
-        shortest = self.unread.index(min(self.unread))
-        self.queues[shortest].append(_Prompt(number, tokens))
-        self.unread[shortest] += tokens
-        self.queued += tokens
-
-    def admits(self, number: int) -> bool:
-        """Takes the room for its KV where there is enough."""
-        one = self.asked[number]
-        if one.prompt + one.answer > self.free:
-            return False
-        self.free -= one.prompt + one.answer
-        return True
-
-    def decode(self, number: int, *, tail: int = 0) -> None:
-        """The first token of its answer is there; `tail` tokens of its prompt are not computed."""
-        one = self.asked[number]
-        heappush(self.ends, (self.steps + max(ceil((one.answer - 1) / self.yielded), 1), number))
-        self.running += 1
-        self.context += one.prompt + 1
-        self.tails += tail
-
-    def begin(self, now: float, other: StepTimes, pieces: Pieces | None, beside: int) -> None:
-        """The next step, where there is anything to do. `beside`: prompt tokens of other ranks at these experts."""
-        tokens, pairs, total = self._read_on() if self.queued else (0, 0, 0)
-        if not tokens and not self.running:
-            self.until, self.step = _NEVER, IDLE
-            return
-        self.reading = total
-        rows, self.tails = self.running + self.tails, 0
-        context = self.context / self.running if self.running else 0.0
-        work = Work(-(-rows // self.ranks), rows, context, tokens, pairs, total + beside)
-        self.step = self.pool.step(work, other, pieces)
-        self.until = now + self.step.seconds
-
-    def _read_on(self) -> tuple[int, int, int]:
-        """Takes a chunk of each rank's queue. (tokens and pairs of the fullest rank, tokens of all)."""
-        tokens = pairs = total = 0
-        for rank, queue in enumerate(self.queues):
-            mine, seen, spent = 0, 0, 0.0
-            while queue and spent < self.chunk:
-                head = queue[0]
-                each = 1 + head.done / _DOUBLE
-                taken = min(head.tokens - head.done, max(1, int((self.chunk - spent) / each)))
-                spent += taken * each
-                seen += taken * head.done + taken * taken // 2
-                mine, head.done = mine + taken, head.done + taken
-                if head.done == head.tokens:
-                    self.read.append(queue.popleft().number)
-            self.unread[rank] -= mine
-            tokens, pairs, total = max(tokens, mine), max(pairs, seen), total + mine
-        return tokens, pairs, total
-
-    def end(self) -> tuple[list[int], list[int]]:
-        """(requests that ended, prompts that are read)."""
-        self.steps += 1
-        self.queued -= self.reading
-        self.reading = 0
-        self.context += self.running * self.yielded
-        ended = []
-        while self.ends and self.ends[0][0] <= self.steps:
-            number = heappop(self.ends)[1]
-            one = self.asked[number]
-            ended.append(number)
-            self.running -= 1
-            self.context -= one.prompt + one.answer
-            self.free += one.prompt + one.answer
-        if not self.running:
-            self.context = 0.0
-        read, self.read = self.read, []
-        return ended, read
 
 
 class PhasesRun:
@@ -194,40 +69,81 @@ class PhasesRun:
         ]
         decodes = [(pool, 0, pool.ranks) for pool in layout.decodes]
         self._stations = [
-            _Station(number, pool, chunk, asked, ranks)
+            Station(number, pool, chunk, asked, ranks)
             for number, (pool, chunk, ranks) in enumerate(reads + decodes)
         ]
         self._reads = self._stations[: len(reads)]
         self._decodes = self._reads if layout.both else self._stations[len(reads) :]
         self._handed: list[tuple[float, int]] = []  # (when its KV is there, request)
         self._reading = 0  # tokens of prompts in the steps that run
+        self._running: list[tuple[float, int]] = []  # (end of its step, station)
+        self.came = 0  # requests
 
-    def play(self) -> Iterator[int]:
-        """Yields the number of each request that ends."""
-        upcoming = 0
-        running: list[tuple[float, int]] = []  # (end of its step, station)
+    @property
+    def over(self) -> bool:
+        return not (self._running or self._handed) and self.came == len(self._asked)
+
+    @property
+    def decoding(self) -> int:
+        """Requests."""
+        return sum(one.running for one in self._decodes)
+
+    @property
+    def queued(self) -> int:
+        """Tokens of prompts that are not read."""
+        return sum(one.queued for one in self._stations)
+
+    @property
+    def reading_seconds(self) -> float:
+        """Of all ranks that read, in steps that have begun."""
+        return sum(one.busy for one in self._stations if one.chunk)
+
+    def play(self, until: float = _LAST) -> Iterator[int]:
+        """Yields the number of each request that ends; what comes later than `until` is for another call."""
         while True:
-            ends = running[0][0] if running else _NEVER
-            arrival = self._asked[upcoming].at if upcoming < len(self._asked) else _NEVER
-            handed = self._handed[0][0] if self._handed else _NEVER
-            self.now = now = min(ends, arrival, handed)
-            if now == _NEVER:
+            ends = self._running[0][0] if self._running else NEVER
+            arrival = self._asked[self.came].at if self.came < len(self._asked) else NEVER
+            handed = self._handed[0][0] if self._handed else NEVER
+            now = min(ends, arrival, handed)
+            if now > until:
                 return
+            self.now = now
             if now == arrival:
-                station = self._arrive(upcoming)
-                upcoming += 1
+                station = self._arrive(self.came)
+                self.came += 1
             elif now == handed:
                 station = min(self._decodes, key=lambda one: one.running + len(one.waiting))
                 station.waiting.append(heappop(self._handed)[1])
             else:
-                station = self._stations[heappop(running)[1]]
+                station = self._stations[heappop(self._running)[1]]
                 yield from self._end(station, now)
-            if station.until == _NEVER:
-                self._begin(station, now)
-                if station.until != _NEVER:
-                    heappush(running, (station.until, station.number))
+            if station.until == NEVER:
+                self._start(station, now)
 
-    def _arrive(self, number: int) -> _Station:
+    def resize(self, reads: Pool, decodes: Pool) -> None:
+        """Other devices from their next steps on, where one pool reads prompts rank by rank and one decodes. A reader
+        that goes reads on what it has begun; the others have what waits there."""
+        readers = [one for one in self._stations if one.chunk]
+        for station in readers:
+            station.pool = reads
+        while len(readers) < reads.ranks:
+            readers.append(Station(len(self._stations), reads, self._layout.chunk, self._asked, 1))
+            self._stations.append(readers[-1])
+        self._reads = readers[: reads.ranks]
+        for station in readers[reads.ranks :]:
+            for number in station.give_back():
+                self._arrive(number)
+        self._decodes[0].become(decodes)
+        for station in self._stations:
+            if station.until == NEVER:
+                self._start(station, self.now)
+
+    def _start(self, station: Station, now: float) -> None:
+        self._begin(station, now)
+        if station.until != NEVER:
+            heappush(self._running, (station.until, station.number))
+
+    def _arrive(self, number: int) -> Station:
         station = min(self._reads, key=lambda one: (one.queued + len(one.waiting), one.running))
         if self._layout.both:
             station.waiting.append(number)
@@ -235,7 +151,7 @@ class PhasesRun:
             station.read_prompt(number)
         return station
 
-    def _begin(self, station: _Station, now: float) -> None:
+    def _begin(self, station: Station, now: float) -> None:
         while station.waiting and station.admits(station.waiting[0]):
             number = station.waiting.popleft()
             if self._layout.both:
@@ -249,11 +165,11 @@ class PhasesRun:
             other = together([one.step for one in self._decodes])
             beside = self._reading
         elif self._layout.pieces is not None:
-            other = together([one.step for one in self._reads])
+            other = together([one.step for one in self._stations if one.chunk])
         station.begin(now, other, self._layout.pieces, beside)
         self._reading += station.reading
 
-    def _take_over(self, station: _Station, number: int, now: float) -> None:
+    def _take_over(self, station: Station, number: int, now: float) -> None:
         """A prompt that another pool has read, between two steps."""
         if self._layout.first_there:
             station.decode(number)
@@ -261,17 +177,17 @@ class PhasesRun:
         self.times[number].first = now
         station.decode(number, tail=self._asked[number].prompt % _BLOCK)
 
-    def _end(self, station: _Station, now: float) -> Iterator[int]:
+    def _end(self, station: Station, now: float) -> Iterator[int]:
         self._reading -= station.reading
         ended, read = station.end()
-        station.until, station.step = _NEVER, IDLE
+        station.until, station.step = NEVER, IDLE
         for number in ended:
             self.times[number].ended = now
             yield number
         for number in read:
             yield from self._was_read(station, number, now)
 
-    def _was_read(self, station: _Station, number: int, now: float) -> Iterator[int]:
+    def _was_read(self, station: Station, number: int, now: float) -> Iterator[int]:
         one, times = self._asked[number], self.times[number]
         if self._layout.both or self._layout.first_there:
             times.first = now

@@ -18,11 +18,8 @@ from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.simulate.goodput import goodput
 from afserve.placement.planner.simulate.phase_stages import Apart, Beside, Pieces, Together
 from afserve.placement.planner.simulate.phase_tables import StageTables
-from afserve.placement.planner.simulate.phases import (
-    GoodputTargets,
-    PhaseLayout,
-    SimulatedRequest,
-)
+from afserve.placement.planner.simulate.phases import GoodputTargets, PhaseLayout
+from afserve.placement.planner.simulate.station import SimulatedRequest
 
 SHARED, HOSTED, TWO_COPIES, MIXED = KINDS = (
     "shared experts",

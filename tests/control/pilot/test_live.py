@@ -66,6 +66,16 @@ def test_who_acts_asks_for_the_pools_that_change():
     assert asked[-1] == ScaleTo({"attention": "1", "experts": "3"})
 
 
+def test_outside_its_hours_it_only_advises():
+    def never(change):
+        raise AssertionError(f"{change} was asked for")
+
+    seen = Observed(0.0, PoolSizes(1, 2, 2), PoolLoad())
+    one = PilotLoop(ACT, Scripted(ADVICE), lambda: seen, never, FakeClock(), may_act=lambda: False)
+    one.look()
+    assert one.view().counts["advised"] == 1 and not one.view().counts["acted"]
+
+
 def test_a_refusal_is_said_once_and_is_no_fault(caplog):
     def refuse(change):
         raise DoesNotFitError("3 attention nodes need 40 GiB; this machine has 20")

@@ -128,11 +128,53 @@ def test_limits_are_typed_by_the_names_of_pools():
         ({"pilot_max": ("experts=many",)}, "--pilot-max: .*experts=many"),
         ({"pilot_max": ("experts=1",)}, "at most 1 experts nodes, but there must be 2"),
         ({"pilot_nodes": 3}, "--pilot-nodes: 3 are fewer than the 4"),
+        ({"pilot_usd": 3.0}, "--pilot-usd: does nothing without --pilot-price"),
+        ({"pilot_price": ("decode=1",)}, "--pilot-price: does nothing without --pilot-usd"),
+        ({"pilot_usd": 3.0, "pilot_price": ("decode=1",)}, "says nothing of prefill; add prefill=USD"),
+        ({"pilot_usd": 3.0, "pilot_price": ("decode=nan",)}, "--pilot-price: 'decode=nan' is not POOL=USD"),
+        (
+            {"pilot_usd": 3.0, "pilot_price": ("prefill=1", "decode=1", "experts=1")},
+            "--pilot-usd: the 4 nodes .* cost 4 an hour, more than 3",
+        ),
     ],
 )
 def test_limits_that_cannot_be_are_refused(settings, why):
     with pytest.raises(ConfigError, match=why):
         PilotSettings(**settings).limits(PoolSizes(2, 2, 3), 2, PoolSizes(7, 8, 32))
+
+
+def test_a_budget_in_dollars_is_kept():
+    first, most = PoolSizes(1, 1, 2), PoolSizes(7, 8, 32)
+    asked = PilotSettings(
+        pilot_usd=12.0, pilot_price=("prefill=2", "decode=3", "experts=1.5"), pilot_nodes=20
+    )
+    limits = asked.limits(first, 2, most)
+    assert limits.cost(PoolSizes(1, 1, 2)) == 8.0
+    assert limits.allow(PoolSizes(1, 2, 2)) and not limits.allow(PoolSizes(2, 2, 2))
+    near = limits.nearest(PoolSizes(5, 5, 5))
+    assert limits.allow(near) and limits.cost(near) > 8.0
+
+
+@pytest.mark.parametrize("unlike", [(), ("23:30-01:00",), ("00:00-24:00",), ("08:00-09:00", "22:15-23:00")])
+def test_hours_of_a_day(unlike):
+    hours = PilotSettings(pilot_hours=unlike).hours
+    for second in range(0, 86_400, 60):
+        clock = second / 3600
+        held = {
+            (): True,
+            ("23:30-01:00",): clock >= 23.5 or clock < 1,
+            ("00:00-24:00",): True,
+            ("08:00-09:00", "22:15-23:00"): 8 <= clock < 9 or 22.25 <= clock < 23,
+        }[unlike]
+        assert hours.hold(second) == held
+
+
+@pytest.mark.parametrize(
+    "text", ["8-9", "08:00-08:00", "24:00-05:00", "08:00-24:30", "08:00 - 09:00", "٠8:00-09:00"]
+)
+def test_hours_that_are_none(text):
+    with pytest.raises(ConfigError, match=r"--pilot-hours: .* is not a span of a day"):
+        _ = PilotSettings(pilot_hours=(text,)).hours
 
 
 def test_times_of_the_server_are_taken_where_the_pilot_has_none():

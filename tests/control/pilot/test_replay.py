@@ -8,14 +8,15 @@ import pytest
 
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
+from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.days import MadeDay, made_day
-from afserve.control.pilot.replay.flow import FlowRun, Packet
+from afserve.control.pilot.replay.events import EventRun
+from afserve.control.pilot.replay.flow import FlowRun
 from afserve.control.pilot.replay.rivals import demand_of, fixed, oracle, replicas
 from afserve.control.pilot.replay.run import World, play
 from afserve.control.pilot.replay.tabled import TabledModel, TabledStages
 from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
-from afserve.placement.planner.simulate.phase_stages import Apart, pieces_on_gpu
-from afserve.placement.planner.simulate.phases import PhaseLayout, PhasesRun, SimulatedRequest
+from afserve.placement.planner.simulate.phase_stages import pieces_on_gpu
 from bench.goodput import tables
 
 TABLES = tables("h200")
@@ -29,40 +30,29 @@ def steady(rate, count=1200):
     return [Packet(number / rate, PROMPTS[number % 5], ANSWERS[number % 5]) for number in range(count)]
 
 
-def played_by_events(sizes, packets):
-    """(mean seconds to the first token, mean seconds between tokens) of the planner's event simulator."""
-    layout = PhaseLayout(
-        STAGES.chunk,
-        reads=(Apart(TABLES, sizes.prefill, sizes.experts),),
-        decodes=(Apart(TABLES, sizes.decode, sizes.experts, 1),),
-        pieces=STAGES.pieces,
-    )
-    asked = [SimulatedRequest(one.at, one.prompt, one.answer) for one in packets]
-    run = PhasesRun(layout, asked)
-    list(run.play())
-    first = sum(times.first - one.at for one, times in zip(asked, run.times, strict=True)) / len(asked)
-    rest = sum(times.ended - times.first for times in run.times) / sum(one.answer - 1 for one in asked)
-    return first, rest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, rate", [(PoolSizes(4, 4, 10), 15), (PoolSizes(8, 4, 16), 40), (PoolSizes(14, 6, 20), 70)]
 )
 def test_the_flow_is_what_the_event_simulator_plays(sizes, rate):
-    packets = steady(rate)
-    run = FlowRun(STAGES, packets, WANTED, sizes)
-    while not run.over:
-        run.advance(run.now + 10)
-    counts = run.counts
-    assert counts.came == counts.read == counts.ended == len(packets)
-    first, rest = played_by_events(sizes, packets)
-    assert counts.decode_seconds / (counts.answer_tokens - counts.ended) == pytest.approx(rest, rel=0.1)
-    assert counts.read_seconds / counts.read == pytest.approx(first, abs=0.15)
+    packets, loads = steady(rate), []
+    for run in (FlowRun(STAGES, packets, WANTED, sizes), EventRun(STAGES, packets, WANTED, sizes)):
+        while not run.over:
+            run.advance(run.now + 10)
+        loads.append(run.counts.load())
+        assert loads[-1].came == loads[-1].first == loads[-1].ended == len(packets)
+    flow, events = loads
+    assert flow.prompt_tokens == events.prompt_tokens and flow.rest_tokens == events.rest_tokens
+    assert flow.rest_seconds / flow.rest_tokens == pytest.approx(
+        events.rest_seconds / events.rest_tokens, rel=0.1
+    )
+    assert flow.first_seconds / flow.first == pytest.approx(events.first_seconds / events.first, abs=0.15)
+    assert flow.prefill_busy == pytest.approx(events.prefill_busy, rel=0.25)
 
 
-def test_every_request_is_counted_once_and_memory_comes_back():
-    run = FlowRun(STAGES, steady(30, 400), WANTED, PoolSizes(4, 2, 12))
+@pytest.mark.parametrize("kind", [FlowRun, EventRun])
+def test_every_request_is_counted_once_and_memory_comes_back(kind):
+    run = kind(STAGES, steady(30, 400), WANTED, PoolSizes(4, 2, 12))
     run.advance(5)
     run.resize(PoolSizes(6, 3, 14))
     run.advance(9)

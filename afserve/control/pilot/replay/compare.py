@@ -7,7 +7,7 @@ from math import ceil
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import PilotRules, Policy
-from afserve.control.pilot.replay.flow import Packet
+from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.rivals import best_oracle, demand_of, fixed, replicas
 from afserve.control.pilot.replay.run import PlayedDay, World, play
 from afserve.control.pilot.replay.tabled import TabledModel

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afserve.control.pilot.replay.flow import Packet
+from afserve.control.pilot.replay.counts import Packet
 
 _SLOT = 300.0  # seconds
 _DAY = 86_400.0

@@ -11,47 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from afserve.control.pilot.replay.counts import Packet, PacketCounts
 from afserve.control.pilot.replay.tabled import StepPace, TabledStages
 from afserve.control.pilot.sizes import PoolSizes, TargetTimes
 
 _NEWEST = 0.02  # weight of a packet in the mean lengths
 _SHORT_STEP = 1e-4  # seconds of a step at least
-
-
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """Seconds of arrival; tokens of prompt and answer of each of `weight` requests."""
-
-    at: float
-    prompt: int
-    answer: int
-    weight: float = 1.0
-
-
-@dataclass(slots=True)
-class PacketCounts:
-    """Sums since the beginning, over requests: what gateways and nodes count too."""
-
-    came: float = 0.0
-    prompt_tokens: float = 0.0
-    prompt_squares: float = 0.0
-    read: float = 0.0  # first tokens
-    read_seconds: float = 0.0
-    read_late: float = 0.0
-    ended: float = 0.0
-    answer_tokens: float = 0.0
-    decode_seconds: float = 0.0  # from a first token to the last
-    decode_late: float = 0.0
-    met: float = 0.0  # in time in both
-    tokens: float = 0.0  # generated
-    reader_seconds: float = 0.0  # busy, by readers
-
-
-@dataclass(slots=True)
-class _Running:
-    number: int
-    first: float
-    beyond: float  # tokens after which it ends, on the common count
 
 
 @dataclass
@@ -78,7 +43,6 @@ class FlowRun:
         self._progress = self._context = self._kept = self._reading = 0.0
         self._prompt = self._answer = 1.0
         self._pause = 0.0  # share of a second in which requests that move get no token
-        self._firsts: dict[int, float] = {}
         self.resize(self.sizes)
 
     def resize(self, sizes: PoolSizes) -> None:
@@ -122,9 +86,7 @@ class FlowRun:
             one = packets[self._next]
             self._queue.append([one.prompt * one.weight, self._next])
             self.queued += one.prompt * one.weight
-            counts.came += one.weight
-            counts.prompt_tokens += one.prompt * one.weight
-            counts.prompt_squares += one.prompt * one.prompt * one.weight
+            counts.note_came(one)
             self._prompt += _NEWEST * (one.prompt - self._prompt)
             self._answer += _NEWEST * (one.answer - self._answer)
             self._next += 1
@@ -166,15 +128,7 @@ class FlowRun:
             self._kept += room
             self.running += one.weight
             self._context += (one.prompt + one.answer / 2) * one.weight
-            self._say_first(one, first)
-
-    def _say_first(self, one: Packet, first: float) -> None:
-        counts, seconds = self.counts, first - one.at
-        counts.read += one.weight
-        counts.read_seconds += seconds * one.weight
-        counts.tokens += one.weight
-        if seconds > self.wanted.ttft:
-            counts.read_late += one.weight
+            self.counts.note_first(one, first, self.wanted)
 
     def _decode(self, end: float) -> None:
         step = max(self._pace.step, _SHORT_STEP)
@@ -190,14 +144,7 @@ class FlowRun:
             self._say_ended(self.packets[number], first, ended)
 
     def _say_ended(self, one: Packet, first: float, ended: float) -> None:
-        counts = self.counts
         self.running = max(0.0, self.running - one.weight)
         self._kept = max(0.0, self._kept - (one.prompt + one.answer) * one.weight)
         self._context = max(0.0, self._context - (one.prompt + one.answer / 2) * one.weight)
-        counts.ended += one.weight
-        counts.answer_tokens += one.answer * one.weight
-        counts.decode_seconds += (ended - first) * one.weight
-        late = ended - first > self.wanted.tpot * max(one.answer - 1, 1)
-        counts.decode_late += one.weight * late
-        if not late and first - one.at <= self.wanted.ttft:
-            counts.met += one.weight
+        self.counts.note_ended(one, first, ended, self.wanted)

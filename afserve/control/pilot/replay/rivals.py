@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from afserve.control.pilot.observed import MeanLengths, Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
-from afserve.control.pilot.replay.flow import Packet
+from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.run import PlayedDay, World, play
 from afserve.control.pilot.sizes import Demand, PoolSizes
 

@@ -7,8 +7,10 @@ for until then too. Whoever sizes is asked every few seconds and sees only what 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from afserve.control.pilot.observed import Observed, PoolLoad
-from afserve.control.pilot.replay.flow import FlowRun, Packet
+from afserve.control.pilot.observed import Observed
+from afserve.control.pilot.replay.counts import Packet
+from afserve.control.pilot.replay.events import EventRun
+from afserve.control.pilot.replay.flow import FlowRun
 from afserve.control.pilot.replay.tabled import TabledStages
 from afserve.control.pilot.sizes import PoolSizes, TargetTimes
 
@@ -52,9 +54,15 @@ class PlayedDay:
 
 
 def play(world: World, packets: Sequence[Packet], first: PoolSizes, sizer: Sizer) -> PlayedDay:
-    run = FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick)
-    changes, coming = [(0.0, first)], None
-    paid, until = 0.0, packets[-1].at
+    return play_on(
+        world, FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick), sizer
+    )
+
+
+def play_on(world: World, run: FlowRun | EventRun, sizer: Sizer) -> PlayedDay:
+    """The rest of what arrives."""
+    changes, coming = [(run.now, run.sizes)], None
+    paid, until = 0.0, run.packets[-1].at
     while not run.over and run.now < until + _DRAIN:
         billed = run.sizes if coming is None else run.sizes.at_least(coming[1])
         run.advance(run.now + world.look)
@@ -82,20 +90,5 @@ def play(world: World, packets: Sequence[Packet], first: PoolSizes, sizer: Sizer
     )
 
 
-def _observed(run: FlowRun, settled: bool) -> Observed:
-    counts = run.counts
-    load = PoolLoad(
-        came=counts.came,
-        prompt_tokens=counts.prompt_tokens,
-        prompt_squares=counts.prompt_squares,
-        first=counts.read,
-        first_seconds=counts.read_seconds,
-        first_late=counts.read_late,
-        ended=counts.ended,
-        answer_tokens=counts.answer_tokens,
-        rest_tokens=counts.answer_tokens - counts.ended,
-        rest_seconds=counts.decode_seconds,
-        rest_late=counts.decode_late,
-        prefill_busy=counts.reader_seconds,
-    )
-    return Observed(run.now, run.sizes, load, settled, run.running, run.queued)
+def _observed(run: FlowRun | EventRun, settled: bool) -> Observed:
+    return Observed(run.now, run.sizes, run.counts.load(), settled, run.running, run.queued)
