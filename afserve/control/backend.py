@@ -18,7 +18,7 @@ class ServedModel:
     """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template).
 
     Answers have its `name`; requests may also say one of the `aliases`. `drafts`: its nodes verify what is guessed. A
-    token's experts are `routed_bytes`.
+    token's experts are `routed_bytes`. Prompts are found in caches as far as whole blocks of `block_size` tokens.
     """
 
     name: str
@@ -29,6 +29,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     drafts: bool = False
     routed_bytes: int = 0
+    block_size: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,8 +102,11 @@ class Backend(Protocol):
         Raises UnavailableError where not everybody could say.
         """
 
-    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
-        """What caches keep because this owner, anybody where it is None, asked for it; with `unpin` no longer."""
+    async def kept_cache(
+        self, owner: str | None, *, unpin: bool, prompt: Sequence[int] = (), salt: str = ""
+    ) -> CacheKept:
+        """What caches keep because this owner, anybody where it is None, asked for it; with `unpin` no longer, of this
+        prompt alone where it has tokens."""
 
     def ready(self) -> bool:
         """Whether a request would be computed at once."""

@@ -52,8 +52,10 @@ class Frontend:
             )
         return [KeptThere(self._gateway, home, answer, self._drawn) for home, answer in asking.found]
 
-    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
-        asking = await self._gateway.ask_caches(owner, unpin=unpin)
+    async def kept_cache(
+        self, owner: str | None, *, unpin: bool, prompt: Sequence[int] = (), salt: str = ""
+    ) -> CacheKept:
+        asking = await self._gateway.ask_caches(owner, unpin=unpin, prompt=prompt, salt=salt)
         complete = asking.complete and not self._gateway.unattended()
         return CacheKept(tuple((str(life.node), told) for life, told in asking.found), complete)
 

@@ -108,9 +108,11 @@ class Gateway:
         """What attention nodes keep of a request that any gateway began."""
         return await self._homes.find(id, take=take)
 
-    async def ask_caches(self, owner: str | None, *, unpin: bool) -> Asking[KeptCache]:
+    async def ask_caches(
+        self, owner: str | None, *, unpin: bool, prompt: Sequence[int] = (), salt: str = ""
+    ) -> Asking[KeptCache]:
         """What attention nodes keep for this owner, for anybody where it is None; with `unpin` no longer."""
-        return await self._homes.ask_caches(owner, unpin=unpin)
+        return await self._homes.ask_caches(owner, unpin=unpin, prompt=prompt, salt=salt)
 
     def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
         """Goes on with what was taken from another gateway."""

@@ -128,10 +128,13 @@ class Homes:
             lambda number: Claim(number, id, take), streams, CLAIM_SECONDS, all_choices
         )
 
-    async def ask_caches(self, owner: str | None, *, unpin: bool) -> Asking[KeptCache]:
-        """What attention nodes keep for this owner, for anybody where it is None; with `unpin` no longer."""
+    async def ask_caches(
+        self, owner: str | None, *, unpin: bool, prompt: Sequence[int] = (), salt: str = ""
+    ) -> Asking[KeptCache]:
+        """What attention nodes keep for this owner, for anybody where it is None; with `unpin` no longer, of this
+        prompt alone where it has tokens."""
         return await self._cache_questions.ask(
-            lambda number: AskCache(number, owner or "", owner is None, unpin),
+            lambda number: AskCache(number, owner or "", owner is None, unpin, tuple(prompt), salt),
             self.attendance.open_streams(),
             CLAIM_SECONDS,
         )

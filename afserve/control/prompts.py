@@ -43,7 +43,8 @@ class Prompts:
         pending = {index: self._tokens(life) for index, life in lives.items()}
         route = self.affinity.pick(asked.prompt_ids, load, None, pending, asked.cache_salt)
         node = next(node for node in nodes if node.life.index == route.node)
-        self._under_way[request] = node.life, tokens
+        if not asked.ahead:
+            self._under_way[request] = node.life, tokens
         return KvSource(
             node.life,
             0,

@@ -112,6 +112,7 @@ class Requests:
         self._resting: dict[int, Request] = {}
         self._waiting: dict[Request, None] = {}  # the one that has waited longest first
         self._load: Counter[Life] = Counter()
+        self._ahead: Counter[Life] = Counter()  # of those, what nobody waits for
         self._pending: Counter[Life] = Counter()
         self._busy: dict[Life, float] = {}  # since when it has requests
         self._unread: dict[
@@ -138,6 +139,8 @@ class Requests:
     ) -> Submit:
         """What to tell its new home, which has to compute `missing` tokens of it first."""
         del self._waiting[request]
+        ahead = request.asked.ahead
+        missing = 0 if ahead else missing  # nobody's turn is behind it
         request.missing = missing
         self._pending[home] += missing
         if missing:
@@ -147,6 +150,7 @@ class Requests:
         self._next += 1
         self._placed[request.number] = request
         self._load[home] += 1
+        self._ahead[home] += ahead
         self._busy.setdefault(home, now)
         generated = tuple(request.generated)
         asked = replace(request.asked, handle=request.number, generated=generated)
@@ -198,8 +202,10 @@ class Requests:
         self._began(request, request.home)
         del self._placed[request.number]
         self._load[request.home] -= 1
+        self._ahead[request.home] -= request.asked.ahead
         if not self._load[request.home]:
-            del self._load[request.home], self._busy[request.home], self._pending[request.home]
+            home = request.home
+            del self._load[home], self._ahead[home], self._busy[home], self._pending[home]
         request.last, request.home = request.home, None
 
     def _began(self, request: Request, home: Life) -> None:
@@ -225,7 +231,8 @@ class Requests:
         return [request for request in self._placed.values() if request.home == home]
 
     def load(self, home: Life) -> int:
-        return self._load[home]
+        """Requests there that somebody waits for."""
+        return self._load[home] - self._ahead[home]
 
     def pending(self, home: Life) -> int:
         """Tokens of prompts that are to be computed there."""
@@ -251,8 +258,8 @@ class Requests:
 
     @property
     def running(self) -> int:
-        """Requests that have a token."""
-        return len(self._placed) - len(self._unread)
+        """Requests that have a token, as far as somebody waits for them."""
+        return len(self._placed) - len(self._unread) - self._ahead.total()
 
     def waited(self, now: float) -> float:
         """Seconds that one of those without a token has waited for it, the longest."""

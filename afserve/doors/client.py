@@ -95,6 +95,10 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
         with clear_errors(self.url):
             return object_of(checked(self._http.delete("/v1/cache")))
 
+    def unpin_prompt(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        """The same of one prompt, given as to `warm`."""
+        return self._post("/v1/cache/unpin", {**self._named, **body})
+
     def ready(self) -> bool:
         """Whether a server answers there and takes traffic."""
         try:

@@ -108,7 +108,7 @@ class AttentionNode(Generic[T]):
                 raise RequestError("grammar: this node has no tokenizer to follow one with", param="grammar")
             guide = self._guides.open(params.grammar)
         self._scheduler.submit(request, guide, self._meter.now(), shared)
-        self._prompt_tokens += len(request.prompt_ids)
+        self._prompt_tokens += 0 if request.ahead else len(request.prompt_ids)
 
     def in_phase(self, phase: AttentionPhase) -> None:
         """From the next step on. A decode node's steps have few tokens of prompts: they hold nobody up, and its
@@ -266,7 +266,7 @@ class AttentionNode(Generic[T]):
         """Names of the KV blocks that this request could find here instead of computing them."""
         return self._scheduler.blocks.usable_names(request)
 
-    def known(self, names: list[Hash]) -> int:
+    def known(self, names: Sequence[Hash]) -> int:
         """How many blocks of this chain are here, from the first on."""
         return len(self.kv.pool.match(names))
 

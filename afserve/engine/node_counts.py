@@ -5,7 +5,7 @@ from dataclasses import replace
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import PEER, AttentionStats, KvStats, TierStats
+from afserve.engine.stats import COPIES, ORDINARY, PEER, RETAINED, AttentionStats, KvStats, TierStats
 from afserve.engine.stats.drafts import DraftStats
 from afserve.engine.step.meter import Meter
 
@@ -34,6 +34,7 @@ def counted(
         prefix_hits=s.prefix.hits,
         preemptions=s.preemptions,
         prompt_tokens=prompt_tokens,
+        ahead_tokens=s.ahead_tokens,
         generated_tokens=generated_tokens,
         steps=steps,
         dispatches=meter.dispatches,
@@ -51,6 +52,9 @@ def counted(
             copies=s.pool.copies,
             retained=len(s.pool.retained),
             copy_hits=s.pool.copy_hits,
+            evicted=s.pool.evicted[ORDINARY],
+            evicted_copies=s.pool.evicted[COPIES],
+            evicted_retained=s.pool.evicted[RETAINED],
             peer_tokens=s.prefix.by_tier[PEER],
         ),
         tiers=replace(

@@ -16,6 +16,7 @@ from afserve.server.access.classes import read_classes
 from afserve.server.access.keyring import Keyring
 from afserve.server.answers.answering import Answering
 from afserve.server.answers.hosted import Hosted, Models
+from afserve.server.answers.next_turns import NextTurns, WarmPrompts
 from afserve.server.answers.resumables import Resumables
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
@@ -35,13 +36,15 @@ from afserve.server.http.connections import Connections
 from afserve.server.http.settings import ServerSettings
 from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
-from afserve.server.metrics.observe import HttpMetrics, Times
+from afserve.server.metrics.goodput import Times
+from afserve.server.metrics.observe import HttpMetrics
 from afserve.server.metrics.spans import Spans
 from afserve.server.openapi.document import BYTES, EVENTS, FORM, HTML, LINES, PLAIN, DocumentedRoutes
 from afserve.server.replies.ignored import HEADER
 from afserve.server.replies.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.state.database import Database
-from afserve.server.text.prepare import BodyKind, Preparer
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.prompt_tokens import TextModel
 from afserve.server.text.text_pool import TextPool
@@ -79,6 +82,13 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
         spans=Spans(settings.otlp_endpoint or ""),
         audit=AuditLog(settings.audit_log) if settings.audit_log else None,
     )
+    for each in hosted if settings.warm_ahead else ():
+        turns = NextTurns(service.text, each)
+        each.followers.append(turns.answered)
+        warm = WarmPrompts(each)
+        each.on_warmed.append(warm.warmed)
+        service.at_start.append(warm.begin)
+        service.at_end.extend((turns.end, warm.end))
     app = Starlette(
         routes=_routes(service).described(),
         middleware=[
@@ -235,6 +245,7 @@ def _add_gateway(table: DocumentedRoutes, service: Service) -> None:
     cache = CacheEndpoints(service)
     get("/v1/cache", cache.show_kept, "What caches keep because a key asked for it.")
     delete("/v1/cache", cache.delete_kept, "Keep it no longer.")
+    post("/v1/cache/unpin", cache.unpin_prompt, "Keep a prompt no longer.", "WarmRequest")
     get("/v1/models", info.models, "The models.", gives="Models")
     get("/v1/models/{name:path}", info.model, "About a model.", gives="Model")
     post("/tokenize", info.tokenize, "Tokens of a text or chat.", "TokenizeRequest", "Tokens")

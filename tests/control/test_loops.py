@@ -28,6 +28,7 @@ from afserve.control.wire.request_values import (
 from afserve.control.wire.values import Drain, Drained, Gateways, Peers, Serve, Shutdown, ToNode
 from afserve.engine.filler import Filler
 from afserve.engine.scheduling.request import (
+    AHEAD_PRIORITY,
     GenerationRequest,
     Origin,
     SamplingParams,
@@ -207,6 +208,31 @@ def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     loop(node, stream, ScriptedGateways()).run()
     assert node.waited == 1
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
+
+
+def test_what_nobody_waits_for_begins_when_there_is_nothing_else():
+    """Its blocks are looked for only then; who was cancelled meanwhile never begins."""
+
+    class Asked(NoKv):
+        def __init__(self):
+            self.looked = []
+
+        def restore(self, request):
+            self.looked.append((request.handle, node.busy))
+            return False
+
+    def ahead(number):
+        asked = GenerationRequest(number, (1, 2), SamplingParams(max_tokens=1), priority=AHEAD_PRIORITY)
+        return said(Submit(asked))
+
+    node, kv = ScriptedNode(), Asked()
+    first = [ahead(2), submit(1), ahead(3), ahead(4), said(Cancel(3))]
+    stream = ScriptedStream(first, *[[]] * 12, [Shutdown()])
+    gateways = ScriptedGateways()
+    loop(node, stream, gateways, kv=kv).run()
+    assert kv.looked == [(1, False), (2, False), (4, False)]
+    ends = [event.handle for said in gateways.said(Tokens) for event in said.events if event.finish_reason]
+    assert ends == [1, 2, 4] and max(stream.waits[1:6]) == 0.0, "it did not sleep over it"
 
 
 class Lending(NoKv):

@@ -154,7 +154,7 @@ class ScriptedBackend:
             wanted={"attention": 1, "expert": 2, "gateway": 0},
         )
 
-    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
+    async def kept_cache(self, owner: str | None, *, unpin: bool, prompt=(), salt="") -> CacheKept:
         return CacheKept((), complete=True)
 
     async def placement(self) -> str:

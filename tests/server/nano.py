@@ -32,8 +32,9 @@ class NanoBackend:
     def ready(self) -> bool:
         return True
 
-    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
-        told = answer_of(self.node, AskCache(0, owner or "", owner is None, unpin))
+    async def kept_cache(self, owner: str | None, *, unpin: bool, prompt=(), salt="") -> CacheKept:
+        asked = AskCache(0, owner or "", owner is None, unpin, tuple(prompt), salt)
+        told = answer_of(self.node, asked)
         return CacheKept((("attention-0", told),), complete=True)
 
     def admit(self, prompts, wanted) -> None:

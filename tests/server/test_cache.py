@@ -99,6 +99,24 @@ def test_a_key_unpins_its_own_alone(askers):
     assert alice.warm()["cached_tokens"] == blocks * BLOCK, "it stays until its room is needed"
 
 
+def test_one_prompt_is_let_go_and_others_stay(askers):
+    alice, bob, _ = askers
+    other = "The second prompt has other words from its beginning on. " * 8
+    first, second = (alice.warm(words)["prompt_tokens"] // BLOCK for words in (PROMPT, other))
+    bob.warm()
+
+    def unpin(asker):
+        said = asker.http.post("/v1/cache/unpin", json={"prompt": PROMPT})
+        assert said.status_code == 200, said.text
+        return said.json()["unpinned"]["blocks"]
+
+    assert unpin(alice) == first and unpin(alice) == 0
+    assert alice.kept()["kept"][0]["blocks"] == second and len(bob.kept()["kept"]) == 1
+    assert alice.warm()["cached_tokens"] == first * BLOCK
+    refused = alice.http.post("/v1/cache/unpin", json={})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+
+
 def test_who_may_ask_and_for_what(askers):
     alice, _, _ = askers
     assert httpx.get(f"{alice.http.base_url}/v1/cache").status_code == 401

@@ -11,7 +11,8 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import from_bytes, to_bytes
 from afserve.server.replies.choice import TextPiece
 from afserve.server.replies.record import RecordedChoice, split
-from afserve.server.text.prepare import BodyKind, Preparer
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer
 from afserve.tokens.chat_template import ChatTemplate
 from tests.server.conftest import ScriptedBackend
 from tests.server.test_text_pool import model_of

@@ -13,8 +13,9 @@ from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
+from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.nodes import counted, queues
-from afserve.server.metrics.observe import HttpMetrics, ServerMetrics, Times, _cluster, exposition
+from afserve.server.metrics.observe import HttpMetrics, ServerMetrics, _cluster, exposition
 
 
 def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

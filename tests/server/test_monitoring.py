@@ -4,11 +4,15 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from afserve.engine.stats import HostStats, TierStats
+from afserve.server.metrics.goodput import Times
 
 FOLDER = Path(__file__).parents[2] / "configs" / "monitoring"
 WORDS = {
@@ -29,9 +33,14 @@ def alerts():
 
 @pytest.fixture
 def told(make_backend, run_server, nodes):
-    """Sample name -> its label names."""
+    """Sample name -> its label names, of nodes with tiers, a key and a class of service."""
     found: dict[str, set[str]] = {}
-    with run_server(make_backend(nodes=nodes)) as server:
+    tiers = TierStats(capacity=9, host=HostStats(capacity=9))
+    attention = replace(nodes[0], stats=replace(nodes[0].stats, tiers=tiers))
+    with run_server(make_backend(nodes=(attention, *nodes[1:]))) as server:
+        metrics = server.app.state.service.models.first_model.metrics
+        metrics.keys.count_first("a", 9, 4)
+        metrics.goodput.first(Times(1.0, service_class="chat"), 9, 0.1)
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
         text = httpx.get(f"{server.url}/metrics", timeout=60).text
     for family in text_string_to_metric_families(text):

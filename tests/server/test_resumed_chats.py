@@ -18,7 +18,7 @@ from afserve.server.reading.table import Reading
 from afserve.server.replies.choice import ChoiceDecoder
 from afserve.server.replies.record import AnswerRecord, Position
 from afserve.server.replies.wording import Usage
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 from tests.server.test_resume import ID, events
 from tests.server.test_tools import CALLS, TOOLS, USER
 

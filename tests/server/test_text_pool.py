@@ -16,7 +16,8 @@ from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
 from afserve.server.bodies.prepared import Computed, from_bytes, to_bytes
 from afserve.server.http.settings import ServerSettings
-from afserve.server.text.prepare import BodyKind, Preparer
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.prompt_tokens import Elsewhere, TextModel
 from afserve.server.text.text_pool import INLINE_BYTES, TextPool

@@ -1,5 +1,8 @@
 """What a client says about caching: marks, retention, and prompts that are warmed, by each API's own words."""
 
+from dataclasses import replace
+
+import httpx
 import pytest
 
 from afserve import Client
@@ -45,6 +48,19 @@ def test_a_mark_keeps_the_prompt(http, server, more, seconds):
     assert counted == sum(count for kind, count in usage.items() if kind != "output_tokens")
 
 
+def test_what_fills_no_block_was_not_kept(make_backend, run_server):
+    backend = make_backend()
+    backend.model = replace(backend.model, block_size=16)
+    with run_server(backend) as one, httpx.Client(base_url=one.url) as http:
+        usage = http.post("/v1/messages", json=message(cache_control=MARK, system="a few words" * 5)).json()[
+            "usage"
+        ]
+    length = len(backend.requests[-1].prompt_ids)
+    assert length % 16 and usage["cache_read_input_tokens"] == 2
+    assert usage["cache_creation_input_tokens"] == length // 16 * 16 - 2 > 0
+    assert usage["input_tokens"] == length % 16
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -82,6 +98,45 @@ def test_openais_words_and_ours(http, server, path, more, seconds):
     body = {words[path]: "hi"} if path in words else {"messages": [{"role": "user", "content": "hi"}]}
     said = http.post(path, json={**body, "model": "tiny", **more})
     assert said.status_code == 200 and retained(server) == seconds, said.text
+
+
+@pytest.mark.parametrize(
+    ("hints", "seconds", "priority"),
+    [
+        (
+            {"agent_hints": {"priority": 5, "osl": 64}, "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+            3600,
+            -5,
+        ),
+        ({"cache_control": {"type": "ephemeral"}}, 300, 0),
+        ({"cache_control": {"type": "ephemeral", "ttl": 90}, "annotations": ["x"]}, 90, 0),
+        ({}, 0, 0),
+    ],
+)
+def test_dynamos_words(http, server, hints, seconds, priority):
+    said = http.post("/v1/completions", json={"prompt": "hi", "nvext": hints})
+    assert said.status_code == 200, said.text
+    request = server.backend.requests[-1]
+    assert (request.retain, request.priority) == (seconds, priority)
+    ours = {"prompt": "hi", "nvext": hints, "retain": 7, "priority": 3}
+    assert http.post("/v1/completions", json=ours).status_code == 200
+    request = server.backend.requests[-1]
+    assert (request.retain, request.priority) == (7, 3), "our own words go before"
+
+
+@pytest.mark.parametrize(
+    ("hints", "param"),
+    [
+        ({"agent_hints": {"priority": "high"}}, "nvext.agent_hints.priority"),
+        ({"agent_hints": {"speculative_prefill": 1}}, "nvext.agent_hints.speculative_prefill"),
+        ({"cache_control": {"type": "permanent"}}, "nvext.cache_control.type"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "soon"}}, "nvext.cache_control.ttl"),
+        ([], "nvext"),
+    ],
+)
+def test_what_is_no_hint_is_refused_by_name(http, hints, param):
+    said = http.post("/v1/completions", json={"prompt": "hi", "nvext": hints})
+    assert said.status_code == 400 and said.json()["error"]["param"] == param, said.text
 
 
 @pytest.mark.parametrize(

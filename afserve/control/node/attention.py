@@ -5,6 +5,7 @@ are in flight. A request's id tells whose it is. The node keeps a request until 
 it, or has been away too long.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ class AttentionLoop:
         self._was_busy = False
         self._draining = False
         self._adopting: int | None = None
+        self._later: deque[tuple[GenerationRequest, KvSource | None]] = deque()  # nobody waits for these
         self._unsent: list[TokenEvent] = []
         self._sent = self._looked = float("-inf")
 
@@ -102,6 +104,8 @@ class AttentionLoop:
             self._obey(command)
         if commands or (not copied and (round_due or self._kv.busy)):
             self._look_after_requests()
+        if self._later:
+            self._begin_ahead()
         self._tell_controller()
         if self._node.busy:
             self._step()
@@ -154,6 +158,8 @@ class AttentionLoop:
             return 0.0
         if self._kv.busy or self._recorder.active:
             return _MOVING
+        if self._later:
+            return 0.0
         return _DIALLING if self._gateways.waiting else IDLE
 
     def _step(self) -> None:
@@ -278,6 +284,23 @@ class AttentionLoop:
         if request.handle in self._kept:
             return  # said twice
         self._kept.open(request, gateway, keep)
+        if request.ahead:
+            self._later.append((request, kv_from))
+        else:
+            self._start(request, kv_from)
+
+    def _begin_ahead(self) -> None:
+        """The first that is still wanted, where nothing else is to do: only then its blocks are brought here. What a
+        prefill node computes waits there."""
+        request, kv_from = self._later[0]
+        elsewhere = kv_from is not None and kv_from.prefills
+        if self._kv.busy or (self._node.busy and not elsewhere):
+            return
+        self._later.popleft()
+        if request.handle in self._kept:
+            self._start(request, kv_from)
+
+    def _start(self, request: GenerationRequest, kv_from: KvSource | None) -> None:
         pulls = kv_from is not None and self._kv.pull(request, kv_from)
         if not (pulls or self._kv.restore(request)):
             self._begin(request)

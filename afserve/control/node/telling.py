@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from afserve.adviser import Adviser
+from afserve.clock import MonotonicClock
 from afserve.control.node.gateways import GatewayStreams
 from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.wire.values import Assigned
@@ -19,9 +21,12 @@ class CacheTeller:
     def __init__(
         self, told: ToldCache, gateways: GatewayStreams, publisher: "KvEventPublisher | None"
     ) -> None:
+        self._told, self._clock = told, MonotonicClock()
+        self._below_advice = Adviser("looking for what is below the cache")
         self._prefixes, self._publisher = PrefixTeller(told.prefixes, gateways), publisher
 
     def tell_changes(self) -> None:
+        self._below_advice.ask(self._clock.now(), self._told.look, None)
         self._prefixes.look()
         if self._publisher is not None:
             self._publisher.publish_news()

@@ -7,12 +7,15 @@ from afserve.engine.kv.retained import Owned
 
 @dataclass(frozen=True, slots=True)
 class AskCache:
-    """To every attention node: say what you keep for `owner`, or for `everybody`; with `unpin` it is let go."""
+    """To every attention node: say what you keep for `owner`, or for `everybody`; with `unpin` it is let go, the blocks
+    of `prompt` alone where that has tokens."""
 
     query: int
     owner: str
     everybody: bool = False
     unpin: bool = False
+    prompt: tuple[int, ...] = ()
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

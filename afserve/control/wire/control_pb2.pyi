@@ -526,16 +526,20 @@ class Held(_message.Message):
     def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class AskCache(_message.Message):
-    __slots__ = ("query", "owner", "everybody", "unpin")
+    __slots__ = ("query", "owner", "everybody", "unpin", "prompt", "salt")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EVERYBODY_FIELD_NUMBER: _ClassVar[int]
     UNPIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     query: int
     owner: str
     everybody: bool
     unpin: bool
-    def __init__(self, query: _Optional[int] = ..., owner: _Optional[str] = ..., everybody: _Optional[bool] = ..., unpin: _Optional[bool] = ...) -> None: ...
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    salt: str
+    def __init__(self, query: _Optional[int] = ..., owner: _Optional[str] = ..., everybody: _Optional[bool] = ..., unpin: _Optional[bool] = ..., prompt: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ...) -> None: ...
 
 class Owned(_message.Message):
     __slots__ = ("owner", "blocks", "seconds")

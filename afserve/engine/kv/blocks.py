@@ -15,6 +15,7 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.engine.kv.free_blocks import FreeBlocks
 from afserve.engine.kv.retained import Released, RetainedBlocks, Retention
+from afserve.engine.stats import COPIES, ORDINARY, RETAINED
 
 
 class GroupTable(Protocol):
@@ -97,6 +98,7 @@ class BlockPool:
         self._releases = 0
         self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
         self.copy_hits = 0
+        self.evicted: Counter[str] = Counter()  # by what they were
         self.further: Sequence[GroupTable] = ()
 
     @property
@@ -187,7 +189,12 @@ class BlockPool:
 
     def _evict(self) -> tuple[int, Hash]:
         ordinary = self._next_evicted()
-        block, _ = ordinary.popitem(last=False) if ordinary else self.retained.give_up()
+        if ordinary:
+            block, _ = ordinary.popitem(last=False)
+            self.evicted[COPIES if ordinary is self._copies else ORDINARY] += 1
+        else:
+            block, _ = self.retained.give_up()
+            self.evicted[RETAINED] += 1
         self.retained.drop(block)
         name = self._hash_of.pop(block)
         del self._block_of[name]
@@ -211,9 +218,11 @@ class BlockPool:
             self._cached[block] = released
             self._cached.move_to_end(block, last=False)
 
-    def unpin(self, owner: str | None) -> int:
-        """Blocks that this owner, or anybody, has asked to keep are ordinary cached ones from now on: how many."""
-        count, idle = self.retained.let_go_of(owner)
+    def unpin(self, owner: str | None, names: Iterable[Hash] | None = None) -> int:
+        """Blocks that this owner, or anybody, has asked to keep are ordinary cached ones from now on, those with these
+        names where that is said: how many."""
+        wanted = None if names is None else {self._block_of[name] for name in names if name in self._block_of}
+        count, idle = self.retained.let_go_of(owner, wanted)
         self._evict_next(idle)
         return count
 

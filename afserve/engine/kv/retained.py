@@ -6,7 +6,7 @@ a further one of either costs the first key one.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from afserve.clock import Clock, MonotonicClock
@@ -57,6 +57,11 @@ class RetainedBlocks:
         until = self._clock.now() + wanted.seconds
         if (before := self._asked.get(block)) is None or before[1] < until:
             self._asked[block] = wanted.owner, until
+
+    def asks(self, block: int) -> bool:
+        """Whether somebody wants it to stay now, held or not."""
+        asked = self._asked.get(block)
+        return asked is not None and asked[1] > self._clock.now()
 
     def keep_idle(self, block: int, released: int) -> bool:
         """Whether it is kept: nobody holds it any more."""
@@ -112,10 +117,13 @@ class RetainedBlocks:
                 found.setdefault(owner, []).append(until - now)
         return [Owned(owner, len(left), max(left)) for owner, left in sorted(found.items())]
 
-    def let_go_of(self, owner: str | None) -> tuple[int, list[Released]]:
-        """Nothing of it is kept any longer, of nobody's where it is None: how many blocks that were, and those of them
-        that nobody holds."""
+    def let_go_of(
+        self, owner: str | None, wanted: Container[int] | None = None
+    ) -> tuple[int, list[Released]]:
+        """Nothing of it is kept any longer, of nobody's where it is None, of the `wanted` blocks alone where these are
+        said: how many that were, and those of them that nobody holds."""
         blocks = [block for block, (whose, _) in self._asked.items() if owner is None or whose == owner]
+        blocks = [block for block in blocks if wanted is None or block in wanted]
         idle = [self._let_go(self._asked[block][0], block) for block in blocks if block in self]
         for block in blocks:
             self._asked.pop(block, None)

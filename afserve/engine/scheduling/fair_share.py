@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from afserve.engine.scheduling.sequence import Sequence, turn_of
 
 Turn = tuple[int, float, int, int]
+MOST_AHEAD = 64  # requests that nobody waits for; their time passes
 _MOST_LEFT = 1024  # tenants without requests that are remembered
 
 
@@ -22,7 +23,7 @@ class FairShares:
     """What the tenants of a node's open requests were given, in tokens per unit of share.
 
     A tenant is behind while prompt tokens of its requests wait to be computed. Without another tenant nothing is
-    counted: what nobody else waited for costs nothing.
+    counted: what nobody else waited for costs nothing. Nor does what is computed ahead, which takes nobody's turn.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class FairShares:
         return self._given.get(tenant, 0.0)
 
     def opened(self, sequence: Sequence) -> None:
+        if sequence.request.ahead:
+            return
         name = sequence.request.tenant.name
         self._open[name] += 1
         if name in self._left:
@@ -46,6 +49,8 @@ class FairShares:
 
     def closed(self, sequence: Sequence) -> None:
         """It has ended. A tenant without requests is forgotten, unless somebody waits who was given less."""
+        if sequence.request.ahead:
+            return
         self.met(sequence)
         name = sequence.request.tenant.name
         self._open[name] -= 1
@@ -57,6 +62,8 @@ class FairShares:
 
     def needs(self, sequence: Sequence) -> None:
         """Its prompt waits to be computed."""
+        if sequence.request.ahead:
+            return
         name = sequence.request.tenant.name
         mine = self._behind.get(name)
         if mine is None:
@@ -77,7 +84,7 @@ class FairShares:
 
     def charge(self, sequence: Sequence, start: int, count: int) -> None:
         """So many are computed for it in a step. Those that a preemption took count once."""
-        if self.several:
+        if self.several and not sequence.request.ahead:
             if start < sequence.counted:
                 count = max(0, start + count - sequence.counted)
             tenant = sequence.request.tenant
@@ -106,6 +113,7 @@ class FairShares:
 
     def check(self, sequences: list[Sequence]) -> None:
         """Integrity, against all open requests; for tests and debugging."""
+        sequences = [s for s in sequences if not s.request.ahead]
         assert self._open == Counter(s.request.tenant.name for s in sequences), "open requests are miscounted"
         orders = {(s.request.tenant.name, s.order) for s in sequences}
         behind = {(name, order) for name, mine in self._behind.items() for order in mine}
@@ -122,6 +130,7 @@ class WaitingRequests:
         self._shares = shares
         self._queues: dict[str, list[Sequence]] = {}
         self._count = 0
+        self.ahead = 0  # of those, what nobody waits for
 
     def __len__(self) -> int:
         return self._count
@@ -134,11 +143,13 @@ class WaitingRequests:
         queue = self._queues.setdefault(sequence.request.tenant.name, [])
         insort(queue, sequence, key=lambda one: one.prompt_rank)
         self._count += 1
+        self.ahead += sequence.request.ahead
 
     def remove(self, sequence: Sequence) -> None:
         name = sequence.request.tenant.name
         self._queues[name].remove(sequence)
         self._count -= 1
+        self.ahead -= sequence.request.ahead
         if not self._queues[name]:
             del self._queues[name]
 
@@ -149,13 +160,18 @@ class WaitingRequests:
 
     def room(self, sequence: Sequence, most: int) -> bool:
         """Whether one more may wait: `most` in all, or as many of its tenant as its share of `most` is among those who
-        wait. So a tenant that fills the queue keeps no other one out; but never do twice as many wait."""
-        if self._count < most:
+        wait. So a tenant that fills the queue keeps no other one out; but never do twice as many wait. Of what nobody
+        waits for there is a number of its own."""
+        if sequence.request.ahead:
+            return self.ahead < MOST_AHEAD
+        count = self._count - self.ahead
+        if count < most:
             return True
-        if self._count >= 2 * most:
+        if count >= 2 * most:
             return False
         mine = sequence.request.tenant
-        shares = {name: queue[0].request.tenant.share for name, queue in self._queues.items()}
+        heads = {name: queue[0].request for name, queue in self._queues.items()}
+        shares = {name: head.tenant.share for name, head in heads.items() if not head.ahead}
         shares[mine.name] = mine.share
-        own = len(self._queues.get(mine.name, ()))
+        own = sum(not one.request.ahead for one in self._queues.get(mine.name, ()))
         return len(shares) > 1 and own < most * mine.share // sum(shares.values())

@@ -16,8 +16,8 @@ class PrefixHits:
 
     def count(self, sequence: Sequence, restored: Mapping[str, int]) -> None:
         """One that enters for the first time, with the tokens that a tier restored. A prompt that is computed for
-        another node counts there."""
-        if sequence.request.wants_row:
+        another node counts there, and one that nobody waits for nowhere."""
+        if sequence.request.wants_row or sequence.request.ahead:
             return
         self.queries += len(sequence.tokens)
         self.hits += sequence.cached_tokens

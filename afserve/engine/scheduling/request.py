@@ -18,6 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_PRIORITY = 1 << 20
+AHEAD_PRIORITY = MAX_PRIORITY + 1  # of what nobody waits for: it is computed while nobody asks
 MAX_SALT = 256
 MAX_SHARE = 1000
 MAX_TENANT = 97  # characters of a name: a key's, and a class of service behind a slash
@@ -248,7 +249,7 @@ class GenerationRequest:
     retain: float = 0.0
 
     def __post_init__(self) -> None:
-        _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _whole("priority", self.priority, -MAX_PRIORITY, AHEAD_PRIORITY)
         _number("retain", self.retain, 0.0, MAX_RETAIN)
         if len(self.prediction) > MAX_PREDICTION:
             raise RequestError.about(
@@ -272,6 +273,11 @@ class GenerationRequest:
         """Tokens whose experts may be told."""
         wanted = self.params.return_routed_experts
         return len(self.prompt_ids) + self.params.max_tokens if wanted else 0
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nobody waits for it: it runs alone, and gives way to whatever else there is."""
+        return self.priority == AHEAD_PRIORITY
 
     @property
     def wants_row(self) -> bool:

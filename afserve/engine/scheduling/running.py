@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import PROMPT, Chunk, StepPlan
 
 
 class Running:
@@ -42,9 +43,14 @@ class Running:
             sequence.micro_batch = least
             self.by_batch[least].append(sequence)
 
-    def with_rows(self, micro_batch: int) -> list[Sequence]:
-        """Those whose next token can be drawn now."""
-        return [sequence for sequence in self.undrawn.values() if sequence.micro_batch == micro_batch]
+    def drawing(self, micro_batch: int) -> StepPlan | None:
+        """Those whose next token can be drawn now, in flight from then on; the end of their prompts is computed in the
+        step behind it."""
+        mine = [sequence for sequence in self.undrawn.values() if sequence.micro_batch == micro_batch]
+        for sequence in mine:
+            sequence.in_flight = True
+        chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
+        return StepPlan(micro_batch, chunks, draws=True) if chunks else None
 
     def drawn(self, sequence: Sequence) -> None:
         """Its next token was drawn from its row."""

@@ -5,7 +5,7 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
@@ -17,6 +17,7 @@ from afserve.engine.scheduling.endings import extend, failed
 from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
 from afserve.engine.scheduling.giving_way import gives_way, steps_back
 from afserve.engine.scheduling.guides import Guide
+from afserve.engine.scheduling.open_requests import AHEAD_TOKENS, OpenRequests
 from afserve.engine.scheduling.prefix_hits import PrefixHits
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.request_limits import RequestLimits
@@ -26,7 +27,7 @@ from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.shared_prompts import SharedNews, leave, own_chunk, shared_of
 from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.engine.scheduling.supposing import drafts_share, suppose_drafts
-from afserve.engine.scheduling.turns import Group, Turns
+from afserve.engine.scheduling.turns import Turns
 from afserve.errors import OverloadedError, RequestError
 
 
@@ -51,13 +52,13 @@ class Scheduler:
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
         self._running = Running(config.micro_batches)
-        self._by_handle: dict[int, Sequence] = {}
+        self._by_handle = OpenRequests(self.pool.block_size)
         self._turns = Turns()
         self._order = 0
         self.active = config.micro_batches
         self.step_tokens = config.max_batch_tokens
         self.prompt_tokens = config.max_batch_tokens  # of those
-        self.preemptions = 0
+        self.preemptions = self.ahead_tokens = 0
         self.prefix = PrefixHits()
         self.shared_news: list[SharedNews] = []  # of the plans since somebody took them
         self.on_drop: Callable[[Sequence], object] = id  # told of each sequence that has ended
@@ -80,14 +81,14 @@ class Scheduler:
         sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         if not self._waiting.room(sequence, self._config.max_waiting):
             raise OverloadedError(
-                f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
+                f"{self.waiting} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         sequence.arrived, sequence.shared = arrived, shared
         lacks = len(sequence.tokens) - len(self.blocks.found(sequence)) * self.pool.block_size
         sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
-        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._prompts_left())
+        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._by_handle.prompts_left())
         self._order += 1
-        self._by_handle[request.handle] = sequence
+        self._by_handle.add(sequence)
         self._shares.opened(sequence)
         self._queue(sequence)
 
@@ -109,10 +110,13 @@ class Scheduler:
 
         Only the first `active` micro-batches take sequences; the others hand theirs over.
         """
+        if self._by_handle.gives_way:
+            for one in [one for one in self._running if one.request.ahead and not one.in_flight]:
+                self._step_back(one)
         self._running.even_out(micro_batch, self.active)
         if micro_batch < self.active:
             self._admit(micro_batch)
-        if (drawn := self._drawn(micro_batch)) is not None:
+        if (drawn := self._running.drawing(micro_batch)) is not None:
             return drawn
         chunks: list[Chunk] = []
         budget, prompts, mine = self.step_tokens, self.prompt_tokens, self._running.by_batch[micro_batch]
@@ -136,24 +140,19 @@ class Scheduler:
             if kind is PROMPT and guessed:
                 prompts, guessed = min(prompts, budget - drafts_share(guessed, budget)), 0
             most = min(budget, prompts) if kind is PROMPT else budget
+            if sequence.request.ahead:
+                most = min(most, AHEAD_TOKENS)
             count = self._reserve(sequence, min(known - start, most)) if most else 0
             if count:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count >= known, kind))
                 self._shares.charge(sequence, start, count)
+                self.ahead_tokens += count * sequence.request.ahead
                 budget, prompts = budget - count, prompts - count * (kind is PROMPT)
         if any(chunk.sequence.draft for chunk in chunks):
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
             suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
         return StepPlan(micro_batch, tuple(chunks), alone=self.running == len(mine)) if chunks else None
-
-    def _drawn(self, micro_batch: int) -> StepPlan | None:
-        """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
-        mine = self._running.with_rows(micro_batch)
-        for sequence in mine:
-            sequence.in_flight = True
-        chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
-        return StepPlan(micro_batch, chunks, draws=True) if chunks else None
 
     def decoding(self, micro_batch: int) -> list[Sequence]:
         """Those that a draft may stand behind in their next step."""
@@ -168,10 +167,10 @@ class Scheduler:
         sequence each time."""
         mine, asked = self._running.by_batch[micro_batch], False
         while self._waiting:
-            if len(mine) >= -(-(self.running + self.waiting) // self.active):
+            if len(mine) >= -(-max(1, self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting.first()
-            if sequence is None:
+            if sequence is None or (sequence.request.ahead and (self.running or self._by_handle.gives_way)):
                 return
             if self._enters(sequence, micro_batch):
                 continue
@@ -191,10 +190,7 @@ class Scheduler:
         if found is None:
             return False
         if later is not None:
-            self._leave(later)
-            later.computed = 0
-            later.keys.clear()
-            self._waiting.add(later)
+            self._step_back(later)
         self._waiting.remove(sequence)
         self._enter(sequence, micro_batch, found)
         return True
@@ -222,6 +218,13 @@ class Scheduler:
                 self._preempt(sequence)
                 return 0
         return count
+
+    def _step_back(self, sequence: Sequence) -> None:
+        """To the queue. What it has computed can be found."""
+        self._leave(sequence)
+        sequence.computed = 0
+        sequence.keys.clear()
+        self._waiting.add(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where it keeps its turn; its tokens are kept and computed again (recomputation)."""
@@ -300,7 +303,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
-        del self._by_handle[sequence.request.handle]
+        self._by_handle.remove(sequence)
         self._shares.closed(sequence)
         self.on_drop(sequence)
 
@@ -312,7 +315,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) - self._waiting.ahead
 
     @property
     def busy(self) -> bool:
@@ -320,12 +323,7 @@ class Scheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Of prompts, still to be computed."""
-        left = ((s, max(0, s.given - s.computed)) for s in self._by_handle.values())
-        return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
-
-    def _prompts_left(self) -> Iterator[tuple[Group, int]]:
-        return ((s.group, s.prompt_left) for s in self._by_handle.values())
+        return self._by_handle.queued_tokens
 
     @property
     def shares(self) -> bool:
@@ -338,13 +336,13 @@ class Scheduler:
         return {s.request.handle: s.written_names(size) for s in self._running}
 
     def written_names_of(self, handle: int) -> list[Hash]:
-        """Those of one request; none of one that is not known."""
-        known = self._by_handle.get(handle)
-        return known.written_names(self.pool.block_size) if known else []
+        return self._by_handle.written_names_of(handle)
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
         self.blocks.check(list(self._running), held)
         self._running.check()
-        assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
+        assert len(self._by_handle) == self.running + len(self._waiting), (
+            "a request is in no queue, or in two"
+        )
         self._shares.check(list(self._by_handle.values()))

@@ -12,6 +12,7 @@ from afserve.counters import Metric, Over, counter
 from afserve.engine.stats.drafts import NO_DRAFTS, DraftStats
 from afserve.placement.expert_memory import ExpertMemoryStats
 
+ORDINARY, COPIES, RETAINED = "ordinary", "copies", "retained"  # cached blocks that are evicted
 PEER = "peer"  # where KV was found, beside the tiers below a cache
 _KV_BYTES = "Bytes of KV blocks that left a node for another one, or came."
 _HOST_BYTES = "Bytes of KV blocks copied from host memory, or to it."
@@ -19,6 +20,11 @@ _HOST_DROPPED = "Blocks that host memory does not have any more."
 _DISK_BYTES = "Bytes of KV blocks read from the disk, or written."
 _DISK_DROPPED = "Blocks that the disk does not have, or no more."
 _ALL_IN_MEMORY = ExpertMemoryStats()
+
+
+def _evicted(kind: str) -> Any:
+    help = "Cached blocks that made room for others, by what they were."
+    return counter(0, help, "kv_evicted_blocks", labels=(("kind", kind),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,9 @@ class KvStats:
     retained: int = counter(
         0, "Cached blocks that somebody asked to keep.", "kv_retained_blocks", kind="gauge"
     )
+    evicted: int = _evicted(ORDINARY)
+    evicted_copies: int = _evicted(COPIES)
+    evicted_retained: int = _evicted(RETAINED)
     copy_hits: int = counter(0, "Copied blocks that a request was continued with.", "kv_copy_hits")
     handed: int = counter(0, "Prompts that another node computed for this one.", "prompts_handed_over")
     handed_short: int = counter(
@@ -71,6 +80,9 @@ class KvStats:
     )
     parts: int = counter(
         0, "Prompts of other prefill nodes that this node computed a part of.", "prompt_parts"
+    )
+    lent_below: int = counter(
+        0, "Times that blocks were brought from host memory or disk for another node.", "kv_lent_from_below"
     )
 
 
@@ -173,6 +185,12 @@ class AttentionStats:
         0, "Sequences put back for lack of KV blocks.", "num_preemptions", over=Over.MODEL
     )
     prompt_tokens: int = counter(0, "Prompt tokens computed.")
+    ahead_tokens: int = counter(
+        0,
+        "Prompt tokens computed while nobody asked, for turns to come.",
+        "warm_ahead_tokens",
+        over=Over.MODEL,
+    )
     generated_tokens: int = counter(0, "Tokens generated.")
     steps: int = counter(0, "Steps of micro-batches.")
     dispatches: int = counter(0, "Layers of micro-batches sent to expert nodes.", "attention_node_dispatches")

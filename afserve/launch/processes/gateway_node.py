@@ -123,6 +123,7 @@ class _GatewayNode:
             self._options.aliases,
             deployment.engine.drafts().most > 0,
             row_bytes_of(spec),
+            deployment.engine.block_size,
         )
         gateway = Gateway(
             self._stream.token,

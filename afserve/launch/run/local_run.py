@@ -317,6 +317,7 @@ def _served_model(topology: Topology, model: FoundModel, name: str, aliases: tup
         aliases=aliases,
         drafts=engine.drafts().most > 0,
         routed_bytes=row_bytes_of(topology.spec),
+        block_size=engine.block_size,
     )
 
 

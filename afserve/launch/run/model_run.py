@@ -38,8 +38,10 @@ class CurrentRun:
     async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
         return await self._frontend.find(id, take=take)
 
-    async def kept_cache(self, owner: str | None, *, unpin: bool) -> CacheKept:
-        return await self._frontend.kept_cache(owner, unpin=unpin)
+    async def kept_cache(
+        self, owner: str | None, *, unpin: bool, prompt: Sequence[int] = (), salt: str = ""
+    ) -> CacheKept:
+        return await self._frontend.kept_cache(owner, unpin=unpin, prompt=prompt, salt=salt)
 
     def ready(self) -> bool:
         return self._frontend.ready()

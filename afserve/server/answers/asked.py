@@ -23,7 +23,7 @@ from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.chat_reply import ChatReply
 from afserve.server.replies.completion_reply import CompletionReply, Echo
 from afserve.server.replies.wording import ChunkHeader
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 from afserve.tokens.tokenizer import Tokenizer
 
 _PREFIX = {BodyKind.COMPLETION: "cmpl", BodyKind.CHAT: "chatcmpl"}

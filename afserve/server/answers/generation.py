@@ -17,7 +17,7 @@ from afserve.server.answers.answering import Watched
 from afserve.server.answers.hosted import Hosted
 from afserve.server.answers.writer import PieceWriter
 from afserve.server.bodies.prepared import Prepared
-from afserve.server.metrics.observe import Times
+from afserve.server.metrics.goodput import Times
 from afserve.server.metrics.spans import NOWHERE, Span
 from afserve.server.replies.choice import ChoiceDecoder, TextPiece
 from afserve.server.replies.record import TURN, Numbered, split
@@ -118,7 +118,7 @@ class SequenceRun:
             task.asked.params.max_tokens,
             Times(scheduling.ttft, scheduling.tpot, scheduling.service_class),
         )
-        self._timed, self._free = paid is None, paid or 0
+        self._timed, self._free, self._began = paid is None, paid or 0, False
         self._failure: Exception | None = None
         self._ids = array("i") if task.asked.written is not None else None
 
@@ -173,6 +173,10 @@ class SequenceRun:
         if self._failure is not None:
             raise self._failure
         if self._timed:
+            if not self._began:
+                self._began, prompt = True, self._task.prompt(self._index)
+                key = self._task.account.owner
+                self._model.metrics.keys.count_first(key, len(prompt), event.cached_tokens)
             self._timer.saw(event)
         if self._ids is not None:
             self._ids.extend(event.token_ids)

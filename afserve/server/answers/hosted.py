@@ -1,9 +1,9 @@
 """The models of one gateway: who computes each, how its tokens are words, and what is counted of its requests."""
 
 from array import array
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
@@ -11,7 +11,8 @@ from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
 from afserve.server.answers.earlier import AnswerTokens
 from afserve.server.bodies.prepared import Prepared
-from afserve.server.metrics.observe import ANY_TIME, ServerMetrics, Times
+from afserve.server.metrics.goodput import ANY_TIME, Times
+from afserve.server.metrics.observe import ServerMetrics
 from afserve.server.text.preparers import unserved
 from afserve.tokens.tokenizer import Tokenizer
 
@@ -24,6 +25,10 @@ class Hosted:
     earlier: AnswerTokens
     advice: Adviser
     keeper: ThreadPoolExecutor
+    on_warmed: list[Callable[[Prepared], None]] = field(default_factory=list)
+    followers: list[Callable[[Prepared, "array[int]", "Future[None] | None"], None]] = field(
+        default_factory=list
+    )
 
     @classmethod
     def over_backend(
@@ -56,9 +61,11 @@ class Hosted:
         return replace(asked, prompts=(prompt,), params=replace(asked.params, max_tokens=room))
 
     def keep_answer(self, asked: Prepared, ids: "array[int]") -> None:
-        """For the turns that follow; a thread finds out whether they differ from what the tokenizer writes."""
-        if self.earlier.takes(ids):
-            self.keeper.submit(self._keep, asked, ids)
+        """For the turns that follow; a thread finds out whether they differ from what the tokenizer writes. Followers
+        are told when it began."""
+        kept = self.keeper.submit(self._keep, asked, ids) if self.earlier.takes(ids) else None
+        for follower in self.followers:
+            follower(asked, ids, kept)
 
     def _keep(self, asked: Prepared, ids: "array[int]") -> None:
         prompt, salt = asked.written, asked.scheduling.cache_salt

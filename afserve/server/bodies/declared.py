@@ -23,6 +23,7 @@ from afserve.engine.scheduling.request import (
 )
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.nvext import hints_of
 
 T = TypeVar("T")
 Schema = Mapping[str, object]
@@ -229,6 +230,7 @@ class SchedulingFields(Body):
     ttft = number(0.001, LONGEST_SECONDS)
     tpot = number(0.0001, LONGEST_SECONDS)
     service_class = text(64)
+    nvext = section()
 
 
 class StreamFields(Body):
@@ -320,7 +322,8 @@ class Scheduling:
     take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
     `tenant` and its `share` are the key's, never what a client writes. What it leaves in a cache is evicted after all
     else for `retain` seconds. `tier` is what an answer calls it. `service_class` is the operator's; without
-    `refuses_late` its times are only what answers are judged by."""
+    `refuses_late` its times are only what answers are judged by. Without `ahead` nothing is computed for a turn to
+    come."""
 
     priority: int = 0
     cache_salt: str = ""
@@ -333,12 +336,13 @@ class Scheduling:
     tier: str = "default"
     service_class: str = ""
     refuses_late: bool = True
+    ahead: bool = True
 
 
 def scheduling_of(fields: Fields) -> Scheduling:
     given = SchedulingFields.given(fields)
     tier = given.pop("service_tier", "auto")
     kept = RETENTIONS[given.pop("prompt_cache_retention", "in_memory")]
-    return Scheduling(
-        **{"priority": TIERS[tier], "retain": kept, **given}, tier="default" if tier == "auto" else tier
-    )
+    given.pop("nvext", None)
+    own = {"priority": TIERS[tier], "retain": kept, **hints_of(fields), **given}
+    return Scheduling(**own, tier="default" if tier == "auto" else tier)

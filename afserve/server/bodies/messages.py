@@ -10,7 +10,7 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 
 TEXT_PARTS = ("text", "input_text", "refusal")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField(dict, "use tool_calls"),
     "audio": KnownField(dict, "this model reads text only"),
@@ -43,7 +43,7 @@ def _message(message: Fields) -> Mapping[str, object]:
 
 def _reasoning(message: Fields) -> Mapping[str, object]:
     """Under the names that templates read, whichever of them a client sends, as in transformers."""
-    told = [text for name in _REASONING if isinstance(text := message.get(name), str)]
+    told = [text for name in REASONING if isinstance(text := message.get(name), str)]
     return dict.fromkeys(("reasoning_content", "thinking"), told[0]) if told else {}
 
 

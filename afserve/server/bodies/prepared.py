@@ -8,7 +8,7 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
@@ -57,7 +57,8 @@ class Prepared:
     `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
     request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
     for `params.grammar`, `expected` are the tokens of an answer that is expected. `written`: as the tokenizer writes
-    what a chat template rendered, where it did.
+    what a chat template rendered, where it did. `body`, of that `kind`, is what it came of, where a next turn is to be
+    computed ahead.
     """
 
     prompts: tuple["array[int]", ...]
@@ -76,6 +77,8 @@ class Prepared:
     format_field: str = ""
     expected: "array[int]" = field(default_factory=lambda: array("i"))
     written: "array[int] | None" = None
+    body: bytes = b""
+    kind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
     if isinstance(answer, AfserveError):
         refused = {"error": type(answer).__name__, "message": answer.message, "param": answer.param}
         return _framed(_REFUSED, refused)
-    words = asdict(answer)
+    words = asdict(replace(answer, body=b""))
+    del words["body"]
     listed = (*answer.prompts, answer.expected)
     words["prompts"] = [len(ids) for ids in listed]
     del words["expected"]

@@ -15,8 +15,10 @@ from afserve.server.access.accounts import account_of
 from afserve.server.access.key_file import KeyRole
 from afserve.server.access.keyring import ForbiddenError
 from afserve.server.answers.hosted import Hosted
+from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.service import Service
 from afserve.server.replies.refusal import json_response
+from afserve.server.text.kinds import BodyKind
 
 Row = dict[str, object]
 _MEMORY, _HOST, _DISK = "memory", "host", "disk"
@@ -38,17 +40,23 @@ class CacheEndpoints:
     async def delete_kept(self, request: Request) -> Response:
         """It stays in the cache as all else does, and is evicted next."""
         found = await self._ask(request, unpin=True)
-        told = [told for _, kept in found for _, told in kept.nodes]
-        blocks, tokens = (
-            sum(one.unpinned for one in told),
-            sum(one.unpinned * one.block_tokens for one in told),
-        )
-        said = {
-            "object": "cache",
-            "unpinned": {"blocks": blocks, "tokens": tokens},
-            "complete": _complete(found),
-        }
-        return json_response(said)
+        return json_response(_unpinned(found))
+
+    async def unpin_prompt(self, request: Request) -> Response:
+        """The prompts of a body as /v1/cache/warm takes it stay no longer than others; what other prompts share with
+        them does not either."""
+        service = self._service
+        with await service.bodies.read_body(request) as body:
+            asked = await service.text.prepare(BodyKind.WARM, body.data)
+            body.release_bytes()
+        assert isinstance(asked, Prepared)
+        model, account = service.models.named(asked.model), account_of(request.scope)
+        salt, owner = account.scheduled(asked.scheduling).cache_salt, _owner(request)
+        found = [
+            (model.model_name, await model.backend.kept_cache(owner, unpin=True, prompt=prompt, salt=salt))
+            for prompt in asked.prompts
+        ]
+        return json_response(_unpinned(found))
 
     async def _ask(self, request: Request, *, unpin: bool) -> list[tuple[str, CacheKept]]:
         """Of one model or of all, at once."""
@@ -73,6 +81,12 @@ def _owner(request: Request) -> str | None:
 
 def _complete(found: list[tuple[str, CacheKept]]) -> bool:
     return all(kept.complete for _, kept in found)
+
+
+def _unpinned(found: list[tuple[str, CacheKept]]) -> Row:
+    told = [told for _, kept in found for _, told in kept.nodes]
+    blocks, tokens = sum(one.unpinned for one in told), sum(one.unpinned * one.block_tokens for one in told)
+    return {"object": "cache", "unpinned": {"blocks": blocks, "tokens": tokens}, "complete": _complete(found)}
 
 
 def _kept_rows(model: str, kept: CacheKept) -> Iterator[Row]:

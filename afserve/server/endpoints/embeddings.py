@@ -10,7 +10,7 @@ from afserve.errors import RequestError
 from afserve.server.answers.generation import Task
 from afserve.server.endpoints.prompts import PromptsEndpoint
 from afserve.server.endpoints.service import Service
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 # Model, task, vectors (bytes of float32), facts of the request -> the body.
 Drawn = Callable[[str, Task, list[bytes], object], bytes]

@@ -26,7 +26,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.metrics.spans import origin_of, span_of
 from afserve.server.replies.record import Position
 from afserve.server.replies.refusal import json_response
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 
 def answer_of(

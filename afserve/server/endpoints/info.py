@@ -16,7 +16,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.metrics.nodes import hits, hot_set, queues
 from afserve.server.metrics.observe import exposition
 from afserve.server.replies.refusal import json_response
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -22,7 +22,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.reading.table import thinks
 from afserve.server.replies.refusal import json_response
 from afserve.server.surfaces.ollama import served_name
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 from afserve.spec import ModelSpec
 
 _ENDS = ("safetensors", "gguf")

@@ -22,7 +22,7 @@ from afserve.server.endpoints.service import Service
 from afserve.server.http.body import until_gone
 from afserve.server.metrics.spans import origin_of
 from afserve.server.replies.choice import raise_failure
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 T = TypeVar("T")
 
@@ -46,6 +46,9 @@ class PromptsEndpoint(ABC, Generic[T]):
     def draw_body(self, task: Task, results: list[T], seconds: float) -> bytes:
         """On a thread of its own. It took `seconds`."""
 
+    def computed(self, model: Hosted, asked: Prepared) -> None:
+        """All of it."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         with await service.bodies.read_body(Request(scope, receive)) as body, service.answering.enter():
@@ -66,6 +69,7 @@ class PromptsEndpoint(ABC, Generic[T]):
             results = await until_gone(receive, self._results(model, task))
             seconds = service.http.clock.now() - arrived
             data = await asyncio.to_thread(self.draw_body, task, results, seconds)
+            self.computed(model, asked)
             send = service.ignored.naming(send, asked.ignored)
             await Whole([data], service.settings.write_deadline)(scope, receive, send)
 

@@ -32,7 +32,7 @@ from afserve.server.state.database import Store, transaction
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ResponseStore(Store):
 
 
 log = logging.getLogger("afserve.server")
-Make = Callable[[Prepared, str, Clock], Surface]
+Make = Callable[[Prepared, str, Clock, int], Surface]  # its last is the tokens of a block of KV
 # What a query may ask of a kept response.
 _WHOLE = {
     **dict.fromkeys(
@@ -150,7 +150,7 @@ class Spoken:
             )
             service.answering.watch_request(watched, scope)
             task = Task(id, asked, arrived, account, span_of(scope), origin_of(scope), watched)
-            surface = self._make(asked, id, service.http.clock)
+            surface = self._make(asked, id, service.http.clock, model.backend.model.block_size)
             keep = self._keeping(asked, surface, account.owner)
             await service.answer_now(model, task, surface, keep)(scope, receive, send)
 
@@ -162,19 +162,21 @@ class Spoken:
         return None
 
 
-def message(asked: Prepared, id: str, clock: Clock) -> Surface:
-    return MessageSurface(id, asked.model, asked.reading, kept=asked.scheduling.retain > 0)
+def message(asked: Prepared, id: str, clock: Clock, block: int) -> Surface:
+    """Whole blocks alone are found again."""
+    kept = len(asked.prompts[0]) // block * block if asked.scheduling.retain > 0 else 0
+    return MessageSurface(id, asked.model, asked.reading, kept=kept)
 
 
-def response(asked: Prepared, id: str, clock: Clock) -> Surface:
+def response(asked: Prepared, id: str, clock: Clock, block: int) -> Surface:
     return ResponseSurface(id, asked.model, asked.facts, asked.reading)
 
 
-def ollama_chat(asked: Prepared, id: str, clock: Clock) -> Surface:
+def ollama_chat(asked: Prepared, id: str, clock: Clock, block: int) -> Surface:
     return OllamaSurface(asked.model, asked.reading, clock.now, chat=True)
 
 
-def ollama_generate(asked: Prepared, id: str, clock: Clock) -> Surface:
+def ollama_generate(asked: Prepared, id: str, clock: Clock, block: int) -> Surface:
     return OllamaSurface(asked.model, asked.reading, clock.now, chat=False)
 
 

@@ -4,9 +4,11 @@ import json
 
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.server.answers.generation import Task
+from afserve.server.answers.hosted import Hosted
+from afserve.server.bodies.prepared import Prepared
 from afserve.server.endpoints.prompts import PromptsEndpoint
 from afserve.server.endpoints.service import Service
-from afserve.server.text.prepare import BodyKind
+from afserve.server.text.kinds import BodyKind
 
 
 class WarmEndpoint(PromptsEndpoint[int]):
@@ -19,6 +21,11 @@ class WarmEndpoint(PromptsEndpoint[int]):
 
     def take_event(self, event: TokenEvent, task: Task) -> int | None:
         return event.cached_tokens if event.finish_reason is not None else None
+
+    def computed(self, model: Hosted, asked: Prepared) -> None:
+        if asked.scheduling.retain > 0:
+            for listener in model.on_warmed:
+                listener(asked)
 
     def draw_body(self, task: Task, results: list[int], seconds: float) -> bytes:
         said = {

@@ -179,6 +179,12 @@ class ServerSettings:
         metavar="NAME[,NAME]",
         topic="kv",
     )
+    warm_ahead: bool = setting(
+        False,
+        "Once a chat is answered, compute what is certain of its next turn, with the answer as the template writes "
+        "it there, on nodes that have nothing else to do.",
+        topic="kv",
+    )
     share_prefixes: bool = setting(
         False,
         "With keys: cached beginnings of prompts are shared by all keys, each of which can tell so.",

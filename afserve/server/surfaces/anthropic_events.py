@@ -17,9 +17,9 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageSurface(ReadSurface):
-    """`kept`: the request marked its prompt by `cache_control`."""
+    """`kept`: what of the request's prompt is to stay, in tokens, since it marked that by `cache_control`."""
 
-    def __init__(self, message_id: str, model: str, reading: Reading | None, *, kept: bool = False) -> None:
+    def __init__(self, message_id: str, model: str, reading: Reading | None, *, kept: int = 0) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         super().__init__(reading)
         self._kept = kept
@@ -103,11 +103,11 @@ class MessageSurface(ReadSurface):
         return typed_event("content_block_stop", index=len(self._blocks) - 1)
 
     def _usage(self, usage: Usage) -> Mapping[str, int]:
-        """The three kinds of input add up to the prompt. What was computed of one that is to be kept was written."""
-        computed = usage.prompt_tokens - usage.reused_tokens
+        """The three kinds of input add up to the prompt. What was computed of a part that is to stay was written."""
+        written = max(0, self._kept - usage.reused_tokens)
         return {
-            "input_tokens": 0 if self._kept else computed,
-            "cache_creation_input_tokens": computed if self._kept else 0,
+            "input_tokens": usage.prompt_tokens - usage.reused_tokens - written,
+            "cache_creation_input_tokens": written,
             "cache_read_input_tokens": usage.reused_tokens,
             "output_tokens": usage.completion_tokens,
         }

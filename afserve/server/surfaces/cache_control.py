@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.fields import Fields, or_else
+from afserve.server.bodies.nvext import TTL_SECONDS
 
 MOST_BREAKPOINTS = 4
-_SECONDS = {"5m": 300.0, "1h": 3600.0}
 _NAME = "cache_control"
 
 
@@ -28,9 +28,9 @@ def _seconds(place: str, mark: object) -> float:
     if not isinstance(mark, dict) or mark.get("type") != "ephemeral":
         raise RequestError.about(place, f'{shown(mark)} is not an object with "type": "ephemeral"')
     ttl = or_else(mark.get("ttl"), "5m")
-    if not isinstance(ttl, str) or ttl not in _SECONDS:
-        raise RequestError.about(f"{place}.ttl", f"{shown(ttl)} is none of {', '.join(_SECONDS)}")
-    return _SECONDS[ttl]
+    if not isinstance(ttl, str) or ttl not in TTL_SECONDS:
+        raise RequestError.about(f"{place}.ttl", f"{shown(ttl)} is none of {', '.join(TTL_SECONDS)}")
+    return TTL_SECONDS[ttl]
 
 
 def _marks(fields: Fields) -> Iterator[tuple[str, object]]:

@@ -7,9 +7,8 @@ tokenized. Knows no HTTP and no engine.
 
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
@@ -36,52 +35,17 @@ from afserve.server.bodies.prepared import Answer, Computed, ContextLengthError,
 from afserve.server.bodies.sampling import sampling_params
 from afserve.server.bodies.structured import Formats, WantedGrammar, asks_format
 from afserve.server.reading.table import Reading
-from afserve.server.surfaces import anthropic, ollama, responses, warm
+from afserve.server.surfaces import anthropic, ollama
 from afserve.server.surfaces.translate import Translated, named, own_name, refuse_resume
 from afserve.server.text.conversation import Conversation, conversation_of
+from afserve.server.text.kinds import TRANSLATED, BodyKind
+from afserve.server.text.next_turn import answer_message, followed, unchanging
 from afserve.server.text.prompt_tokens import Elsewhere, PromptTokens, TextModel
 from afserve.server.text.tokenizer_facts import tokenizer_facts
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
-
-
-class BodyKind(IntEnum):
-    """What a body is for. Kept answers say it by number."""
-
-    COMPLETION = 1
-    CHAT = 2
-    TOKENIZE = 3
-    DETOKENIZE = 4
-    RESPONSE = 12
-    FOLLOWING = 13  # a response, with what was said before
-    MESSAGE = 14
-    OLLAMA_CHAT = 15
-    OLLAMA_GENERATE = 16
-    MESSAGE_COUNT = 17
-    EMBEDDING = 18
-    TOKENIZER = 20
-    OLLAMA_EMBED = 21
-    WARM = 22
-
-
-def _following(fields: Fields) -> Translated:
-    asked, before = fields.section("asked"), fields.array("before")
-    assert asked is not None and before is not None, "the gateway puts both there"
-    return responses.translate(Fields(asked.raw(), passed=fields.passed), list(before))
-
-
-# Who translates a body, and what chat fields are called there.
-TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
-    BodyKind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
-    BodyKind.FOLLOWING: (_following, responses.NAMES),
-    BodyKind.MESSAGE: (anthropic.translate, anthropic.NAMES),
-    BodyKind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
-    BodyKind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
-    BodyKind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
-    BodyKind.WARM: (warm.translate, {}),
-}
 
 
 class Preparer:
@@ -138,6 +102,8 @@ class Preparer:
             return self._chat(chat_request(fields))
         if kind in TRANSLATED:
             return self._translated(kind, fields)
+        if kind is BodyKind.NEXT_TURN:
+            return self._next_turn(fields)
         if kind is BodyKind.TOKENIZE:
             return self._tokenize(fields)
         if kind is BodyKind.DETOKENIZE:
@@ -190,6 +156,24 @@ class Preparer:
         )
         skips = not conversation.shows_special(reading)
         prepared = self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
+        return replace(prepared, written=ids)
+
+    def _next_turn(self, fields: Fields) -> Prepared:
+        """Of a chat and the token ids of its answer: the beginning of the prompt that follows, for whatever is said."""
+        kind, section = BodyKind(fields.integer("kind", 1, max(BodyKind)) or 0), fields.section("asked")
+        assert section is not None, "the gateway puts it there"
+        body = Fields(self._lines.left_out(section.raw()))
+        chat = TRANSLATED[kind][0](body).body if kind in TRANSLATED else body.raw()
+        asked = chat_request(Fields(chat))
+        conversation, prompt = self._render(asked)
+        reading = conversation.reading(asked, prompt)
+        skips = not conversation.shows_special(reading)
+        message = answer_message(self._tokenizer, fields.integers("answer"), reading, skips=skips)
+        _, text = self._render(chat_request(Fields(followed(chat, message, kind))))
+        ids = self._tokens.ids(unchanging(text), False, "messages")
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        self._tokens.tokens_left(len(ids), 1, None, "messages")
+        prepared = self._prepared([ids], params, asked, None)
         return replace(prepared, written=ids)
 
     def _translated(self, kind: BodyKind, fields: Fields) -> Prepared | bytes:

@@ -6,7 +6,8 @@ from afserve.errors import NotFoundError, shown
 from afserve.server.bodies.fields import Fields, parse_object
 from afserve.server.bodies.prepared import Answer
 from afserve.server.surfaces.ollama import served_name
-from afserve.server.text.prepare import BodyKind, Preparer
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer
 
 _OLLAMA = (BodyKind.OLLAMA_CHAT, BodyKind.OLLAMA_GENERATE, BodyKind.OLLAMA_EMBED)
 

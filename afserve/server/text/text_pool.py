@@ -11,7 +11,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import afserve
@@ -24,9 +24,9 @@ from afserve.errors import (
     OverloadedError,
     RequestError,
 )
-from afserve.server.bodies.prepared import Answer, from_bytes
+from afserve.server.bodies.prepared import Answer, Prepared, from_bytes
 from afserve.server.http.settings import ServerSettings
-from afserve.server.text.prepare import TRANSLATED, BodyKind
+from afserve.server.text.kinds import TRANSLATED, TURNS, BodyKind
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.prompt_tokens import Elsewhere, TextModel
 from afserve.server.text.text_process import LENGTH, MEMORY_EXIT, QUESTION
@@ -34,7 +34,8 @@ from afserve.server.text.text_process import LENGTH, MEMORY_EXIT, QUESTION
 log = logging.getLogger("afserve.server")
 # Measured: a body of so many bytes takes at most 9 ms of the event loop (random text), a process at least 0.3 ms.
 INLINE_BYTES = 8192
-TEMPLATED = {BodyKind.CHAT, *TRANSLATED}
+TEMPLATED = {BodyKind.CHAT, BodyKind.NEXT_TURN, *TRANSLATED}
+AHEAD_BYTES = 1 << 20  # a longer body is not kept for its next turn
 # Wall time for one second of CPU time: a machine may be busy, or stopped for a while.
 PATIENCE, SLACK_SECONDS = 6, 20.0
 _PIPE_BYTES = 1 << 20
@@ -55,13 +56,21 @@ class TextPool:
         self._waiting = 0
 
     async def prepare(self, kind: BodyKind, body: bytes) -> Answer:
-        """Raises what `Preparers.prepare` raises, and RequestError where it needs more time or memory than it may."""
+        """Raises what `Preparers.prepare` raises, and RequestError where it needs more time or memory than it may. With
+        --warm-ahead a chat's body stays with it."""
         if len(body) <= INLINE_BYTES and kind not in TEMPLATED:
             try:
                 return self._preparers.prepare(kind, body)
             except Elsewhere:
                 pass  # the process has template and grammars
-        return await self._elsewhere(kind, body)
+        answer = await self._elsewhere(kind, body)
+        stays = self._settings.warm_ahead and kind in TURNS and len(body) <= AHEAD_BYTES
+        return replace(answer, body=body, kind=kind) if stays and isinstance(answer, Prepared) else answer
+
+    @property
+    def idle(self) -> bool:
+        """Whether a body would be prepared at once."""
+        return not self._places.locked()
 
     async def start_ahead(self) -> None:
         """Starts a process. Raises CheckpointError where a model's chat template cannot be used."""

@@ -19,7 +19,8 @@ from afserve.grammars.grammar import Compiler
 from afserve.kinship import die_with_parent
 from afserve.server.bodies.prepared import Computed, to_bytes
 from afserve.server.bodies.sampling import model_defaults
-from afserve.server.text.prepare import BodyKind, Preparer, check_template
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer, check_template
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.prompt_tokens import TextModel
 from afserve.tokens.chat_template import ChatTemplate

@@ -1,0 +1,44 @@
+"""The open requests of a node, by handle: those that somebody waits for, and those that are computed ahead."""
+
+from collections.abc import Iterator
+
+from afserve.engine.kv.blocks import Hash
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.turns import Group
+
+AHEAD_TOKENS = 32  # in a step: whoever comes waits for no more than the rest of one
+
+
+class OpenRequests(dict[int, Sequence]):
+    """`block_size` in tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__()
+        self._block_size, self._ahead = block_size, 0
+
+    def add(self, sequence: Sequence) -> None:
+        self[sequence.request.handle] = sequence
+        self._ahead += sequence.request.ahead
+
+    def remove(self, sequence: Sequence) -> None:
+        del self[sequence.request.handle]
+        self._ahead -= sequence.request.ahead
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether there is something ahead, and something else that it would hold up."""
+        return 0 < self._ahead < len(self)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts that somebody waits for, still to be computed here."""
+        left = ((s, max(0, s.given - s.computed)) for s in self.values() if not s.request.ahead)
+        return sum(tokens // s.shared.split.parts if s.shared else tokens for s, tokens in left)
+
+    def prompts_left(self) -> Iterator[tuple[Group, int]]:
+        return ((s.group, s.prompt_left) for s in self.values())
+
+    def written_names_of(self, handle: int) -> list[Hash]:
+        """Names of the blocks that a request has filled; none of one that is not known."""
+        known = self.get(handle)
+        return known.written_names(self._block_size) if known else []

@@ -1,0 +1,127 @@
+"""--warm-ahead: what is computed once a chat was answered is the beginning of its next prompt, in every family's form;
+nobody waits for it, and without the flag there is none."""
+
+import time
+
+import httpx
+import pytest
+
+from afserve.engine.scheduling.request import SamplingParams
+from afserve.server.answers.next_turns import WarmPrompts
+from afserve.server.bodies.fields import Fields
+from afserve.server.text.kinds import BodyKind
+from afserve.server.text.prepare import Preparer
+from afserve.server.text.prompt_tokens import TextModel
+from tests.server.rendered import rendered
+from tests.server.test_earlier import FAMILIES, FOUND
+
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+BLOCK = 4
+SHOWS_NO_TOOLS = {"deepseek-v3", "deepseek-v3.1"}  # as these templates are shortened here
+
+
+def preparer_of(family):
+    template, tokenizer = FOUND[family]
+    model = TextModel("", "tiny", 4096, tokenizer.vocab_size, 16)
+    return Preparer(model, tokenizer, SamplingParams(), template), tokenizer
+
+
+def prompt_of(preparer, chat):
+    return preparer.prepare(BodyKind.CHAT, Fields(chat)).prompts[0]
+
+
+def ahead_of(preparer, chat, answer, kind=BodyKind.CHAT):
+    body = {"kind": int(kind), "answer": answer, "asked": chat}
+    return preparer.prepare(BodyKind.NEXT_TURN, Fields(body)).prompts[0]
+
+
+@pytest.mark.parametrize("family", FOUND)
+def test_what_is_computed_ahead_of_a_call_begins_the_next_prompt(family):
+    preparer, tokenizer = preparer_of(family)
+    form = FAMILIES[family][1]
+    chat = {"messages": [{"role": "user", "content": "Look into the file."}], "tools": [TOOL]}
+    said = f"I look.{FAMILIES[family][3]}{rendered(form, [('read', {'path': 'a.txt'})])}"
+    said = f"</think>\n\n{said}" if family == "minimax-m2" else said  # its prompts begin the reasoning
+    ahead = ahead_of(preparer, chat, tokenizer.encode(said, add_special_tokens=False))
+    call = {
+        "id": "call_x",
+        "type": "function",
+        "function": {"name": "read", "arguments": '{"path": "a.txt"}'},
+    }
+    result = {"role": "tool", "tool_call_id": "call_x", "content": "It has nothing."}
+    words = f"I look.{FAMILIES[family][3]}"  # as its client has read them
+    answer = {"role": "assistant", "content": words, "tool_calls": [call]}
+    following = prompt_of(preparer, {**chat, "messages": [*chat["messages"], answer, result]})
+    own_ids = family.startswith(("mistral", "kimi"))  # these ids are drawn anew, and shown
+    least = 0.3 if own_ids else 1.0
+    equal = next(
+        (at for at, ids in enumerate(zip(ahead, following, strict=False)) if ids[0] != ids[1]), len(ahead)
+    )
+    assert len(ahead) > len(prompt_of(preparer, chat)) and equal >= least * len(ahead) - BLOCK
+    if family not in SHOWS_NO_TOOLS:
+        assert "It has nothing" not in tokenizer.decode(ahead) and len(following) > len(ahead)
+
+
+@pytest.mark.parametrize("earlier", ["nothing", "kept", "dropped"])
+@pytest.mark.parametrize("kind", [BodyKind.CHAT, BodyKind.MESSAGE])
+def test_reasoning_comes_back_as_it_did_before(kind, earlier):
+    preparer, tokenizer = preparer_of("hermes")
+    messages = [{"role": "user", "content": "One?"}]
+    if earlier != "nothing":
+        thought = {"reasoning_content": "Hm."} if earlier == "kept" else {}
+        block = [{"type": "thinking", "thinking": "Hm.", "signature": ""}] if earlier == "kept" else []
+        of_message = {"content": [*block, {"type": "text", "text": "Yes."}]}
+        answer = of_message if kind is BodyKind.MESSAGE else {"content": "Yes.", **thought}
+        messages += [{"role": "assistant", **answer}, {"role": "user", "content": "Two?"}]
+    chat = {"messages": messages, "max_tokens": 9}
+    said = tokenizer.encode("<think>\nWell.\n</think>\n\nNo.", add_special_tokens=False)
+    text = tokenizer.decode(ahead_of(preparer, chat, said, kind), skip_special_tokens=False)
+    returns = earlier == "kept" or (earlier == "nothing" and kind is BodyKind.MESSAGE)
+    assert ("Well." in text) is returns and "No." in text
+
+
+def test_the_gateway_asks_for_it_behind_everybody(make_backend, run_server):
+    backend = make_backend()
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "cache_salt": "own"}
+    with run_server(backend, warm_ahead=True) as running, httpx.Client(base_url=running.url) as http:
+        answer = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+        assert waits_for(lambda: len(backend.requests) == 2), "nothing was computed ahead"
+        ahead = backend.requests[-1]
+        assert ahead.ahead and ahead.cache_salt == "own" and ahead.params.max_tokens == 1
+        said = [{"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}]
+        chat["messages"] += said
+        http.post("/v1/chat/completions", json=chat)
+        asked = backend.requests[2]
+        assert not asked.ahead and asked.prompt_ids[: len(ahead.prompt_ids)] == ahead.prompt_ids
+        assert len(ahead.prompt_ids) > len(backend.requests[0].prompt_ids)
+
+
+def test_warm_prompts_are_computed_again_while_they_are_to_stay(make_backend, run_server, monkeypatch):
+    monkeypatch.setattr("afserve.server.app.WarmPrompts", lambda model: WarmPrompts(model, pause=0.05))
+    backend = make_backend()
+    with run_server(backend, warm_ahead=True) as running, httpx.Client(base_url=running.url) as http:
+        assert http.post("/v1/cache/warm", json={"prompt": "hello hello", "retain": 600}).status_code == 200
+        assert http.post("/v1/cache/warm", json={"prompt": "other words", "retain": 0}).status_code == 200
+        first = backend.requests[0].prompt_ids
+        assert waits_for(lambda: sum(one.ahead for one in backend.requests) >= 2), "nobody looked after it"
+    again = [one for one in backend.requests if one.ahead]
+    assert {one.prompt_ids for one in again} == {first} and all(500 < one.retain <= 600 for one in again)
+
+
+def test_without_the_flag_nothing_is_computed_ahead(http, server):
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
+    for _ in range(2):
+        assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert not any(request.ahead for request in server.backend.requests)
+
+
+def test_nobody_can_ask_for_that_priority(http):
+    chat = {"messages": [{"role": "user", "content": "hello"}], "priority": (1 << 20) + 1}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 400
+
+
+def waits_for(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
