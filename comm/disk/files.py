@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from afserve.comm.disk.record import Bytes
+from afserve.comm.disk.record import HEAD_BYTES, Bytes
 
 log = logging.getLogger("afserve.disk")
 MOST_LANES = 64
@@ -156,18 +156,33 @@ class Lane:
         OSError."""
         _make_private(folder)
         for number in range(first, first + MOST_LANES):
-            own = folder / str(number)
-            own.mkdir(_PRIVATE_FOLDER, exist_ok=True)
-            lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(own, lock, direct=direct)
-            except BlockingIOError:
-                os.close(lock)
-            except OSError:
-                os.close(lock)
-                raise
+            if (lane := cls._taken(folder / str(number), direct=direct)) is not None:
+                return lane
         raise OSError(f"{folder}: all of {MOST_LANES} folders from {first} on are in use by other processes")
+
+    @classmethod
+    def left(cls, folder: Path, *, direct: bool = False) -> "Lane | None":
+        """One below `folder` that a process has left, with blocks in it; None where there is none. Raises OSError."""
+        for own in sorted(folder.iterdir()):
+            index = own / "index"
+            has_blocks = own.name.isdigit() and index.exists() and index.stat().st_size > HEAD_BYTES
+            if has_blocks and (lane := cls._taken(own, direct=direct)) is not None:
+                return lane
+        return None
+
+    @classmethod
+    def _taken(cls, own: Path, *, direct: bool) -> "Lane | None":
+        own.mkdir(_PRIVATE_FOLDER, exist_ok=True)
+        lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(own, lock, direct=direct)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except OSError:
+            os.close(lock)
+            raise
 
     def close(self) -> None:
         """May be said again."""

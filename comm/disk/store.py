@@ -90,6 +90,17 @@ class DiskStore:
             own.close()
             raise
 
+    def left_beside(self, limit: int) -> "DiskStore | None":
+        """What another process of this host has left of the same blocks; None where there is nothing. It is this one's
+        from now on. Raises OSError."""
+        if (lane := Lane.left(self.folder.parent, direct=self._lane.data.direct)) is None:
+            return None
+        try:
+            return DiskStore(lane, self.kind, limit, self._spared)
+        except BaseException:
+            lane.close()
+            raise
+
     def _restart(self) -> list[tuple[int, Record]]:
         """What an earlier process left; of another kind, or without a head, it is thrown away."""
         index = self._lane.index

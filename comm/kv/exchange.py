@@ -121,6 +121,19 @@ class Exchange:
         unwanted, self._lender.unwanted = self._lender.unwanted, []
         return unwanted
 
+    def look_below(self) -> None:
+        """From now on whoever wants blocks that are not here may get them from below the cache: see `take_lacking`."""
+        self._lender.looks_below = True
+
+    def take_lacking(self) -> list[tuple[Key, tuple[Name, ...]]]:
+        """Chains that are wanted and not whole in the cache; `brought` is said while they come, `computed` once."""
+        lacking, self._lender.lacking = self._lender.lacking, []
+        return lacking
+
+    def brought(self) -> None:
+        """Blocks may have come into the cache: they are sent."""
+        self._lender.grow()
+
     def computing(self, queued: int, rate: float) -> None:
         """Blocks may have been filled: they are sent. `queued` tokens at `rate` per second are before whoever asks."""
         self._lender.queued, self._lender.rate = queued, rate

@@ -1,8 +1,9 @@
 """The end that has the blocks: it holds what it lends until that was acknowledged, or until nobody renews the lease.
 
 A lease is released piece by piece as acknowledgements come. One of a prompt that is still being computed grows: its
-blocks are sent as they are filled, and it is granted at the end. What a request leaves behind is held for a while
-before anybody has asked for it. Values in, messages out over `wires`; it knows no sockets, and times are passed in.
+blocks are sent as they are filled, and it is granted at the end; so does one of blocks that come from below the cache.
+What a request leaves behind is held for a while before anybody has asked for it. Values in, messages out over `wires`;
+it knows no sockets, and times are passed in.
 """
 
 from collections.abc import Sequence
@@ -85,7 +86,8 @@ class Lender:
     `wires`, over which it says what it says.
 
     `asked` are prompts to compute and `unwanted` those that nobody waits for any more, for whoever takes them out.
-    `queued` tokens and `rate` are what those who wait for a prompt are told.
+    `queued` tokens and `rate` are what those who wait for a prompt are told. Where this node `looks_below` its cache,
+    what is wanted and not there is `lacking`, for whoever brings it there.
     """
 
     store: BlockStore
@@ -97,6 +99,8 @@ class Lender:
     rate: float = 0.0
     asked: list[tuple[Key, Prefill]] = field(default_factory=list)
     unwanted: list[Key] = field(default_factory=list)
+    looks_below: bool = False
+    lacking: list[tuple[Key, tuple[Name, ...]]] = field(default_factory=list)
     _leases: dict[Key, _Lease] = field(default_factory=dict)
     _parted: dict[int, _Parted] = field(default_factory=dict)
     _computing: dict[Key, Name] = field(default_factory=dict)  # what their tokens are `named`
@@ -229,8 +233,11 @@ class Lender:
         if self._refuses(key, want.generation):
             self._drop(key)
             return
-        grows = key in self._computing
         blocks = self.store.find(want.names)
+        if self.looks_below and len(blocks) < len(want.names) and key not in self._computing:
+            self._computing[key] = b""
+            self.lacking.append((key, want.names))
+        grows = key in self._computing
         if len(blocks) * self.store.block_bytes >= _MUCH_BYTES:
             self.wires.apart(key[0])
         self._release_parted(want.request)

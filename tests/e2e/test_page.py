@@ -127,6 +127,9 @@ def test_the_page_shows_where_kv_was_found(browser, tmp_path):
         sync_api.expect(moved).to_have_text(re.compile(r"^\d+\.\d MB$"))
         sync_api.expect(page.locator("#handed")).to_contain_text(re.compile(r"handed over: [1-9]"))
         sync_api.expect(page.locator("#leased")).to_contain_text("blocks are held for other nodes")
+        sync_api.expect(page.locator("#kept")).to_contain_text(
+            re.compile("Made room in the cache: [1-9].* ordinary")
+        )
         sync_api.expect(page.locator("#flow .attention text").nth(2)).to_contain_text("prefill, ")
         sync_api.expect(page.locator("#flow .attention text").nth(5)).to_contain_text("decode, ")
         assert said == []

@@ -82,6 +82,12 @@ class ScriptedWire(Exchange):
     def take_asked(self):
         return []
 
+    def look_below(self):
+        pass
+
+    def take_lacking(self):
+        return []
+
     def take_unwanted(self):
         return []
 

@@ -113,7 +113,8 @@ def test_who_asks_waits_for_no_more_than_one_small_step(arrivals, early, micro_b
     """In tokens that the node computes before each first token, beside the same without anything ahead."""
 
     def first_tokens(with_ahead):
-        s, tokens, first = scheduler(kv_blocks=4000, micro_batches=micro_batches), 0, {}
+        s, tokens = scheduler(kv_blocks=4000, micro_batches=micro_batches), 0
+        first: dict[int, int] = {}
         since, turn, number = {}, 0, 0
         for at in range(7):
             for when, length in early if with_ahead else ():

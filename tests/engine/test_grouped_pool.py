@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from afserve.clock import FakeClock
 from afserve.config import EngineConfig
 from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import GroupKind, KvGroup, check_groups
+from afserve.engine.kv.retained import Retention
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.step_plan import StepPlan
@@ -67,6 +69,38 @@ def test_a_state_is_kept_where_somebody_may_go_on():
     pool.grow(other, 1)  # there is room for one: the state that was unread longest goes
     assert pool.match(names(1)) == [] and pool.match(names(2)) == blocks[:2]
     assert list(pool.own_blocks(1, blocks[:1])) == [4 * blocks[0] + at for at in range(4)]
+
+
+def test_the_end_of_what_is_to_stay_is_found_whole():
+    """Its blocks stay; so does what a window or a state has of its last tokens, for as long, half of all at most."""
+    clock = FakeClock(0.0)
+    pool = GroupedPool((FULL, window(9, 16), state(6)), clock=clock)
+    kept: list[int] = []
+    computed(pool, names(5), kept, 20)
+    pool.release(kept, computed=20, retain=Retention("a", 60.0))
+
+    def others(first):
+        for index in range(6):
+            blocks: list[int] = []
+            computed(pool, names(2, first + 2 * index), blocks, 8)
+            pool.release(blocks, computed=8)
+            pool.check([])
+
+    others(100)
+    assert pool.match(names(5)) == kept, "others took its window or its state"
+    clock.advance(61.0)
+    others(140)
+    assert pool.match(names(5)) == [], "its time has passed"
+
+
+def test_what_is_to_stay_stands_in_nobodys_way():
+    pool = GroupedPool((FULL, state(4)), clock=FakeClock(0.0))
+    for first in range(0, 80, 2):
+        blocks: list[int] = []
+        computed(pool, names(2, first), blocks, 8)
+        pool.release(blocks, computed=8, retain=Retention("a", 60.0))
+        pool.check([])
+    assert pool.growable == 4
 
 
 def test_whoever_computes_again_what_lost_a_part_has_the_name_from_then_on():
@@ -136,7 +170,8 @@ def test_any_schedule_keeps_what_sequences_see(seed):
         if turn <= 4000 and len(scheduler._by_handle) < 8 and dice.random() < 0.3:
             prompt = (7,) * dice.randint(0, 40) + (dice.randint(1, 3),) * dice.randint(1, 40)
             params = SamplingParams(max_tokens=dice.randint(1, 30), temperature=0.0, ignore_eos=True)
-            scheduler.submit(GenerationRequest(next(handles), prompt, params))
+            retain = 60.0 if dice.random() < 0.3 else 0.0
+            scheduler.submit(GenerationRequest(next(handles), prompt, params, retain=retain))
         if scheduler._by_handle and dice.random() < 0.02:
             scheduler.cancel(dice.choice(list(scheduler._by_handle)))
         index = dice.randrange(2)

@@ -15,11 +15,13 @@ from afserve.config_sizes import bytes_of
 from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.blocks import BlockPool
 from afserve.engine.kv.cache import Fingerprint
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.open import KvPlace, open_tiers
 from afserve.engine.kv.tiers import KvTiers, Restored
+from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, TokenEvent
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
@@ -41,6 +43,9 @@ class Wire(Exchange):
 
 class Tiers(KvTiers):
     busy = True
+
+    def on_look(self):
+        pass
 
     def __init__(self):
         self.there = [("disk", 10)]
@@ -308,7 +313,8 @@ def opened(**settings):
         wake=lambda: None,
         sleep_in=lambda wires: None,
     )
-    return open_tiers(cast(AttentionNode[Any], SimpleNamespace(kv=kv, blocks=blocks)), place), said
+    node = SimpleNamespace(kv=kv, blocks=blocks, told=ToldCache(BlockPool(8, BLOCK)))
+    return open_tiers(cast(AttentionNode[Any], node), place), said
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):

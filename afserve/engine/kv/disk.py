@@ -12,7 +12,7 @@ from dataclasses import replace
 from afserve.clock import Clock
 from afserve.comm.disk.passes import CacheMemory
 from afserve.comm.disk.record import Blocks
-from afserve.comm.disk.store import DAMAGED, UNREADABLE
+from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
 from afserve.comm.disk.workers import DiskWorkers, Place, Read
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.store import PooledBlocks
@@ -27,12 +27,14 @@ _BEGUN_BYTES = 16 << 20  # are looked up at once, while those before are being r
 
 
 class DiskTier:
-    """A `Tier`. `workers` were started by whoever made them."""
+    """A `Tier`. `workers` were started by whoever made them. One that only `reads` keeps nothing more."""
 
     name: str = DISK
 
-    def __init__(self, blocks: PooledBlocks, workers: DiskWorkers, clock: Clock) -> None:
-        self._blocks, self._disk, self._clock = blocks, workers, clock
+    def __init__(
+        self, blocks: PooledBlocks, workers: DiskWorkers, clock: Clock, *, reads: bool = False
+    ) -> None:
+        self._blocks, self._disk, self._clock, self._reads = blocks, workers, clock, reads
         self._unsaved: OrderedDict[Hash, int] = OrderedDict()
         self._late = self._refused = 0
         self._one_pass = workers.passes is not None and blocks.memory([]) is not None
@@ -47,9 +49,16 @@ class DiskTier:
     def settled(self) -> bool:
         return not (self._unsaved and self._disk.writable) and not self._disk.writing
 
+    @property
+    def store(self) -> DiskStore:
+        """Its files, which are its own while it lives."""
+        return self._disk.store
+
     # ---- out of memory
 
     def idle(self, blocks: Named) -> None:
+        if self._reads:
+            return
         block_of = {name: block for block, name in blocks}
         for name in self._wanted(list(block_of)):
             self._unsaved[name] = block_of[name]
@@ -170,15 +179,15 @@ class DiskTier:
         store = self._disk.store
         return replace(
             so_far,
-            blocks=store.blocks,
-            capacity=store.capacity,
-            bytes_read=store.bytes_read,
-            bytes_written=store.bytes_written,
-            damaged=store.dropped[DAMAGED],
-            unreadable=store.dropped[UNREADABLE],
-            overwritten=store.overwritten,
-            late=self._late,
-            refused=self._refused + self._disk.refused,
+            blocks=so_far.blocks + store.blocks,
+            capacity=so_far.capacity + store.capacity,
+            bytes_read=so_far.bytes_read + store.bytes_read,
+            bytes_written=so_far.bytes_written + store.bytes_written,
+            damaged=so_far.damaged + store.dropped[DAMAGED],
+            unreadable=so_far.unreadable + store.dropped[UNREADABLE],
+            overwritten=so_far.overwritten + store.overwritten,
+            late=so_far.late + self._late,
+            refused=so_far.refused + self._refused + self._disk.refused,
         )
 
     def close(self) -> list[int]:

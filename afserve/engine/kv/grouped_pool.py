@@ -9,9 +9,10 @@ next token sees is there. It knows no tensors and no requests.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from afserve.clock import Clock
 from afserve.engine.kv.blocks import ROOT, BlockPool, Hash, OnEvict, OnIdle
 from afserve.engine.kv.groups import KvGroup
-from afserve.engine.kv.retained import Retention
+from afserve.engine.kv.retained import SHARE, Retention
 
 
 class FixedBlocks:
@@ -37,9 +38,17 @@ class AttachedBlocks:
     """The blocks of a group that sees the last tokens only: so many of them in a row are attached to a block of the
     first group, or none."""
 
-    def __init__(self, group: KvGroup, unit: int, on_take: Callable[[int], None]) -> None:
-        """`on_take` is told a block of the first group whose part is about to be taken back, and can still be read."""
+    def __init__(
+        self,
+        group: KvGroup,
+        unit: int,
+        on_take: Callable[[int], None],
+        is_asked: Callable[[int], bool] = lambda block: False,
+    ) -> None:
+        """`on_take` is told a block of the first group whose part is about to be taken back, and can still be read;
+        `is_asked` says whether somebody wants it to stay."""
         assert group.sees is not None
+        self._is_asked = is_asked
         self.block_size, self._per = group.block_size, unit // group.block_size
         self._unit, self._sees, self._on_take = unit, group.sees, on_take
         self._rows = group.blocks // self._per
@@ -48,6 +57,8 @@ class AttachedBlocks:
         self._readers: dict[int, int] = {}  # sequences whose next token sees it
         # Attached and without readers, the longest unused first.
         self._unread: OrderedDict[int, None] = OrderedDict()
+        self._kept: OrderedDict[int, None] = OrderedDict()  # the same, which go after those
+        self._ends: set[int] = set()  # attached, and seen from the end of what somebody wants to stay
 
     def table(self, blocks: Iterable[int]) -> list[int]:
         """As of `FixedBlocks`; 0, which nobody reads, for what is not attached."""
@@ -63,11 +74,11 @@ class AttachedBlocks:
     @property
     def available(self) -> int:
         """How many blocks of the first group this can attach to."""
-        return len(self._free) + len(self._unread)
+        return len(self._free) + len(self._unread) + len(self._kept)
 
     def spared(self, blocks: Iterable[int]) -> int:
         """How many of these `available` does not count once they are read again."""
-        return sum(1 for block in blocks if block in self._unread)
+        return sum(1 for block in blocks if block in self._unread or block in self._kept)
 
     def first_seen(self, computed: int) -> int:
         """Of a sequence's blocks, the first that is seen by the token behind so many."""
@@ -76,22 +87,42 @@ class AttachedBlocks:
     def attach(self, block: int) -> bool:
         """Whether there was room. Nobody reads it yet."""
         if block not in self._row:
-            if not self._free and not self._unread:
+            if not self.available:
                 return False
             if not self._free:
-                taken = next(iter(self._unread))
+                taken = self._next_taken()
                 self._on_take(taken)
                 self.detach(taken)
             self._row[block] = self._free.pop()
         if not self._readers.get(block):
+            self._kept.pop(block, None)
             self._unread[block] = None
             self._unread.move_to_end(block)
         return True
 
+    def _next_taken(self) -> int:
+        """The longest unused one. What is asked to stay goes last, and is half of all at most."""
+        for block in list(self._kept):
+            if self._is_asked(block):
+                break
+            return block
+        for block in list(self._unread):
+            if not (block in self._ends and self._is_asked(block)) or len(self._kept) >= self._rows // SHARE:
+                return block
+            del self._unread[block]
+            self._kept[block] = None
+        return next(iter(self._kept))
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        """These are asked to stay, as far as they are attached."""
+        self._ends.update(block for block in blocks if block in self._row)
+
     def detach(self, block: int) -> None:
         """May be said of any that nobody reads."""
         if (row := self._row.pop(block, None)) is not None:
-            del self._unread[block]
+            self._unread.pop(block, None)
+            self._kept.pop(block, None)
+            self._ends.discard(block)
             self._free.append(row)
 
     def read(self, blocks: Iterable[int]) -> None:
@@ -99,6 +130,7 @@ class AttachedBlocks:
         for block in blocks:
             self._readers[block] = self._readers.get(block, 0) + 1
             self._unread.pop(block, None)
+            self._kept.pop(block, None)
 
     def unread(self, blocks: Iterable[int]) -> None:
         """It does no more."""
@@ -121,7 +153,9 @@ class AttachedBlocks:
                 readers[block] = readers.get(block, 0) + 1
         assert readers == self._readers, "what sequences see is miscounted"
         assert readers.keys() <= self._row.keys(), "a sequence sees what is not there"
-        assert self._unread.keys() == self._row.keys() - readers.keys(), "a block is read and unread"
+        unread = [*self._unread, *self._kept]
+        assert sorted(unread) == sorted(self._row.keys() - readers.keys()), "a block is read and unread"
+        assert self._ends <= self._row.keys(), "a part that is not there is to stay"
         assert sorted([*self._free, *self._row.values()]) == list(range(self._rows)), (
             "a row is lost, or there twice"
         )
@@ -139,16 +173,25 @@ class GroupedPool(BlockPool):
         on_evict: OnEvict = lambda blocks: None,
         on_idle: OnIdle = lambda blocks: None,
         on_part: OnEvict = lambda blocks: None,
+        clock: Clock | None = None,
     ) -> None:
         """`on_part` is told blocks that are about to lose a part and keep their names, one at a time."""
         self._on_part = on_part
         first, *others = groups
         super().__init__(
-            first.blocks, first.block_size, caching=caching, root=root, on_evict=on_evict, on_idle=on_idle
+            first.blocks,
+            first.block_size,
+            caching=caching,
+            root=root,
+            on_evict=on_evict,
+            on_idle=on_idle,
+            clock=clock,
         )
-        unit = first.block_size
+        unit, asks = first.block_size, self.retained.asks
         attached = {
-            group: AttachedBlocks(group, unit, self._loses_part) for group in others if group.sees is not None
+            group: AttachedBlocks(group, unit, self._loses_part, asks)
+            for group in others
+            if group.sees is not None
         }
         self.further = tuple(attached.get(group) or FixedBlocks(group, first.block_size) for group in others)
         self._attached = list(attached.values())
@@ -233,7 +276,10 @@ class GroupedPool(BlockPool):
     ) -> None:
         if computed is not None:
             for attached in self._attached:
-                attached.unread(blocks[attached.first_seen(computed) :])
+                seen = blocks[attached.first_seen(computed) :]
+                attached.unread(seen)
+                if retain is not None:
+                    attached.keep(seen)
         super().release(blocks, copies=copies, retain=retain)
         for attached in self._attached:
             for block in blocks:

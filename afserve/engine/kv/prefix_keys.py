@@ -1,4 +1,4 @@
-"""Which beginnings of prompts a node's cache has, in words that a gateway understands: it knows tokens, no block names.
+"""Which beginnings of prompts a node has, in words that a gateway understands: it knows tokens, no block names.
 
 A beginning has a key, a hash of its tokens and its salt. Keys are made of the first 16 lengths in whole blocks, and of
 every 16th behind them, so a prompt of 4,096 tokens in blocks of 16 has 31. A node says which keys came and went. It
@@ -62,7 +62,8 @@ def extend(
 
 
 class HeldPrefixes:
-    """A node's cache as keys. A beginning is held while its last block can be found: tails are evicted first."""
+    """A node's cache, and the tiers below it, as keys. A beginning is held while its last block can be found: tails are
+    evicted first."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
@@ -75,8 +76,15 @@ class HeldPrefixes:
     def __len__(self) -> int:
         return len(self._key_of)
 
+    def __contains__(self, name: Hash) -> bool:
+        return name in self._key_of
+
+    def names(self) -> list[Hash]:
+        """Of the last blocks of all beginnings that are held."""
+        return list(self._key_of)
+
     def filled(self, name: Hash, key: int) -> None:
-        """The block of this name is the last of a beginning; all of them are in the cache."""
+        """The block of this name is the last of a beginning; all of them are here."""
         if name in self._key_of:
             self._key_of.move_to_end(name)
             return

@@ -8,7 +8,7 @@ the rest is computed. It knows no requests, and not what a tier is made of (`hos
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,18 +112,24 @@ class _Job:
 
 
 class KvTiers:
-    """`tiers` from the nearest on. Ends of restorations are in `ended`, for whoever takes them out."""
+    """`tiers` from the nearest on. Ends of restorations are in `ended`, for whoever takes them out. `on_look` is called
+    once per turn of the node's loop, by whoever calls `turn`, and may `add` some."""
 
     def __init__(self, kv: KvCache, blocks: PooledBlocks, tiers: Sequence[Tier], clock: Clock) -> None:
         assert tiers
-        self._kv, self._blocks, self._tiers, self._clock = kv, blocks, tiers, clock
+        self._kv, self._blocks, self._tiers, self._clock = kv, blocks, list(tiers), clock
         self._jobs: dict[int, _Job] = {}
         self._coming: dict[Hash, int] = {}  # which restoration brings it
         self._numbers = self._restores = self._short = 0
         self._seconds = 0.0
         self._ready: list[int] = []
         self.ended: list[Restored] = []
+        self.on_look: Callable[[], None] = lambda: None
         kv.on_idle, kv.on_evict, kv.on_part = self._idle, self._evicted, self._loses_part
+
+    def add(self, tier: Tier) -> None:
+        """Behind all others, from now on."""
+        self._tiers.append(tier)
 
     @property
     def busy(self) -> bool:
@@ -185,6 +191,14 @@ class KvTiers:
         self._jobs[self._numbers] = _Job(self._numbers, +asked, here, names, now, now + limit)
         self._coming.update(dict.fromkeys(names, self._numbers))
         return self._numbers
+
+    def brings(self, name: Hash) -> bool:
+        """Whether a restoration is under way that brings it."""
+        return name in self._coming
+
+    def holds(self, names: Sequence[Hash]) -> list[bool]:
+        """Of each whether any tier has it."""
+        return [any(here) for here in zip(*(tier.holds(names) for tier in self._tiers), strict=True)]
 
     def cancel(self, number: int) -> None:
         """Nobody wants it any more; it is not among `ended`."""

@@ -19,6 +19,7 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
 from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
+from afserve.engine.kv.moving.lending import LentBelow
 from afserve.engine.kv.moving.prefilling import Prefilling
 from afserve.engine.kv.moving.restoring import Restore, Restores
 from afserve.engine.kv.tiers import KvTiers
@@ -62,6 +63,7 @@ class KvMoves:
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
         self._restores = Restores(tiers, node, clock, block_size, block_bytes, warn, waiting)
+        self._lent_below = LentBelow(exchange, self._restores)
         self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit, self._restores)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._pulls = Jobs[_Pull](exchange.cancel)
@@ -156,6 +158,7 @@ class KvMoves:
         seconds = self._time.seconds(now, busy=busy)
         self._exchange.turn(seconds, lingers=not busy)
         self._prefilling.take()
+        self._lent_below.turn()
         for pulled in self._exchange.ended:
             if pulls := self._pulls.take_waiting(pulled.transfer):
                 self._note(pulls[0], pulled)
@@ -240,6 +243,7 @@ class KvMoves:
             split=self._prefilling.parts.split,
             split_short=self._prefilling.parts.short,
             parts=self._prefilling.parts.helped,
+            lent_below=self._lent_below.chains,
             oldest_lease=moved.oldest,
         )
 

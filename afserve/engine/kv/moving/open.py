@@ -4,6 +4,7 @@ below the cache, or why one of these is missing."""
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host import HostArena, HostTier
+from afserve.engine.kv.inherited import Inheritance
+from afserve.engine.kv.kept_keys import KeptKeys
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.tiers import KvTiers, Tier
@@ -95,8 +98,16 @@ def open_tiers(node: Node, place: KvPlace) -> KvTiers | None:
     engine, kv, clock = place.engine, node.kv, AwakeClock(most=_GAP)
     disk = _disk(node, place, clock) if engine.kv_ssd else None
     host = _host(node, place, clock, disk) if engine.kv_host else None
-    tiers: list[Tier] = [tier for tier in (host, disk) if tier is not None]
-    return KvTiers(kv, node.blocks, tiers, clock) if tiers else None
+    found: list[Tier] = [tier for tier in (host, disk) if tier is not None]
+    if not found:
+        return None
+    tiers = KvTiers(kv, node.blocks, found, clock)
+    node.told.look_below(tiers.holds, None if disk is None else KeptKeys(disk.store.folder / "keys"))
+    if disk is not None:
+        limit, start = bytes_of("--kv-ssd-size", engine.kv_ssd_size), partial(_reading, place)
+        parts = tiers, node.blocks, node.told, clock, place.tell
+        tiers.on_look = Inheritance(disk.store, limit, start, *parts).look
+    return tiers
 
 
 def _host(node: Node, place: KvPlace, clock: Clock, below: DiskTier | None) -> HostTier | None:
@@ -137,9 +148,14 @@ def _disk(node: Node, place: KvPlace, clock: Clock) -> DiskTier | None:
         f"KV on disk: {store.folder} has {store.blocks:,} of at most {store.capacity:,} blocks of "
         f"{engine.block_size} tokens ({kv.block_bytes:,} bytes), read by {way}"
     )
-    workers = DiskWorkers(store, place.wake, place.warn, way)
+    return DiskTier(node.blocks, _reading(place, store), clock)
+
+
+def _reading(place: KvPlace, store: DiskStore) -> DiskWorkers:
+    """Its threads, which have begun."""
+    workers = DiskWorkers(store, place.wake, place.warn, chosen(Path(place.engine.kv_ssd)))
     workers.start()
-    return DiskTier(node.blocks, workers, clock)
+    return workers
 
 
 def _what(attention: str, place: KvPlace) -> str:

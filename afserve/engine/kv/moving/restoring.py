@@ -11,6 +11,7 @@ from typing import Any
 from afserve.clock import Clock
 from afserve.comm.kv.source import KvSource
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.blocks import Hash
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, limit_of
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored
 from afserve.engine.scheduling.request import GenerationRequest
@@ -90,6 +91,22 @@ class Restores:
         rate = self._node.prefill_rate
         return blocks * self._block_size / rate if rate else 0.0
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is anything below the cache."""
+        return self._tiers is not None
+
+    def bring(self, names: Sequence[Hash]) -> bool:
+        """Whether some of this chain comes into the cache for another node, as far as it would be worth it here."""
+        if self._tiers is None or not (blocks := self._worth(self._tiers.look(names))):
+            return False
+        return self._tiers.restore(names, limit_of(self._computing(blocks)), blocks) is not None
+
+    def brings(self, names: Sequence[Hash]) -> bool:
+        """Whether the first block of this chain that is not in the cache is on its way to it."""
+        known = self._node.known(names)
+        return self._tiers is not None and known < len(names) and self._tiers.brings(names[known])
+
     def cancel(self, number: int) -> None:
         """May be said of any request."""
         self._jobs.forget_request(number)
@@ -98,12 +115,14 @@ class Restores:
         """What waits no more, after a turn of the tiers that takes so long."""
         if self._tiers is None:
             return []
+        self._tiers.on_look()
         if self._tiers.busy:
             self._tiers.turn(seconds)
         ended, over = list(self._tiers.ended), []
         self._tiers.ended.clear()
         for restored in ended:
             jobs = self._jobs.take_waiting(restored.job)
+            self._measure(restored)
             if jobs:
                 self._note(jobs[0].request, restored)
             # Others may go on where the first one's beginning ends, if anything came at all.
@@ -115,7 +134,6 @@ class Restores:
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
         received, asked = sum(restored.received.values()), sum(restored.asked.values())
-        self._measure(restored)
         where = " and ".join(_NAMES[tier] for tier in restored.asked)
         if received < asked:
             self._tell(

@@ -36,6 +36,7 @@ export function drawKv(status, then, elapsed) {
   }));
   $("handed").textContent = handed(all, past);
   $("leased").textContent = leased(all);
+  $("kept").textContent = kept(all, past, elapsed);
 }
 
 function fill(body, rows) {
@@ -58,6 +59,16 @@ function handed(all, past) {
   return `Prompts handed over: ${count.toLocaleString("en")} (${short_.toLocaleString("en")} in part), from the request to the last ` +
     `block ${mean(all, past)} in the last ten seconds, ${mean(all, [])} since the start; ` +
     `${straight.toLocaleString("en")} computed where they are decoded, as that was sooner.`;
+}
+
+// What stays because somebody asked, what made room for it, and what was computed before anybody asked.
+function kept(all, past, elapsed) {
+  const count = (read, words) => `${sum(all, read).toLocaleString("en")} ${words}`;
+  const made = s => s.kv.evicted + s.kv.evicted_copies + s.kv.evicted_retained;
+  return `Kept because somebody asked: ${count(s => s.kv.retained, "blocks")}. Made room in the cache: ` +
+    `${count(s => s.kv.evicted, "ordinary")}, ${count(s => s.kv.evicted_copies, "copies")}, ` +
+    `${count(s => s.kv.evicted_retained, "kept")}, ${short(rate(sum(all, made), past.length ? sum(past, made) : undefined, elapsed))} a second. ` +
+    `Computed ahead: ${count(s => s.ahead_tokens, "tokens")}.`;
 }
 
 function leased(all) {
