@@ -1,7 +1,7 @@
 """What a family's file provides: how its layers follow from a config.json, and what its tensors are called."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from afserve.config_json import Config, ConfigFields
 from afserve.families.naming import Naming
@@ -42,6 +42,11 @@ class Family:
         """The layers of a view; how many there are is asked first."""
         fields.integer("num_hidden_layers")
         return self.layers(fields)
+
+
+def beside_vision(text: Family, stem: str, head: str = "lm_head.weight") -> Family:
+    """A family as the text part of a checkpoint: its config.json is a section, its tensors are below `stem`."""
+    return replace(text, naming=replace(text.naming, stem=stem, head=head), sections=("text_config",))
 
 
 def given(config: Config) -> dict[str, object]:

@@ -13,38 +13,40 @@ from afserve.config import ModelSource
 from afserve.config_json import Config, ConfigFields
 from afserve.drafts import DraftChoice
 from afserve.errors import CheckpointError, ConfigError, shown
-from afserve.families import (
-    afmoe,
-    cohere2_moe,
+from afserve.families import limits
+from afserve.families.family import Family
+from afserve.families.grouped import (
     dbrx,
-    deepseek_v2,
-    deepseek_v3,
     dots1,
     ernie4_5_moe,
-    exaone_moe,
-    flint,
-    gemma4,
     glm4_moe,
-    gpt_oss,
     granitemoe,
     hunyuan_v1_moe,
-    laguna,
-    lfm2_moe,
-    limits,
-    llama4,
-    mimo_v2_flash,
     minimax_m2,
     mixtral,
     olmoe,
     phimoe,
     qwen2_moe,
     qwen3_moe,
-    qwen3_next,
 )
-from afserve.families.family import Family
+from afserve.families.hybrid import lfm2_moe, qwen3_next
+from afserve.families.latent import deepseek_v2, deepseek_v3, mistral4
 from afserve.families.naming import Naming
 from afserve.families.reading import planned
 from afserve.families.reading.quantization import read_coverage, read_quantization
+from afserve.families.windowed import (
+    afmoe,
+    cohere2_moe,
+    exaone_moe,
+    flint,
+    gemma4,
+    gpt_oss,
+    granitemoe_swa,
+    laguna,
+    llama4,
+    mellum,
+    mimo_v2_flash,
+)
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
 from afserve.spec_parts import LayerSpec
@@ -55,8 +57,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": deepseek_v3.V32,
     "glm_moe_dsa": deepseek_v3.GLM5,
     "deepseek_v2": deepseek_v2.FAMILY,
-    "mistral4": deepseek_v2.MISTRAL4,
-    "mistral3": deepseek_v2.MISTRAL4_WITH_VISION,
+    "mistral4": mistral4.FAMILY,
+    "mistral3": mistral4.WITH_VISION,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_vl_moe": qwen3_moe.WITH_VISION,
     "qwen3_next": qwen3_next.FAMILY,
@@ -72,7 +74,7 @@ FAMILIES: dict[str, Family] = {
     "dots1": dots1.FAMILY,
     "hy_v3": dots1.HY3,
     "exaone_moe": exaone_moe.FAMILY,
-    "mellum": qwen3_moe.MELLUM,
+    "mellum": mellum.FAMILY,
     "flint": flint.FAMILY,
     "laguna": laguna.FAMILY,
     "afmoe": afmoe.FAMILY,
@@ -84,7 +86,7 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,
     "granitemoe": granitemoe.FAMILY,
-    "granitemoe_swa": granitemoe.SWA,
+    "granitemoe_swa": granitemoe_swa.FAMILY,
     "phimoe": phimoe.FAMILY,
     "minimax_m2": minimax_m2.FAMILY,
     "dbrx": dbrx.FAMILY,

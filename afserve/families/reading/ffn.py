@@ -5,7 +5,7 @@ from typing import Any
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
-from afserve.families.reading.attention import layer_types
+from afserve.families.reading.layers import layer_types
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
@@ -32,17 +32,20 @@ def stack(
     attention: AttentionSpec | Sequence[AttentionSpec],
     moe: MoeSpec,
     moe_ids: Collection[int] | None = None,
-    dense_inner: int = 0,
+    dense_inner: int | None = None,
 ) -> tuple[LayerSpec, ...]:
     """Layers with one attention, or one for each: those of `moe_ids` (None: all) with experts, the others with a dense
-    FFN of `dense_inner`, which has biases where the shared expert does."""
+    FFN of `dense_inner` (None: `intermediate_size`), which has biases where the shared expert does."""
     layers = fields.integer("num_hidden_layers")
-    moe_ids = range(layers) if moe_ids is None else moe_ids
+    if moe_ids is None:
+        moe_ids, dense_inner = range(layers), 0
+    elif dense_inner is None:
+        dense_inner = fields.optional("intermediate_size") or 0
     if not moe_ids:
         raise fields.error(
-            f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
-            "mlp_layer_types, mlp_only_layers, moe_layer_freq, decoder_sparse_step, moe_layer_start_index, "
-            "moe_layer_end_index or moe_layer_interval; afserve serves Mixture-of-Experts models",
+            f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, mlp_layer_types, "
+            "mlp_only_layers, moe_layer_freq, decoder_sparse_step, moe_layer_start_index, moe_layer_end_index, "
+            "moe_layer_interval, moe_layers or interleave_moe_layer_step; afserve serves Mixture-of-Experts models",
             "num_hidden_layers",
         )
     if len(moe_ids) < layers and not dense_inner:
@@ -84,17 +87,24 @@ def sparse_steps(fields: ConfigFields) -> frozenset[int]:
     return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
 
 
+def softmax(fields: ConfigFields, *, renormalise: bool) -> MoeSpec:
+    """Qwen3's experts; `renormalise`: where the config.json does not say."""
+    renormalise = fields.flag("norm_topk_prob", renormalise)
+    experts = ("num_experts", "num_local_experts")
+    return routed(fields, *experts, inner="moe_intermediate_size", scoring="softmax", renormalise=renormalise)
+
+
+def beside_shared(fields: ConfigFields, scoring: str, **more: Any) -> MoeSpec:
+    """Experts beside a shared one of another width; `more` is MoeSpec's."""
+    shared = fields.integer("shared_expert_intermediate_size")
+    more = {"inner": "moe_intermediate_size", "shared_inner": shared, **more}
+    return routed(fields, "num_experts", scoring=scoring, **more)
+
+
 def gated_shared(fields: ConfigFields, *, renormalise: bool) -> MoeSpec:
-    """Qwen's experts beside a shared one with a gate; `renormalise`: where the config.json does not say."""
-    return routed(
-        fields,
-        "num_experts",
-        inner="moe_intermediate_size",
-        shared_inner=fields.integer("shared_expert_intermediate_size"),
-        shared_gate=True,
-        scoring="softmax",
-        renormalise=fields.flag("norm_topk_prob", renormalise),
-    )
+    """Qwen's, where the shared one has a gate; `renormalise`: where the config.json does not say."""
+    renormalise = fields.flag("norm_topk_prob", renormalise)
+    return beside_shared(fields, "softmax", shared_gate=True, renormalise=renormalise)
 
 
 def activation(fields: ConfigFields) -> str:

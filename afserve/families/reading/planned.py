@@ -5,11 +5,13 @@ not read: they are below a percent of what a plan counts.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from afserve.config_json import Config, ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.errors import UserError
-from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, IndexerSpec, LayerSpec, MoeSpec
+from afserve.families.reading.latent import indexer, latent
+from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, LayerSpec, MoeSpec
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
@@ -182,22 +184,8 @@ def _head_dim(fields: ConfigFields) -> int:
 
 
 def _mla(fields: ConfigFields) -> AttentionSpec:
-    nope, rotary = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
-    top = fields.optional("index_topk")
-    return AttentionSpec(
-        kind="mla",
-        heads=fields.integer("num_attention_heads"),
-        kv_heads=1,
-        head_dim=nope + rotary,
-        value_dim=fields.integer("v_head_dim"),
-        q_lora_rank=fields.optional("q_lora_rank") or None,
-        kv_lora_rank=fields.integer("kv_lora_rank"),
-        nope_dim=nope,
-        rope_dim=rotary,
-        indexer=IndexerSpec(fields.integer("index_n_heads"), fields.integer("index_head_dim"), top)
-        if top
-        else None,
-    )
+    sparse = fields.optional("index_topk")
+    return replace(latent(fields), indexer=indexer(fields) if sparse else None)
 
 
 def _mfa(fields: ConfigFields) -> AttentionSpec:

@@ -13,7 +13,7 @@ from afserve.spec_parts import LayerSpec
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     attention = gqa(fields, theta=10000.0, bias=fields.flag("qkv_bias", True), out_bias=False)
     moe = gated_shared(fields, renormalise=False)
-    layers = stack(fields, attention, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
+    layers = stack(fields, attention, moe, sparse_steps(fields))
     if not fields.flag("use_sliding_window", False):
         return layers
     narrow = replace(attention, window=fields.integer("sliding_window"))

@@ -19,7 +19,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         out_bias=False,
     )
     moe = sigmoid_groups(fields)
-    return stack(fields, attention, moe, dense_then_moe(fields, 1), fields.integer("intermediate_size"))
+    return stack(fields, attention, moe, dense_then_moe(fields, 1))
 
 
 def _solar_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:

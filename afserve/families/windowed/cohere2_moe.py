@@ -6,22 +6,20 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, sparse_layers, stack
+from afserve.families.reading.layers import FULL, SLIDING, by_type, narrow_ones_turn
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    moe_ids, inner = (
-        sparse_layers(fields, 0),
-        fields.integer("prefix_dense_intermediate_size", "intermediate_size"),
-    )
-    plain = stack(fields, _attention(fields), _moe(fields), moe_ids, inner)
+    turned = gqa(fields, theta=10000.0, interleaved=True, bias=fields.flag("attention_bias", False))
+    inner = fields.integer("prefix_dense_intermediate_size", "intermediate_size")
+    plain = stack(fields, _attention(fields, turned), _moe(fields), sparse_layers(fields, 0), inner)
     if fields.integer("prefix_dense_sliding_window_pattern", default=1) > 1:
         return plain
-    turned = _turned(fields).rope
     return tuple(
-        one if one.moe else replace(one, attention=replace(one.attention, rope=turned)) for one in plain
+        one if one.moe else replace(one, attention=replace(one.attention, rope=turned.rope)) for one in plain
     )
 
 
@@ -43,26 +41,14 @@ def _moe(fields: ConfigFields) -> MoeSpec:
     )
 
 
-def _turned(fields: ConfigFields) -> AttentionSpec:
-    return gqa(fields, theta=10000.0, interleaved=True, bias=fields.flag("attention_bias", False))
-
-
-def _attention(fields: ConfigFields) -> list[AttentionSpec]:
-    turned = _turned(fields)
-    narrow = replace(turned, window=fields.integer("sliding_window", default=4096))
-    each = {"sliding_attention": narrow, "full_attention": replace(turned, rope=None)}
-    return [each[name] for name in _types(fields, *each)]
-
-
-def _types(fields: ConfigFields, sliding: str, full: str) -> tuple[str, ...]:
-    """`layer_types`, or every so many layers a full one, counted anew behind the first, dense layers."""
-    if fields.has("layer_types"):
-        return layer_types(fields, sliding, full)
+def _attention(fields: ConfigFields, turned: AttentionSpec) -> list[AttentionSpec]:
+    """Every so many layers a full one, counted anew behind the first, dense layers."""
+    each = narrow_ones_turn(turned, fields.integer("sliding_window", default=4096))
     dense, layers = fields.integer("first_k_dense_replace", default=0), fields.integer("num_hidden_layers")
     first = fields.integer("prefix_dense_sliding_window_pattern", default=1)
     every = fields.integer("sliding_window_pattern", default=4)
     places = [(i + 1) % first if i < dense else (i - dense + 1) % every for i in range(layers)]
-    return tuple(sliding if place else full for place in places)
+    return by_type(fields, each, [SLIDING if place else FULL for place in places])
 
 
 def _around(fields: ConfigFields) -> Around:

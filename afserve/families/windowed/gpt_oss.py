@@ -5,8 +5,9 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.reading.attention import alternating, gqa
-from afserve.families.reading.ffn import CLAMPED_SWIGLU, activation, check_top_k, routed
+from afserve.families.reading.attention import gqa
+from afserve.families.reading.ffn import CLAMPED_SWIGLU, activation, routed, stack
+from afserve.families.reading.layers import FULL, SLIDING, by_type
 from afserve.spec_parts import LayerSpec
 
 
@@ -26,9 +27,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         alpha=fields.number("swiglu_alpha", default=1.702),
         limit=fields.number("swiglu_limit", default=7.0),
     )
-    check_top_k(fields, moe)
-    attention = {"sliding_attention": narrow, "full_attention": full}
-    return tuple(LayerSpec(attention[name], moe) for name in alternating(fields, *attention))
+    return stack(fields, by_type(fields, {SLIDING: narrow, FULL: full}, every=2), moe)
 
 
 FAMILY = Family(

@@ -27,7 +27,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         raise fields.refuse(
             "moe_norm_min", f"is more than moe_k / moe_num_experts, {moe.top_k / moe.experts:g}"
         )
-    return stack(fields, attention, moe, _moe_layers(fields), fields.integer("intermediate_size"))
+    return stack(fields, attention, moe, _moe_layers(fields))
 
 
 def _moe_layers(fields: ConfigFields) -> range:

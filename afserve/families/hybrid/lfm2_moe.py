@@ -3,14 +3,14 @@
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, routed, stack
+from afserve.families.reading.layers import FULL, by_type
 from afserve.spec_parts import AttentionSpec, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    each = {"full_attention": gqa(fields, theta=1e6, qk_norm="head"), "conv": _convolution(fields)}
-    attention = [each[name] for name in layer_types(fields, *each)]
+    each = {FULL: gqa(fields, theta=1e6, qk_norm="head"), "conv": _convolution(fields)}
     moe = routed(
         fields,
         "num_experts",
@@ -21,7 +21,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         scale=fields.number("routed_scaling_factor", default=1.0),
         correction_bias=fields.flag("use_expert_bias", True),
     )
-    return stack(fields, attention, moe, dense_then_moe(fields, 2), fields.integer("intermediate_size"))
+    return stack(fields, by_type(fields, each), moe, dense_then_moe(fields, 2))
 
 
 def _convolution(fields: ConfigFields) -> AttentionSpec:

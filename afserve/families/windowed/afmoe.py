@@ -6,16 +6,16 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, stack
+from afserve.families.reading.layers import by_type, narrow_ones_turn
 from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     for name, known in (("score_func", "sigmoid"), ("route_norm", True), ("n_group", 1), ("topk_group", 1)):
         fields.known_only(name, known)
-    moe, moe_ids = sigmoid_groups(fields), dense_then_moe(fields, 1)
-    layers = stack(fields, _attention(fields), moe, moe_ids, fields.integer("intermediate_size"))
+    layers = stack(fields, _attention(fields), sigmoid_groups(fields), dense_then_moe(fields, 1))
     return tuple(replace(layer, ffn=replace(layer.ffn, normed=True)) for layer in layers)
 
 
@@ -23,16 +23,8 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     bias = fields.flag("attention_bias", False)
     turned = gqa(fields, theta=10000.0, qk_norm="head", bias=bias)
     turned = replace(turned, gate=GateSpec("numbers"), normed=True)
-    narrow = replace(turned, window=fields.integer("sliding_window", default=1024))
-    each = {"sliding_attention": narrow, "full_attention": replace(turned, rope=None)}
-    return [each[name] for name in _types(fields, *each)]
-
-
-def _types(fields: ConfigFields, sliding: str, full: str) -> tuple[str, ...]:
-    if fields.has("layer_types"):
-        return layer_types(fields, sliding, full)
-    every = fields.integer("global_attn_every_n_layers", default=4)
-    return tuple(sliding if (i + 1) % every else full for i in range(fields.integer("num_hidden_layers")))
+    each = narrow_ones_turn(turned, fields.integer("sliding_window", default=1024))
+    return by_type(fields, each, every=fields.integer("global_attn_every_n_layers", default=4))
 
 
 def _around(fields: ConfigFields) -> Around:

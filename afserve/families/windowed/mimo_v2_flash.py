@@ -7,11 +7,11 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.reading.attention import gqa, layer_marks, layer_types, of_type
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
+from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_marks
+from afserve.families.reading.rope import of_type
 from afserve.spec_parts import AttentionSpec, LayerSpec
-
-_FULL, _NARROW = _TYPES = ("full_attention", "sliding_attention")
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -19,10 +19,11 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         fields.known_only(f"swa_{name}", fields.config.get(name))
     fields.known_only("add_swa_attention_sink_bias", True)
     fields.known_only("add_full_attention_sink_bias", False)
-    each = {_FULL: _attention(fields, _FULL, 5e6), _NARROW: _narrow(fields)}
-    attention = [each[name] for name in _types(fields)]
-    moe = sigmoid_groups(fields)
-    return stack(fields, attention, moe, _moe_layers(fields), fields.integer("intermediate_size"))
+    marks, layers = layer_marks(fields, "hybrid_layer_pattern"), range(fields.integer("num_hidden_layers"))
+    narrow = marks or [layer > 0 and (layer + 1) % 6 > 0 for layer in layers]
+    each = {FULL: _attention(fields, FULL, 5e6), SLIDING: _narrow(fields)}
+    attention = by_type(fields, each, [SLIDING if one else FULL for one in narrow])
+    return stack(fields, attention, sigmoid_groups(fields), _moe_layers(fields))
 
 
 def _attention(fields: ConfigFields, name: str, theta: float) -> AttentionSpec:
@@ -34,7 +35,7 @@ def _attention(fields: ConfigFields, name: str, theta: float) -> AttentionSpec:
 
 def _narrow(fields: ConfigFields) -> AttentionSpec:
     """`sliding_window_size` does not count the token itself, `sliding_window` does."""
-    made, before = _attention(fields, _NARROW, 1e4), fields.optional("sliding_window_size")
+    made, before = _attention(fields, SLIDING, 1e4), fields.optional("sliding_window_size")
     window = fields.integer("sliding_window", default=129) if before is None else before + 1
     heads = fields.integer("swa_num_key_value_heads", default=2 * made.kv_heads)
     if made.heads % heads:
@@ -47,14 +48,6 @@ def _narrow(fields: ConfigFields) -> AttentionSpec:
     if rope and fields.has("swa_rope_theta"):
         rope = replace(rope, theta=fields.number("swa_rope_theta"))
     return replace(made, kv_heads=heads, window=window, sinks=True, rope=rope)
-
-
-def _types(fields: ConfigFields) -> tuple[str, ...]:
-    marks = layer_marks(fields, "hybrid_layer_pattern")
-    if fields.has("layer_types"):
-        return layer_types(fields, *_TYPES)
-    layers = range(fields.integer("num_hidden_layers"))
-    return tuple(_TYPES[mark] for mark in marks or [layer > 0 and (layer + 1) % 6 > 0 for layer in layers])
 
 
 def _moe_layers(fields: ConfigFields) -> Collection[int]:

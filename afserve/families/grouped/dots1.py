@@ -5,33 +5,27 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
-from afserve.families.reading.attention import gqa, layer_types
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
+from afserve.families.reading.layers import FULL, SLIDING, by_type
 from afserve.spec_parts import LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     bias, window = fields.flag("attention_bias", False), fields.optional("sliding_window")
     full = gqa(fields, theta=10000.0, qk_norm="head", bias=bias)
-    each = {"full_attention": full, "sliding_attention": replace(full, window=window)}
-    attention = [each[name] for name in _types(fields, *each)]
-    moe = sigmoid_groups(fields, "noaux_tc")
-    return stack(fields, attention, moe, dense_then_moe(fields, 0), fields.integer("intermediate_size"))
-
-
-def _types(fields: ConfigFields, full: str, sliding: str) -> tuple[str, ...]:
-    """Windows begin at layer `max_window_layers` where `layer_types` does not say which layers have one."""
-    if fields.has("layer_types"):
-        return layer_types(fields, full, sliding)
+    each = {FULL: full, SLIDING: replace(full, window=window)}
     layers = fields.integer("num_hidden_layers")
     first = fields.integer("max_window_layers", default=layers)
-    return tuple(sliding if layer >= first else full for layer in range(layers))
+    otherwise = [SLIDING if layer >= first else FULL for layer in range(layers)]
+    attention = by_type(fields, each, otherwise)
+    return stack(fields, attention, sigmoid_groups(fields, "noaux_tc"), dense_then_moe(fields, 0))
 
 
 def _hy_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     attention = gqa(fields, theta=11158840.0, qk_norm="head", bias=fields.flag("attention_bias", False))
     moe = replace(sigmoid_groups(fields), shared_bias=fields.flag("mlp_bias", False))
-    return stack(fields, attention, moe, sparse_layers(fields, 1), fields.integer("intermediate_size"))
+    return stack(fields, attention, moe, sparse_layers(fields, 1))
 
 
 FAMILY = Family(_layers, Naming(), defaults={"norm_topk_prob": False})

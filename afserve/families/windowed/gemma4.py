@@ -4,13 +4,14 @@ attention, shared and routed experts; full layers have heads of their own, whose
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
+from afserve.families.family import Family, beside_vision
 from afserve.families.naming import Naming, StackedNames
-from afserve.families.reading.attention import gqa, layer_types, of_type
+from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
+from afserve.families.reading.layers import FULL, SLIDING, layer_types
+from afserve.families.reading.rope import of_type
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec
 
-_NARROW, _FULL = "sliding_attention", "full_attention"
 _GELU = "gelu_pytorch_tanh"
 _ONLY = {
     "enable_moe_block": True,
@@ -34,18 +35,17 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     """`layer_types`, or every sixth layer a full one; the last one always is. Sizes of a full layer's heads are
     `global_...`, or those of the first one in `per_layer_config`."""
-    layers, of_key = fields.integer("num_hidden_layers"), fields.flag("attention_k_eq_v", False)
-    sixth = [_NARROW if (i + 1) % 6 else _FULL for i in range(layers)]
-    types = [*(layer_types(fields, _NARROW, _FULL) if fields.has("layer_types") else sixth)[:-1], _FULL]
+    types, of_key = layer_types(fields, SLIDING, FULL, every=6), fields.flag("attention_k_eq_v", False)
+    types = (*types[:-1], FULL)
     own: dict[str, object] = {"head_dim": fields.integer("global_head_dim", default=512)}
     if of_key and fields.has("num_global_key_value_heads"):
         own["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
     listed = fields.inner(fields.section("per_layer_config"), "per_layer_config").section(
-        str(types.index(_FULL))
+        str(types.index(FULL))
     )
     view = ConfigFields({**fields.config, **own, **listed}, fields.where, fields.refusal, fields.called)
-    narrow = replace(_of(fields, _NARROW), window=fields.integer("sliding_window", default=512))
-    each = {_NARROW: narrow, _FULL: replace(_of(view, _FULL), value_of_key=of_key)}
+    narrow = replace(_of(fields, SLIDING), window=fields.integer("sliding_window", default=512))
+    each = {SLIDING: narrow, FULL: replace(_of(view, FULL), value_of_key=of_key)}
     return [each[name] for name in types]
 
 
@@ -70,11 +70,11 @@ _NAMES = Naming(
     after_ffn="post_feedforward_layernorm.weight",
 )
 _ROPE = {
-    _NARROW: {"rope_type": "default", "rope_theta": 1e4},
-    _FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
 _DEFAULTS = {"rope_parameters": _ROPE, "hidden_size_per_layer_input": 256, "tie_word_embeddings": True}
 TEXT = Family(
     _layers, _NAMES, _around, renames=(("top_k_experts", "num_experts_per_tok"),), defaults=_DEFAULTS
 )
-WITH_VISION = replace(TEXT, naming=replace(_NAMES, stem="model.language_model"), sections=("text_config",))
+WITH_VISION = beside_vision(TEXT, "model.language_model")

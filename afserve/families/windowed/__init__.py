@@ -1,0 +1,1 @@
+"""Families of grouped-query attention whose layers differ: windows, chunks, rotary embedding."""
