@@ -16,7 +16,7 @@ from tests.engine.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted({family.layers.__module__.removeprefix("afserve.families.") for family in FAMILIES.values()})
-MOST_LINES, MOST_OF_GEMMA4 = 66, 80
+MOST_LINES, MOST_OF_GEMMA4 = 66, 82
 MODELS = {
     path.stem: tomllib.loads(path.read_text())["config"] for path in (ROOT / "configs/models").glob("*.toml")
 }

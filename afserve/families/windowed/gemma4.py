@@ -13,6 +13,7 @@ from afserve.families.reading.rope import of_type
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec
 
 _GELU = "gelu_pytorch_tanh"
+_OF_FULL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 _ONLY = {
     "enable_moe_block": True,
     "use_double_wide_mlp": False,
@@ -43,7 +44,8 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     listed = fields.inner(fields.section("per_layer_config"), "per_layer_config").section(
         str(types.index(FULL))
     )
-    view = ConfigFields({**fields.config, **own, **listed}, fields.where, fields.refusal, fields.called)
+    values, called = {**fields.config, **own, **listed}, {**fields.called, **_OF_FULL}
+    view = ConfigFields(values, fields.where, fields.refusal, called)
     narrow = replace(_of(fields, SLIDING), window=fields.integer("sliding_window", default=512))
     each = {SLIDING: narrow, FULL: replace(_of(view, FULL), value_of_key=of_key)}
     return [each[name] for name in types]
