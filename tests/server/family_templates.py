@@ -178,6 +178,82 @@ HARMONY = """{%- for m in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}{#- tools -#}"""
 
+# Texts stand between quotes as they are.
+LFM2 = _CHATML.replace(
+    "%TURN%",
+    """{{- m.content or '' }}
+{%- if m.tool_calls %}{{- '<|tool_call_start|>[' }}
+{%- for c in m.tool_calls %}
+{{- c.function.name + '(' }}
+{%- for k, v in c.function.arguments.items() %}
+{{- k + '=' }}{{ "'" + v + "'" if v is string else v | tojson if v is mapping else v | string }}
+{{- ', ' if not loop.last }}
+{%- endfor %}
+{{- ')' + ('' if loop.last else ', ') }}
+{%- endfor %}
+{{- ']<|tool_call_end|>' }}{%- endif %}""",
+)
+
+GEMMA = """{%- macro told(v) %}
+{%- if v is string %}{{- '<|"|>' + v + '<|"|>' }}
+{%- elif v is boolean %}{{- 'true' if v else 'false' }}
+{%- elif v is mapping %}{{- '{' }}
+{%- for k, x in v | dictsort %}{{- (',' if not loop.first else '') + k + ':' + told(x) }}{%- endfor %}{{- '}' }}
+{%- elif v is sequence %}{{- '[' }}
+{%- for x in v %}{{- (',' if not loop.first else '') + told(x) }}{%- endfor %}{{- ']' }}
+{%- else %}{{- v }}
+{%- endif %}
+{%- endmacro %}
+{%- for m in messages %}
+{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+{%- if m.reasoning_content and m.tool_calls %}
+{{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}
+{%- endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '<|tool_call>call:' + c.function.name + told(c.function.arguments) + '<tool_call|>' }}
+{%- endfor %}
+{{- (m.content or '') | trim }}
+{{- '<|tool_response>' if m.tool_calls else '<turn|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn>model\n' }}{%- endif %}{#- tools -#}"""
+
+LAGUNA = """{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{{- '<assistant>\n<think>\n' + (m.reasoning_content or '') + '\n</think>\n' }}
+{%- if m.content %}{{- m.content + '\n' }}{%- endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '<tool_call>' + c.function.name + '\n' }}
+{%- for k, v in c.function.arguments.items() %}
+{{- '<arg_key>' + k + '</arg_key>\n<arg_value>' }}{{ v if v is string else v | tojson }}{{ '</arg_value>\n' }}
+{%- endfor %}
+{{- '</tool_call>\n' }}
+{%- endfor %}
+{{- '</assistant>\n' }}
+{%- else %}{{- '<' + m.role + '>\n' + m.content + '\n</' + m.role + '>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>\n<think>' }}{%- endif %}{#- tools -#}"""
+
+# With calls it writes no words.
+COHERE = """{%- for m in messages %}
+{{- '<|START_OF_TURN_TOKEN|>' }}
+{%- if m.role == 'assistant' %}
+{{- '<|CHATBOT_TOKEN|><|START_THINKING|>' + (m.reasoning_content or '') + '<|END_THINKING|>' }}
+{%- if m.tool_calls %}{{- '<|START_ACTION|>[' }}
+{%- for c in m.tool_calls %}
+{{- '\n    {"tool_call_id": "' + loop.index0 | string + '", "tool_name": "' + c.function.name + '", "parameters": ' }}
+{{- c.function.arguments | tojson }}{{ '}' if loop.last else '},' }}
+{%- endfor %}
+{{- '\n]<|END_ACTION|>' }}
+{%- else %}{{- '<|START_TEXT|>' + m.content + '<|END_TEXT|>' }}
+{%- endif %}
+{%- else %}{{- '<|USER_TOKEN|><|START_TEXT|>' + m.content + '<|END_TEXT|>' }}
+{%- endif %}
+{{- '<|END_OF_TURN_TOKEN|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>' }}{%- endif %}
+{#- tools -#}"""
+
 # The template, its form of calls, what ends a turn, and the white space between words and calls.
 FAMILIES = {
     "hermes": (HERMES, "hermes", "<|im_end|>\n", "\n"),
@@ -193,4 +269,8 @@ FAMILIES = {
     "granite": (GRANITE, "granite", "<|im_end|>\n", ""),
     "hunyuan": (HUNYUAN, "hunyuan", "<|im_end|>\n", ""),
     "gpt-oss": (HARMONY, "channels", "", ""),
+    "lfm2": (LFM2, "lfm2", "<|im_end|>\n", ""),
+    "gemma-4": (GEMMA, "gemma", "<|tool_response>", ""),
+    "laguna": (LAGUNA, "glm", "</assistant>\n", "\n"),
+    "command-a-plus": (COHERE, "cohere", "<|END_OF_TURN_TOKEN|>", ""),
 }

@@ -30,6 +30,22 @@ def _tagged(call: str, key: str, value: str, close: str, calls: Sequence[Call]) 
     )
 
 
+def _gemma(value: object) -> str:
+    """Texts in marks, names without."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_gemma(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_gemma, value)) + "]"
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _python(calls: Sequence[Call]) -> str:
+    made = (f"{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for name, given in calls)
+    return f"[{', '.join(made)}]"
+
+
 def rendered(form: str, calls: Sequence[Call]) -> str:
     """Raises KeyError for a form that is not known here."""
     return {
@@ -38,6 +54,18 @@ def rendered(form: str, calls: Sequence[Call]) -> str:
         ),
         "mistral": lambda: "[TOOL_CALLS]" + _list(calls),
         "granite": lambda: "<|tool_call|>" + _list(calls),
+        "gemma": lambda: "".join(
+            f"<|tool_call>call:{name}{_gemma(given)}<tool_call|>" for name, given in calls
+        ),
+        "lfm2": lambda: f"<|tool_call_start|>{_python(calls)}<|tool_call_end|>",
+        "cohere": lambda: (
+            "<|START_ACTION|>[\n"
+            + ",\n".join(
+                f"    {_json({'tool_call_id': str(at), 'tool_name': name, 'parameters': given})}"
+                for at, (name, given) in enumerate(calls)
+            )
+            + "\n]<|END_ACTION|>"
+        ),
         "hunyuan": lambda: f"<tool_calls>{_list(calls)}</tool_calls>",
         "list": lambda: _list(calls, "parameters"),
         "deepseek": lambda: (

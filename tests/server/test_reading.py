@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.server.reading.parts import Argued, Called
+from afserve.server.reading.reasoning import ANSWERS, THOUGHTS
 from afserve.server.reading.table import CHANNELS, DIALECTS, FORMS, Reading, calls_of, thinks
 from tests.server.rendered import read, rendered, types_of
 
@@ -44,7 +45,8 @@ PIECES += [
         for m in (*d.markers, d.named, d.closes, d.key, d.keyed, d.value, d.valued)
     ),
     *("<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "analysis", " to=functions.f "),
-    *("<answer>", "</answer>"),
+    *(mark for tags in (*ANSWERS, *THOUGHTS) for mark in (tags.opens, tags.closes)),
+    *('<|"|>', "call:f{", "[f(", "a=", ")"),
     "é",
 ]
 
@@ -123,7 +125,7 @@ def test_channels():
 
 
 def test_an_answer_in_tags():
-    reading = Reading(thinks="tags", wrapped=True)
+    reading = Reading(thinks="tags", wrapped=ANSWERS[0])
     text = "<think>\nhm\n</think>\n<answer>\nYes,\n</b> it is.\n</answer>"
     assert read(reading, list(text)) == ("Yes,\n</b> it is.", "hm\n", [], [])
     assert read(reading, list("No tags.\n"))[0] == "No tags.\n"
@@ -135,6 +137,28 @@ def test_arguments_come_as_they_are_written():
     assert reader.read_text('<tool_call>{"name": "f", "arg') == [Called(0, "f")]
     assert reader.read_text('uments": {"a": [1') == [Argued(0, '{"a": [1')]
     assert reader.read_text("]}}") == [Argued(0, "]}")]
+
+
+def test_a_text_in_marks_of_its_own_is_any_text():
+    """Gemma 4 writes no backslash in front of anything, and names without marks."""
+    text = '<|tool_call>call:f{a:<|"|>"x" \\ {<|"|>,b-c:[1,<|"|><|"|>],d:{e:True}}<tool_call|> ok'
+    for pieces in ([text], list(text)):
+        said, _, names, arguments = read(Reading("gemma"), pieces)
+        assert (said, names) == (" ok", ["f"])
+        assert json.loads(arguments[0]) == {"a": '"x" \\ {', "b-c": [1, ""], "d": {"e": True}}
+
+
+def test_calls_of_python():
+    text = """<|tool_call_start|>[f(a='it\\'s', b="x", c=-1.5, d=(1, None,), e={'k': [True]}), g( ), h(x=1"""
+    expected = [{"a": "it's", "b": "x", "c": -1.5, "d": [1, None], "e": {"k": [True]}}, {}, {"x": 1}]
+    for pieces in ([text], list(text)):
+        said, _, names, arguments = read(Reading("lfm2"), pieces)
+        assert (said, names) == ("", ["f", "g", "h"]) and list(map(json.loads, arguments)) == expected
+    for odd in ("f", "[f", "[f]", "[f(a=1"):
+        said, _, names, _ = read(Reading("lfm2"), list(f"<|tool_call_start|>{odd}"))
+        assert (said, names) == (("", ["f"]) if "(" in odd else (f"<|tool_call_start|>{odd}", []))
+    reader = Reading("lfm2").reader()
+    assert reader.read_text("<|tool_call_start|>[f(a=[1") == [Called(0, "f"), Argued(0, '{"a": [1')]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +185,7 @@ def test_an_answer_without_reasoning_is_an_answer():
 @given(pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=30), data=st.data())
 def test_no_text_raises_and_cuts_change_nothing(form, pieces, data):
     thinks_ = data.draw(st.sampled_from(["", "tags", "inside", CHANNELS]))
-    reading = Reading(form, thinks_, wrapped=data.draw(st.booleans()))
+    reading = Reading(form, thinks_, wrapped=data.draw(st.sampled_from([None, *ANSWERS])))
     assert read(reading, pieces) == read(reading, ["".join(pieces)])
 
 
@@ -172,5 +196,7 @@ def test_the_template_tells_the_form():
     assert calls_of('<invoke name="f">\n<parameter name="x">') == "minimax"
     assert calls_of("<|tool_call|>[") == "granite" and calls_of("<|channel|>") == CHANNELS
     assert thinks("<|channel|>analysis")
+    assert calls_of("'<|tool_call>call:'") == "gemma" and calls_of("<|START_ACTION|>[") == "cohere"
     assert calls_of("{{ messages }}") == "hermes"
+    assert calls_of("{{ messages }}", lambda mark: mark == "<|tool_call_start|>") == "lfm2"
     assert thinks("x.split('</think>')") and not thinks("x")

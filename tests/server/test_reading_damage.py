@@ -207,13 +207,16 @@ MISTRAL = ("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]{}", '[TOOL_CALLS] [{"name
         ("qwen-xml", "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
         ("minimax", '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>'),
         ("glm", "<tool_call>f\n</tool_call>"),
+        ("gemma", "<|tool_call>call:f{}<tool_call|>"),
+        ("lfm2", "<|tool_call_start|>[f()]<|tool_call_end|>"),
+        ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]<|END_ACTION|>'),
     ],
 )  # fmt: skip
 def test_no_arguments_are_an_empty_object(form, text):
     assert called(form, text) == ([("f", {})], "", "")
 
 
-@pytest.mark.parametrize("form", ["kimi", "deepseek", "mistral", "granite"])
+@pytest.mark.parametrize("form", ["kimi", "deepseek", "mistral", "granite", "cohere", "gemma", "lfm2"])
 @pytest.mark.parametrize("thinks", ["inside", "tags"])
 def test_special_tokens_end_reasoning(form, thinks):
     calls = [("f", {"s": "a </think> b"}), ("g", {})]

@@ -2,6 +2,7 @@
 reasoning and words. Sent back by a client, it is rendered the same."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,16 @@ def tokenizer():
     return Tokenizer.from_folder(FOLDER)
 
 
+def as_told(form, value):
+    """What a template can tell: LFM2's writes texts between quotes as they are, Gemma's names of values without."""
+    if isinstance(value, dict):
+        plain = form == "gemma" and not value.keys() <= VALUES.keys()
+        return {(f"k{at}" if plain else key): as_told(form, x) for at, (key, x) in enumerate(value.items())}
+    if isinstance(value, list):
+        return [as_told(form, x) for x in value]
+    return re.sub(r"['\\]", "", value) if form == "lfm2" and isinstance(value, str) else value
+
+
 def turn_of(content, calls, reasoning=""):
     made = [
         {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
@@ -104,6 +115,8 @@ def written(conversation, messages):
 @settings(max_examples=40)
 def test_a_turn_is_read_back(family, tokenizer, content, calls, thought, step):
     source, form, end, space = FAMILIES[family]
+    content = "" if form == "cohere" else content  # its template writes no words beside calls
+    calls = [(name, as_told(form, given)) for name, given in calls]
     conversation = Conversation(ChatTemplate(source, {}), tokenizer)
     thought = thought if "reasoning_content" in source else ""
     asked, prompt, turn = written(conversation, [USER, turn_of(content, calls, thought)])
@@ -130,6 +143,16 @@ def test_transformers_writes_the_same(family, tokenizer):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     theirs, _ = render_jinja_template(conversations=[messages], tools=TOOLS, chat_template=source)
     assert conversation.render(asked) == theirs[0]
+
+
+def test_words_of_command_a_plus(tokenizer):
+    """In tags of their own behind the reasoning, which the prompt begins."""
+    conversation = Conversation(ChatTemplate(FAMILIES["command-a-plus"][0], {}), tokenizer)
+    answer = {"role": "assistant", "content": "Yes < no.", "reasoning_content": "Hm."}
+    asked, prompt, turn = written(conversation, [USER, answer])
+    turn = turn.removesuffix("<|END_OF_TURN_TOKEN|>")
+    for pieces in ([turn], list(turn)):
+        assert read(conversation.reading(asked, prompt), pieces) == ("Yes < no.", "Hm.", [], [])
 
 
 @pytest.mark.parametrize("family", ["kimi-k2", "mistral", "mistral-v11"])

@@ -55,7 +55,9 @@ WORDS = st.lists(
 
 def no_call_in(text):
     """Whether no call of any form begins in it: marks in a row may make one."""
-    return not re.search(r"begin[｜|]>[^|｜]*[<|｜]|\[TOOL_CALLS\]\s*[\w\[{]|tool_call\|>\s*[\[{]", text)
+    return not re.search(
+        r"begin[｜|]>[^|｜]*[<|｜]|\[TOOL_CALLS\]\s*[\w\[{]|(?:tool_call|ACTION)\|>\s*[\[{]", text
+    )
 
 
 def reading_of(form, thinks=""):

@@ -10,8 +10,9 @@ import re
 from collections.abc import Collection
 
 from afserve.server.reading.literal import LiteralWriter, json_literal
+from afserve.server.reading.parts import held
 
-NAMES = ("name",)
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
 NAME = r"[a-zA-Z0-9_.:-]{1,128}"
@@ -38,8 +39,8 @@ def _finite(number: str) -> float | str:
 
 
 class ArgumentsWriter:
-    def __init__(self) -> None:
-        self._writer = LiteralWriter()
+    def __init__(self, *, plain_names: bool = False) -> None:
+        self._writer = LiteralWriter(plain_names=plain_names)
         self._held: list[str] | None = None  # of a value that is no object
         self._said = ""
 
@@ -86,6 +87,47 @@ def arguments_of(text: str) -> str:
         return json_literal(text) or json.dumps(text, ensure_ascii=False)
     writer = LiteralWriter()
     return writer.write_text(text.lstrip())[0] + writer.close_text()
+
+
+class QuotedArguments:
+    """Arguments whose texts stand between two of one `mark`, as they are, and whose names may stand alone (Gemma 4)."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._writer = ArgumentsWriter(plain_names=True)
+        self._text = ""  # may be the beginning of a mark
+        self._inside = False
+
+    @property
+    def done(self) -> bool:
+        return self._writer.done
+
+    @property
+    def broken(self) -> bool:
+        return self._writer.broken
+
+    def write_text(self, text: str) -> tuple[str, str]:
+        """(JSON, what comes behind the value)"""
+        text, self._text, said = self._text + text, "", []
+        while text and not self.done:
+            at = text.find(self._mark)
+            marked = at >= 0
+            at = at if marked else len(text) - held(text, (self._mark,))
+            new, rest = self._writer.write_text(self._shown(text[:at]) + '"' * marked)
+            said.append(new)
+            if self.done:
+                return "".join(said), rest.removesuffix('"' * marked) + text[at:]
+            self._inside ^= marked
+            self._text, text = ("", text[at + len(self._mark) :]) if marked else (text[at:], "")
+        return "".join(said), text
+
+    def close_text(self) -> str:
+        held_back, self._text = self._shown(self._text), ""
+        said = self._writer.write_text(held_back)[0] if held_back and not self.done else ""
+        return said + self._writer.close_text()
+
+    def _shown(self, text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self._inside else text
 
 
 class CallObject:

@@ -6,12 +6,12 @@ calls is dropped; so are a form's own marks, between the calls they belong to an
 
 from afserve.server.reading.json_calls import JsonCall, JsonForm
 from afserve.server.reading.parts import MOST_HEADER, Argued, Called, Part, Reader, Types, held, say
+from afserve.server.reading.python_calls import PythonCall, PythonForm
 from afserve.server.reading.xml_calls import Dialect, TagCall
 
-Form = (
-    JsonForm | Dialect
-)  # a call begins with one of `opens`; `section` may stand before it, `ends` in order behind it
-Call = JsonCall | TagCall  # behind the mark that opens it
+# A call begins with one of `opens`; `section` may stand before it, `ends` in order behind it.
+Form = JsonForm | Dialect | PythonForm
+Call = JsonCall | TagCall | PythonCall  # behind the mark that opens it
 
 
 class CallReader(Reader):
@@ -169,7 +169,7 @@ class CallReader(Reader):
                 self._listed &= mark != "]"
                 return True
         more = text[1:].lstrip()
-        if self._listed and text.startswith(",") and more.startswith("{"):
+        if self._listed and text.startswith(",") and self._form.begins_item(more):
             self._raw, self._lead = self._text[: len(self._text) - len(more)], ""
             self._text, self._call = more, self._form.item(self._types)
             return True

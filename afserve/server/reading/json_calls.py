@@ -8,7 +8,14 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from afserve.server.reading.call_object import NAME, NO_ARGUMENTS, ArgumentsWriter, CallObject, is_name
+from afserve.server.reading.call_object import (
+    NAME,
+    NO_ARGUMENTS,
+    ArgumentsWriter,
+    CallObject,
+    QuotedArguments,
+    is_name,
+)
 from afserve.server.reading.parts import MOST_HEADER, Types
 
 _LIST = r"\s*(?P<list>\[)\s*"
@@ -18,7 +25,8 @@ _LIST = r"\s*(?P<list>\[)\s*"
 class JsonForm:
     """`header` is what stands between a mark and the object: with a group `name` the object is the arguments, with a
     group `list` it is the first of several. `bare`: one that is a call without an object, too. `special`: the marks are
-    special tokens: no words hold them, a call of a function that was not offered is one, and it ends open reasoning."""
+    special tokens: no words hold them, a call of a function that was not offered is one, and it ends open reasoning.
+    `quote`: what stands around texts, and names stand alone."""
 
     opens: tuple[str, ...]
     ends: tuple[str, ...] = ()
@@ -26,6 +34,7 @@ class JsonForm:
     header: str = r"\s*"
     bare: str = r"(?!)"
     special: bool = False
+    quote: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -50,6 +59,12 @@ class JsonForm:
 
     def item(self, types: Types) -> "JsonCall":
         return JsonCall(self, types, listed=True)
+
+    def begins_item(self, text: str) -> bool:
+        return text.startswith("{")
+
+    def arguments(self) -> ArgumentsWriter | QuotedArguments:
+        return QuotedArguments(self.quote) if self.quote else ArgumentsWriter()
 
 
 HERMES = JsonForm(("<tool_call>",), ("</tool_call>",))
@@ -82,6 +97,14 @@ KIMI = JsonForm(
     special=True,
 )
 GRANITE = JsonForm(("<|tool_call|>",), header=rf"{_LIST}|\s*", special=True)
+COHERE = JsonForm(("<|START_ACTION|>",), ("<|END_ACTION|>",), header=rf"{_LIST}|\s*", special=True)
+GEMMA = JsonForm(
+    ("<|tool_call>",),
+    ("<tool_call|>",),
+    header=rf"\s*call:\s*(?P<name>{NAME})\s*",
+    special=True,
+    quote='<|"|>',
+)
 HUNYUAN = JsonForm(("<tool_calls>",), ("</tool_calls>",), header=rf"{_LIST}|\s*")
 # The form of an answer that a grammar makes a list of calls.
 LIST = JsonForm(("[",), header=r"(?P<list>)\s*")
@@ -94,7 +117,7 @@ class JsonCall:
         self._form = form
         self._offered: Collection[str] = () if form.special else types
         self._header: str | None = None if listed else ""
-        self._object: CallObject | ArgumentsWriter = CallObject(self._offered)
+        self._object: CallObject | ArgumentsWriter | QuotedArguments = CallObject(self._offered)
         self.name: str | None = None
         self.failed = False
         self.done = False
@@ -142,7 +165,7 @@ class JsonCall:
         self.failed = found is None or (name is not None and not is_name(name, self._offered))
         self.listed = groups.get("list") is not None
         if name is not None and not self.failed:
-            self.name, self._object = name, ArgumentsWriter()
+            self.name, self._object = name, self._form.arguments()
 
     def _begin_bare(self, header: str) -> str:
         self._begin(self._form.bare, header)

@@ -16,6 +16,7 @@ _CLOSES = {"{": ("}", "}"), "[": ("]", "]"), "(": (")", "]")}  # as it is read, 
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _WORDS |= {word: json.dumps(word) for word in ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf")}
 _TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
+_PLAIN_TOKEN = re.compile(r"[^\s,:{}\[\]()\"'\\]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)?(?:(\.)([0-9]*))?((?:[eE][+-]?[0-9]+)?)")
 _STREAMED = re.compile(r"-?[1-9][0-9]*")
@@ -28,14 +29,18 @@ _DIGITS = {"u": 4, "x": 2, "U": 8}
 class LiteralWriter:
     """`streamed`: digits go out as they come, so that a number beyond a double's range stays a number.
 
+    `plain_names`: names of an object's values may stand without quotes.
+
     `broken`: it ended at a character that fits nothing. `done` is true then, too. `mended`: a bracket was missing.
     """
 
-    def __init__(self, *, streamed: bool = True) -> None:
+    def __init__(self, *, streamed: bool = True, plain_names: bool = False) -> None:
         self.done = False
         self.broken = False
         self.mended = False
         self._streamed = streamed
+        self._plain_names = plain_names
+        self._token = _PLAIN_TOKEN if plain_names else _TOKEN
         self._want = "value"  # value, first, item, key, first key, colon or more
         self._open: list[tuple[str, str]] = []
         self._quote = ""
@@ -119,7 +124,7 @@ class LiteralWriter:
         elif char == "," and want == "more":
             self._gap = ","
             self._want = "key" if self._open[-1][1] == "}" else "item"
-        elif _TOKEN.match(char) and want not in ("colon", "more"):
+        elif self._token.match(char) and want not in ("colon", "more"):
             return self._in_word(text, at)
         else:
             self._break()
@@ -152,7 +157,7 @@ class LiteralWriter:
     # ---- words and numbers
 
     def _in_word(self, text: str, at: int) -> int:
-        found = _TOKEN.match(text, at)
+        found = self._token.match(text, at)
         if found is None:
             self._end_word()
             return at
@@ -164,7 +169,8 @@ class LiteralWriter:
         return found.end()
 
     def _end_word(self) -> None:
-        word = self._json_of(self._word)
+        named = self._plain_names and "key" in self._want
+        word = json.dumps(self._word) if named else self._json_of(self._word)
         if word is None:
             self._want = "more" if self._sent else self._want
             self._break()

@@ -1,9 +1,23 @@
 """The reasoning in front of an answer, told from the answer by its tags."""
 
+from dataclasses import dataclass
+
 from afserve.server.reading.parts import Called, Content, Part, Reader, Thought, held
 
-OPEN, CLOSE = "<think>", "</think>"
-ANSWER, ANSWERED = "<answer>", "</answer>"
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands in front of words, and behind them."""
+
+    opens: str
+    closes: str
+
+
+THINK = Tags("<think>", "</think>")
+THOUGHTS = (THINK, Tags("<|START_THINKING|>", "<|END_THINKING|>"), Tags("<|channel>thought", "<channel|>"))
+"""Around reasoning: of most models, of Cohere's, of Gemma 4."""
+ANSWERS = (Tags("<answer>", "</answer>"), Tags("<|START_TEXT|>", "<|END_TEXT|>"))
+"""Around the answer behind it: of Hunyuan-A13B, of Cohere's."""
 
 
 class ReasoningReader(Reader):
@@ -12,9 +26,10 @@ class ReasoningReader(Reader):
     `calls` reads the reasoning where a call ends it: from its first call on it is what goes on reading.
     """
 
-    def __init__(self, after: Reader, *, inside: bool, calls: Reader | None = None) -> None:
+    def __init__(self, after: Reader, tags: Tags, *, inside: bool, calls: Reader | None = None) -> None:
         super().__init__()
         self._after = after
+        self._tags = tags
         self._calls = calls
         self._before = not inside
         self.thinking = inside
@@ -30,26 +45,26 @@ class ReasoningReader(Reader):
         rest = self._rest()
         if not self.thinking:
             return (self._after.read_text(rest) if rest else []) + self._after.end_text(cut=cut)
-        parts = self._think(rest if self._thought else _without_tag(rest))
+        parts = self._think(rest if self._thought else self._without_tag(rest))
         if not self.thinking:
             return parts + self._after.end_text(cut=cut)
         return parts + self._end_thought(cut=cut)
 
     def _begin(self) -> list[Part]:
         text = self._text.lstrip()
-        if not text or (OPEN.startswith(text) and text != OPEN):
+        if not text or (self._tags.opens.startswith(text) and text != self._tags.opens):
             return []
         self._before = False
-        if not text.startswith(OPEN):
+        if not text.startswith(self._tags.opens):
             return self._after.read_text(self._rest())
-        self.thinking, self._answered, self._text = True, False, text[len(OPEN) :]
+        self.thinking, self._answered, self._text = True, False, text[len(self._tags.opens) :]
         return self._inside()
 
     def _inside(self) -> list[Part]:
         if not self._thought and not self._begin_thought():
             return []
-        thought, found, answer = self._text.partition(CLOSE)
-        keep = 0 if found else held(thought, (CLOSE,))
+        thought, found, answer = self._text.partition(self._tags.closes)
+        keep = 0 if found else held(thought, (self._tags.closes,))
         self._text = thought[len(thought) - keep :]
         parts = self._think(thought[: len(thought) - keep])
         if not self.thinking:
@@ -64,8 +79,8 @@ class ReasoningReader(Reader):
     def _begin_thought(self) -> bool:
         """Without the tag that some models repeat, and the empty lines behind it."""
         text = self._text.lstrip()
-        begun = _without_tag(self._text)
-        if not begun or (OPEN.startswith(text) and text != OPEN):
+        begun = self._without_tag(self._text)
+        if not begun or (self._tags.opens.startswith(text) and text != self._tags.opens):
             return False
         self._text, self._thought = begun, True
         return True
@@ -94,18 +109,19 @@ class ReasoningReader(Reader):
             self._answered = bool(text)
         return self._after.read_text(text) if text else []
 
-
-def _without_tag(thought: str) -> str:
-    text = thought.lstrip()
-    return (text.removeprefix(OPEN) if text.startswith(OPEN) else thought).lstrip("\n")
+    def _without_tag(self, thought: str) -> str:
+        text = thought.lstrip()
+        begun = text.removeprefix(self._tags.opens) if text.startswith(self._tags.opens) else thought
+        return begun.lstrip("\n")
 
 
 class AnswerReader(Reader):
-    """An answer in `<answer>` tags, as Hunyuan-A13B writes it after its reasoning, goes to `after` without them."""
+    """An answer in `tags`, as some models write it after their reasoning, goes to `after` without them."""
 
-    def __init__(self, after: Reader) -> None:
+    def __init__(self, after: Reader, tags: Tags) -> None:
         super().__init__()
         self._after = after
+        self._tags = tags
         self._begun = False
         self._tagged = False
 
@@ -118,17 +134,19 @@ class AnswerReader(Reader):
 
     def _end(self, cut: bool) -> list[Part]:
         rest = self._rest()
-        if (self._tagged and rest.strip() == ANSWERED) or (not self._begun and rest.strip() == ANSWER):
+        if (self._tagged and rest.strip() == self._tags.closes) or (
+            not self._begun and rest.strip() == self._tags.opens
+        ):
             rest = ""
         return (self._after.read_text(rest) if rest else []) + self._after.end_text(cut=cut)
 
     def _begin(self) -> bool:
         """Whether it is clear how the answer begins; its opening tag is dropped, and the ends of lines behind it."""
         found = self._text.lstrip()
-        if len(found) < len(ANSWER) and ANSWER.startswith(found):
+        if len(found) < len(self._tags.opens) and self._tags.opens.startswith(found):
             return False
-        if found.startswith(ANSWER):
-            words = found[len(ANSWER) :].lstrip("\n")
+        if found.startswith(self._tags.opens):
+            words = found[len(self._tags.opens) :].lstrip("\n")
             if not words:
                 return False
             self._text, self._tagged = words, True
@@ -139,6 +157,6 @@ class AnswerReader(Reader):
         """Where the closing tag may begin, with the line's end before it."""
         at = self._text.rfind("<")
         tag = self._text[at:] if at >= 0 else ""
-        if at < 0 or not (ANSWERED.startswith(tag) or tag.rstrip() == ANSWERED):
+        if at < 0 or not (self._tags.closes.startswith(tag) or tag.rstrip() == self._tags.closes):
             at = len(self._text)
         return len(self._text[:at].rstrip("\n"))

@@ -1,13 +1,15 @@
 """Which form a model's own template shows for calls and reasoning, and the reader of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from afserve.server.reading.call_object import ArgumentsWriter
 from afserve.server.reading.calls import CallReader
 from afserve.server.reading.channels import CHANNEL, ChannelReader
 from afserve.server.reading.json_calls import (
+    COHERE,
     DEEPSEEK,
+    GEMMA,
     GRANITE,
     HERMES,
     HUNYUAN,
@@ -17,15 +19,19 @@ from afserve.server.reading.json_calls import (
     JsonForm,
 )
 from afserve.server.reading.parts import Argued, Called, Part, Reader, say
-from afserve.server.reading.reasoning import ANSWER, CLOSE, AnswerReader, ReasoningReader
+from afserve.server.reading.python_calls import LFM2, PythonForm
+from afserve.server.reading.reasoning import ANSWERS, THINK, THOUGHTS, AnswerReader, ReasoningReader, Tags
 from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect
 
 CHANNELS = "channels"
-FORMS: Mapping[str, JsonForm] = {
+FORMS: Mapping[str, JsonForm | PythonForm] = {
     "deepseek": DEEPSEEK,
     "kimi": KIMI,
     "mistral": MISTRAL,
     "granite": GRANITE,
+    "cohere": COHERE,
+    "gemma": GEMMA,
+    "lfm2": LFM2,
     "hunyuan": HUNYUAN,
     "hermes": HERMES,
     "list": LIST,
@@ -45,18 +51,19 @@ class Reading:
     most_calls: int = 0  # 0: any number
     tell_reasoning: bool = True
     types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    wrapped: bool = False  # the answer stands in tags
+    tags: Tags = THINK  # around reasoning
+    wrapped: Tags | None = None  # around the answer
     ids: str = ""
     earlier_calls: int = 0  # of the conversation
 
     def reader(self) -> Reader:
-        reader = AnswerReader(self._calls()) if self.wrapped else self._calls()
+        reader = AnswerReader(self._calls(), self.wrapped) if self.wrapped else self._calls()
         if self.thinks == CHANNELS:
             return ChannelReader(reader, calls=self.calls == CHANNELS)
         if not self.thinks:
             return reader
         ending = self._calls() if self._ends_reasoning else None
-        return ReasoningReader(reader, inside=self.thinks == "inside", calls=ending)
+        return ReasoningReader(reader, self.tags, inside=self.thinks == "inside", calls=ending)
 
     @property
     def _ends_reasoning(self) -> bool:
@@ -98,8 +105,9 @@ class NamedReader(Reader):
         return [Argued(0, self._arguments.close_text())]
 
 
-def calls_of(template: str) -> str:
-    """The form that this template renders calls in; Hermes' where it shows none."""
+def calls_of(template: str, is_token: Callable[[str], bool] = lambda mark: False) -> str:
+    """The form that this template renders calls in. Where it shows none: the form whose mark is one of the model's
+    tokens, or Hermes'."""
     if CHANNEL in template:
         return CHANNELS
     for name, dialect in DIALECTS.items():
@@ -108,7 +116,8 @@ def calls_of(template: str) -> str:
     for name, form in FORMS.items():
         if name != "list" and any(marker in template for marker in form.opens):
             return name
-    return "hermes"
+    special = (name for name, form in FORMS.items() if form.special and any(map(is_token, form.opens)))
+    return next(special, "hermes")
 
 
 def marked(calls: str) -> bool:
@@ -117,9 +126,13 @@ def marked(calls: str) -> bool:
 
 
 def thinks(template: str) -> bool:
-    return CLOSE in template or CHANNEL in template
+    return thought_tags(template) is not None or CHANNEL in template
 
 
-def wraps(template: str) -> bool:
-    """Whether answers stand in tags of their own, behind the reasoning."""
-    return ANSWER in template and CLOSE in template
+def thought_tags(template: str) -> Tags | None:
+    return next((tags for tags in THOUGHTS if tags.closes in template), None)
+
+
+def answer_tags(template: str) -> Tags | None:
+    """What answers stand in behind the reasoning."""
+    return next((tags for tags in ANSWERS if tags.opens in template and thinks(template)), None)

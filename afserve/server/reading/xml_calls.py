@@ -53,6 +53,9 @@ class Dialect:
 
     item = call  # no dialect has lists
 
+    def begins_item(self, text: str) -> bool:
+        return False
+
     @cached_property
     def ended(self) -> re.Pattern[str]:
         """An argument's end: its closing tag, or what stands behind one that is missing."""

@@ -16,8 +16,16 @@ from afserve.server.bodies.tools import told_in_words
 from afserve.server.reading.call_ids import as_templates_want, next_number
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.json_calls import HERMES
-from afserve.server.reading.reasoning import CLOSE, OPEN
-from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
+from afserve.server.reading.reasoning import THINK
+from afserve.server.reading.table import (
+    CHANNELS,
+    Reading,
+    answer_tags,
+    calls_of,
+    marked,
+    thinks,
+    thought_tags,
+)
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
 
@@ -34,8 +42,9 @@ class Conversation:
         self._template = template
         self._tokenizer = tokenizer
         self._source = template.source
-        self._calls = calls_of(self._source)
+        self._calls = calls_of(self._source, lambda mark: tokenizer.token_id(mark) is not None)
         self._thinks = thinks(self._source)
+        self._tags = thought_tags(self._source) or THINK
         self._knows_tools = "tools" in self._source
         self._roles = Roles(template)
 
@@ -57,9 +66,8 @@ class Conversation:
         reading = Reading(tell_reasoning=ChatBody(asked.sampling).include_reasoning)
         if self._thinks:
             tags = "inside" if self._begins_inside(asked, prompt) else "tags"
-            reading = replace(
-                reading, thinks=CHANNELS if self._calls == CHANNELS else tags, wrapped=wraps(self._source)
-            )
+            how = CHANNELS if self._calls == CHANNELS else tags
+            reading = replace(reading, thinks=how, tags=self._tags, wrapped=answer_tags(self._source))
         if asked.tools.named:
             reading = replace(reading, name=asked.tools.named)
         elif asked.tools.are_used:
@@ -106,7 +114,7 @@ class Conversation:
 
     def _thought_marks(self) -> tuple[Sequence[int], int] | None:
         """The tokens in front of reasoning, and the one behind it; None where this model has none."""
-        opens, closes = THOUGHT_MARKS if self._calls == CHANNELS else ((OPEN,), CLOSE)
+        opens, closes = THOUGHT_MARKS if self._calls == CHANNELS else ((self._tags.opens,), self._tags.closes)
         ids = [id for mark in (*opens, closes) if (id := self._tokenizer.token_id(mark)) is not None]
         if not self._thinks or len(ids) <= len(opens):
             return None
@@ -123,11 +131,12 @@ class Conversation:
 
     def _begins_inside(self, asked: ChatRequest, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already, or the words that are gone on with are within it."""
+        opens, closes = self._tags.opens, self._tags.closes
         if asked.continue_final_message:
             words = str(asked.messages[-1]["content"])
-            if OPEN in words or CLOSE in words:
-                return self._thinks and words.rfind(OPEN) > words.rfind(CLOSE)
-        return self._thinks and prompt.rstrip().endswith(OPEN)
+            if opens in words or closes in words:
+                return self._thinks and words.rfind(opens) > words.rfind(closes)
+        return self._thinks and prompt.rstrip().endswith(opens)
 
     def _effort(self, asked: ChatRequest) -> Mapping[str, object]:
         """Turning off what the model does not have needs no switch."""
