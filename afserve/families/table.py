@@ -14,7 +14,6 @@ from afserve.config_json import Config, ConfigFields
 from afserve.drafts import DraftChoice
 from afserve.errors import CheckpointError, ConfigError, shown
 from afserve.families import limits
-from afserve.families.family import Family
 from afserve.families.grouped import (
     dbrx,
     dots1,
@@ -31,7 +30,8 @@ from afserve.families.grouped import (
 )
 from afserve.families.hybrid import lfm2_moe, qwen3_next
 from afserve.families.latent import deepseek_v2, deepseek_v3, mistral4
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading import planned
 from afserve.families.reading.quantization import read_coverage, read_quantization
 from afserve.families.windowed import (

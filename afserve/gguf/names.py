@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming, bias_of
+from afserve.families.pattern.naming import Naming, bias_of
 from afserve.gguf.architectures import Architecture
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve.families.drafters.eagle import load_eagle
-from afserve.families.naming import Naming, bias_of
+from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts

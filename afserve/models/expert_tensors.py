@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming, StackedNames, bias_of
+from afserve.families.pattern.naming import Naming, StackedNames, bias_of
 from afserve.kernels.formats.ggml import GgmlRows, joined
 from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afserve.comm.m2n.bank import Bank
 from afserve.errors import ConfigError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import ExpertShape, Gating, PackedExperts
 from afserve.kernels.stack import LayeredExperts

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming, bias_of
+from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError, ConfigError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.models.dense import Dense, Weight
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec

@@ -17,7 +17,7 @@ from pathlib import Path
 from afserve.config import ModelSource
 from afserve.digest_cache import DigestCache
 from afserve.errors import CheckpointError
-from afserve.families.naming import ROUTED
+from afserve.families.pattern.naming import ROUTED
 from afserve.member import MODEL_ROLES, Role
 from afserve.models.shards import SINGLE, ShardFile, StoredTensor, read_index
 from afserve.models.tally import HOW, Tally, complete, sampled

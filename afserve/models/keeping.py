@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from afserve.errors import ConfigError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 
 _PREDICTS = "eh_proj."  # joins a hidden state and the next token's embedding; no decoder layer has one
 

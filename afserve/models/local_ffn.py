@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.families.naming import bias_of
+from afserve.families.pattern.naming import bias_of
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.pointwise import sigmoid

@@ -8,7 +8,7 @@ DeepSeek-V3 (arXiv 2412.19437, 2.2). Shapes: T rows, H hidden.
 import torch
 from torch import Tensor
 
-from afserve.families.naming import PredictorNames
+from afserve.families.pattern.naming import PredictorNames
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.stack import PredictorParts

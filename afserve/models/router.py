@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming, bias_of
+from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec

@@ -5,7 +5,7 @@ trained. Routed experts are not looked at.
 import re
 from collections.abc import Collection
 
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.models.identity import role_of
 from afserve.models.weights import StoredTensors
 

@@ -8,7 +8,7 @@ import torch
 
 from afserve.errors import CheckpointError
 from afserve.families import limits
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.kernels.ops import open_ops
 from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel

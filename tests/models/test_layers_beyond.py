@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, colocated
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.families.table import load_spec, naming_of
 from afserve.launch.plan.models import CONFIGS
 from afserve.models.layers_beyond import check_no_more_layers

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.launch.plan.models import CONFIGS
 from afserve.models.unread import unread
 from tests.engine.driving import config

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from afserve.config_json import ConfigFields
 from afserve.errors import ConfigError
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import QkNorm, gqa
 from afserve.families.reading.ffn import activation
 from afserve.families.table import naming_of, spec_from_config

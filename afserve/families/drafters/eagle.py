@@ -13,8 +13,8 @@ from typing import NoReturn
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT
 from afserve.errors import CheckpointError, ConfigError, shown
-from afserve.families.family import given
 from afserve.families.limits import check_layer
+from afserve.families.pattern.family import given
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import activation
 from afserve.json_file import read_object

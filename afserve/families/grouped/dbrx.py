@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import clip_qkv, gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import Around, LayerSpec

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, sparse_layers, stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type

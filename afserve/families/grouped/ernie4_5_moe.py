@@ -1,8 +1,8 @@
 """ERNIE 4.5 (`Ernie4_5_MoeForCausalLM`): interleaved rotary embedding, softmax router with a selection bias."""
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import Around, LayerSpec

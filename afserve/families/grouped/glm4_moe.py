@@ -2,8 +2,8 @@
 Solar Open (`SolarOpenForCausalLM`), which turns whole heads and has experts in every layer."""
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming, PredictorNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming, PredictorNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, stack
 from afserve.spec_parts import LayerSpec

@@ -6,8 +6,8 @@ The multiplier of what is added to the residual stream is in the output projecti
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec

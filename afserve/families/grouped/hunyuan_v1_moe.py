@@ -2,8 +2,8 @@
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import EXPERTS, MOST_LAYERS
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import activation, stack
 from afserve.spec_parts import LayerSpec, MoeSpec

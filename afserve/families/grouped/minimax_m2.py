@@ -2,8 +2,8 @@
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import MOST_LAYERS
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import LayerSpec

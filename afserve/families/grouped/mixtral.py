@@ -1,8 +1,8 @@
 """Mixtral (`MixtralForCausalLM`): GQA, softmax router, experts named w1 (gate), w3 (up), w2 (down)."""
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import LayerSpec

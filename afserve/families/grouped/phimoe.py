@@ -1,8 +1,8 @@
 """Phi-3.5-MoE (`PhimoeForCausalLM`): LayerNorm with biases, two experts chosen one after the other (sparse mixer)."""
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.spec_parts import Around, LayerSpec

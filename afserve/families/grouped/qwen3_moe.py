@@ -5,8 +5,8 @@ all three sections of its rotary embedding: it is the plain one."""
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family, beside_vision
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family, beside_vision
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import softmax, sparse_steps, stack
 from afserve.spec_parts import LayerSpec, MoeSpec

@@ -1,8 +1,8 @@
 """LFM2 MoE (`Lfm2MoeForCausalLM`): most layers are a gated short convolution, the others grouped-query attention."""
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, routed, stack
 from afserve.families.reading.layers import FULL, by_type

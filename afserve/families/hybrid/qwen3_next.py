@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family, beside_vision
-from afserve.families.naming import PREDICTOR_APART, Naming, StackedNames
+from afserve.families.pattern.family import Family, beside_vision
+from afserve.families.pattern.naming import PREDICTOR_APART, Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import gated_shared, sparse_steps, stack
 from afserve.families.reading.layers import FULL, by_type

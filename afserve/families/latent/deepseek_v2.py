@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.ffn import check_groups, dense_then_moe, routed, shared_inner, stack
 from afserve.families.reading.latent import mla
 from afserve.spec_parts import LayerSpec, MoeSpec

@@ -6,8 +6,8 @@ norm of what experts add; and both with sparse attention, V3.2 (`DeepseekV32ForC
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming, PredictorNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming, PredictorNames
 from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
 from afserve.families.reading.latent import indexed, mla
 from afserve.spec_parts import LayerSpec

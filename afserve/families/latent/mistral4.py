@@ -4,9 +4,9 @@ position, DeepSeek-V2's experts in groups."""
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family, beside_vision
 from afserve.families.latent.deepseek_v2 import experts
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family, beside_vision
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.ffn import check_groups, dense_then_moe, stack
 from afserve.families.reading.latent import mla
 from afserve.spec_parts import LayerSpec

@@ -4,8 +4,8 @@ full layers do not turn heads."""
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import dense_then_moe, sigmoid_groups, stack
 from afserve.families.reading.layers import by_type, narrow_ones_turn

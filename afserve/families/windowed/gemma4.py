@@ -4,8 +4,8 @@ attention, shared and routed experts; full layers have heads of their own, whose
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family, beside_vision
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family, beside_vision
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.families.reading.layers import FULL, SLIDING, layer_types

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import CLAMPED_SWIGLU, activation, routed, stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type

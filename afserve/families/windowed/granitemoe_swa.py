@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_THETA, MOST_LAYERS
-from afserve.families.family import Family
 from afserve.families.grouped import granitemoe
-from afserve.families.naming import StackedNames
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import StackedNames
 from afserve.families.reading.ffn import stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type
 from afserve.spec_parts import LayerSpec

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
-from afserve.families.family import Family, beside_vision
-from afserve.families.naming import Naming, StackedNames
+from afserve.families.pattern.family import Family, beside_vision
+from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.families.reading.layers import FULL, layer_marks, layer_types

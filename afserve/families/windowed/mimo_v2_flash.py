@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.families.family import Family
-from afserve.families.naming import Naming
+from afserve.families.pattern.family import Family
+from afserve.families.pattern.naming import Naming
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_marks

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.gguf.architectures import architecture_named
 from afserve.gguf.kinds import PACKED
 from afserve.gguf.names import TensorPiece, pieces_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.models.router import Router, load_router
 from afserve.models.weights import TensorSource

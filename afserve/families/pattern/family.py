@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from afserve.config_json import Config, ConfigFields
-from afserve.families.naming import Naming
+from afserve.families.pattern.naming import Naming
 from afserve.spec_parts import Around, LayerSpec
 
 
