@@ -89,31 +89,22 @@ def arguments_of(text: str) -> str:
     return writer.write_text(text.lstrip())[0] + writer.close_text()
 
 
-class QuotedArguments:
+class QuotedArguments(ArgumentsWriter):
     """Arguments whose texts stand between two of one `mark`, as they are, and whose names may stand alone (Gemma 4)."""
 
     def __init__(self, mark: str) -> None:
+        super().__init__(plain_names=True)
         self._mark = mark
-        self._writer = ArgumentsWriter(plain_names=True)
         self._text = ""  # may be the beginning of a mark
         self._inside = False
 
-    @property
-    def done(self) -> bool:
-        return self._writer.done
-
-    @property
-    def broken(self) -> bool:
-        return self._writer.broken
-
     def write_text(self, text: str) -> tuple[str, str]:
-        """(JSON, what comes behind the value)"""
         text, self._text, said = self._text + text, "", []
         while text and not self.done:
             at = text.find(self._mark)
             marked = at >= 0
             at = at if marked else len(text) - held(text, (self._mark,))
-            new, rest = self._writer.write_text(self._shown(text[:at]) + '"' * marked)
+            new, rest = super().write_text(self._shown(text[:at]) + '"' * marked)
             said.append(new)
             if self.done:
                 return "".join(said), rest.removesuffix('"' * marked) + text[at:]
@@ -123,8 +114,8 @@ class QuotedArguments:
 
     def close_text(self) -> str:
         held_back, self._text = self._shown(self._text), ""
-        said = self._writer.write_text(held_back)[0] if held_back and not self.done else ""
-        return said + self._writer.close_text()
+        said = super().write_text(held_back)[0] if held_back and not self.done else ""
+        return said + super().close_text()
 
     def _shown(self, text: str) -> str:
         return json.dumps(text, ensure_ascii=False)[1:-1] if self._inside else text

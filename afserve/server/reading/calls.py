@@ -87,7 +87,7 @@ class CallReader(Reader):
         self._raw = mark
         self._in_section = mark == self._form.section
         if not self._in_section:
-            self._call = self._form.call(self._types)
+            self._call = self._form.open_call(self._types)
 
     def _behind_section(self, parts: list[Part], *, final: bool) -> bool:
         text = self._text.lstrip()

@@ -54,7 +54,7 @@ class JsonForm:
         """What a header without a name may begin with, beside white space."""
         return "{[" if _LIST in self.header else "{"
 
-    def call(self, types: Types) -> "JsonCall":
+    def open_call(self, types: Types) -> "JsonCall":
         return JsonCall(self, types)
 
     def item(self, types: Types) -> "JsonCall":
@@ -63,7 +63,7 @@ class JsonForm:
     def begins_item(self, text: str) -> bool:
         return text.startswith("{")
 
-    def arguments(self) -> ArgumentsWriter | QuotedArguments:
+    def arguments(self) -> ArgumentsWriter:
         return QuotedArguments(self.quote) if self.quote else ArgumentsWriter()
 
 
@@ -117,7 +117,7 @@ class JsonCall:
         self._form = form
         self._offered: Collection[str] = () if form.special else types
         self._header: str | None = None if listed else ""
-        self._object: CallObject | ArgumentsWriter | QuotedArguments = CallObject(self._offered)
+        self._object: CallObject | ArgumentsWriter = CallObject(self._offered)
         self.name: str | None = None
         self.failed = False
         self.done = False

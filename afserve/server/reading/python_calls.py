@@ -32,7 +32,7 @@ class PythonForm:
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, *self.ends)
 
-    def call(self, types: Types) -> "PythonCall":
+    def open_call(self, types: Types) -> "PythonCall":
         return PythonCall()
 
     def item(self, types: Types) -> "PythonCall":

@@ -48,10 +48,10 @@ class Dialect:
         """What ends a call without its own closing tag."""
         return (*self.ends, *filter(None, (self.section,)), self.opens_with)
 
-    def call(self, types: Types) -> "TagCall":
+    def open_call(self, types: Types) -> "TagCall":
         return TagCall(self, types)
 
-    item = call  # no dialect has lists
+    item = open_call  # no dialect has lists
 
     def begins_item(self, text: str) -> bool:
         return False
